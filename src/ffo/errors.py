@@ -1,0 +1,155 @@
+"""What can go wrong, and what to do about it.
+
+Every exception of this package derives from `FFOError`. Failures of a solve are `SolverError`s: they
+name the samples of the batch that failed and carry advice. `Status` is the per-sample verdict that
+solutions and `layer.info` report.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+
+class Status(enum.IntEnum):
+    """Verdict on one sample of a batch."""
+
+    SOLVED = 0
+    INACCURATE = 1
+    INFEASIBLE = 2
+    UNBOUNDED = 3
+    ITERATION_LIMIT = 4
+    TIME_LIMIT = 5
+    NUMERICAL = 6
+    INVALID_INPUT = 7
+
+    @property
+    def ok(self) -> bool:
+        return self is Status.SOLVED
+
+
+ADVICE: dict[Status, str] = {
+    Status.SOLVED: "",
+    Status.INACCURATE: (
+        "the solver returned a point whose optimality conditions do not hold to the requested accuracy. "
+        "This usually means bad scaling or too few iterations: raise max_iters, rescale the data, "
+        "try another solver, or name one in retry="
+    ),
+    Status.INFEASIBLE: (
+        "no point satisfies the constraints for these parameter values. Add slack variables, constrain "
+        "what the network may predict, or use on_fail='nan' to keep the rest of the batch"
+    ),
+    Status.UNBOUNDED: (
+        "the objective decreases without bound for these parameter values. Add bounds or a small "
+        "quadratic term, or use on_fail='nan' to keep the rest of the batch"
+    ),
+    Status.ITERATION_LIMIT: "the solver stopped at its iteration limit: raise max_iters or loosen eps",
+    Status.TIME_LIMIT: "the solver stopped at its time limit: raise it or loosen eps",
+    Status.NUMERICAL: (
+        "the solver broke down numerically. Rescale the data (entries between 1e-3 and 1e3 are safe), "
+        "try another solver, or name one in retry="
+    ),
+    Status.INVALID_INPUT: (
+        "the problem data of this sample is not finite or not convex: look for NaN or inf in what "
+        "produces the parameters, and for matrices that should be positive semidefinite but are not"
+    ),
+}
+
+
+class FFOError(Exception):
+    """Base of every exception raised by this package."""
+
+
+class InputError(FFOError, ValueError):
+    """An argument has the wrong shape, type, device or value; the message names it."""
+
+
+class UnknownSettingError(InputError):
+    """A solver setting that no solver of this package knows."""
+
+
+class MissingSolverError(FFOError, ImportError):
+    """The solver's package is not installed; the message holds the pip command."""
+
+
+class UnsupportedProblemError(FFOError, ValueError):
+    """The problem lies outside what the chosen solver (or this package) can treat."""
+
+
+class DerivativeError(FFOError, RuntimeError):
+    """A derivative was asked for that this package does not compute."""
+
+
+class SolverError(FFOError, RuntimeError):
+    """A solve failed for some samples.
+
+    Attributes:
+        samples: indices of the failed samples in the batch.
+        status: the common `Status` of these samples.
+    """
+
+    status: Status = Status.NUMERICAL
+
+    def __init__(self, samples: Sequence[int], solver: str, detail: str = "") -> None:
+        self.samples = tuple(int(i) for i in samples)
+        self.solver = solver
+        shown = ", ".join(map(str, self.samples[:8])) + (", …" if len(self.samples) > 8 else "")
+        noun = "sample" if len(self.samples) == 1 else "samples"
+        what = self.status.name.lower().replace("_", " ")
+        text = f"{solver}: {what} for {noun} {shown} of the batch; {ADVICE[self.status]}."
+        super().__init__(text + (f" ({detail})" if detail else ""))
+
+
+class InfeasibleError(SolverError):
+    status = Status.INFEASIBLE
+
+
+class UnboundedError(SolverError):
+    status = Status.UNBOUNDED
+
+
+class InaccurateError(SolverError):
+    status = Status.INACCURATE
+
+
+class IterationLimitError(SolverError):
+    status = Status.ITERATION_LIMIT
+
+
+class TimeLimitError(SolverError):
+    status = Status.TIME_LIMIT
+
+
+class NumericalError(SolverError):
+    status = Status.NUMERICAL
+
+
+class InvalidDataError(SolverError, ValueError):
+    status = Status.INVALID_INPUT
+
+
+_BY_STATUS: dict[Status, type[SolverError]] = {
+    cls.status: cls
+    for cls in (
+        InfeasibleError,
+        UnboundedError,
+        InaccurateError,
+        IterationLimitError,
+        TimeLimitError,
+        NumericalError,
+        InvalidDataError,
+    )
+}
+
+
+def solver_error(status: Status, samples: Sequence[int], solver: str, detail: str = "") -> SolverError:
+    """The exception for samples that ended with `status`."""
+    return _BY_STATUS[status](samples, solver, detail)
+
+
+class GradientWarning(UserWarning):
+    """A gradient was computed at a point where it cannot be fully trusted (see the certificate)."""
+
+
+class SettingWarning(UserWarning):
+    """A setting was accepted but has no effect on the chosen solver."""
