@@ -1,0 +1,97 @@
+"""The product of cones that a problem's constraints form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ffo.cones.base import Array, Cone, Faces
+
+
+@dataclass(frozen=True)
+class Group:
+    """All blocks of one cone: `index` (count, dim) holds the rows of each block."""
+
+    cone: Cone
+    index: Array
+
+    @property
+    def count(self) -> int:
+        return len(self.index)
+
+
+class Product:
+    """K = K_1 x ... x K_p, blocks in the order of the rows of A.
+
+    Args:
+        blocks: (cone, count) pairs: `count` consecutive blocks of `cone`.
+    """
+
+    def __init__(self, blocks: Sequence[tuple[Cone, int]]) -> None:
+        self.blocks = tuple((cone, int(count)) for cone, count in blocks if count)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Product) and self.blocks == other.blocks
+
+    def __hash__(self) -> int:
+        return hash(self.blocks)
+
+    def __repr__(self) -> str:
+        return "Product(" + " x ".join(f"{count}*{cone!r}" for cone, count in self.blocks) + ")"
+
+    @cached_property
+    def dim(self) -> int:
+        return sum(cone.dim * count for cone, count in self.blocks)
+
+    @cached_property
+    def kinds(self) -> frozenset[type[Cone]]:
+        """The types of cone that occur."""
+        return frozenset(type(cone) for cone, _ in self.blocks)
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """Equal cones gathered, wherever they stand, so that each is treated in one array operation."""
+        found: dict[Cone, list[Array]] = {}
+        start = 0
+        for cone, count in self.blocks:
+            rows = start + np.arange(count * cone.dim).reshape(count, cone.dim)
+            found.setdefault(cone, []).append(rows)
+            start += count * cone.dim
+        return tuple(Group(cone, np.concatenate(rows)) for cone, rows in found.items())
+
+    def project(self, w: Array) -> Array:
+        """(batch, dim) -> (batch, dim), Euclidean projection onto K."""
+        out = np.empty_like(w)
+        for g in self.groups:
+            blocks = w[:, g.index].reshape(-1, g.cone.dim)
+            out[:, g.index] = g.cone.project(blocks).reshape(len(w), g.count, g.cone.dim)
+        return out
+
+    def project_dual(self, v: Array) -> Array:
+        """(batch, dim) -> (batch, dim), Euclidean projection onto K*."""
+        return v + self.project(-v)
+
+    def faces(self, w: Array, tau: Array) -> tuple[Faces, ...]:
+        """One `Faces` per group, blocks ordered by sample, then by place; w and tau (batch, dim).
+
+        A block's tau is that of its first row: callers make tau constant on the blocks of curved cones.
+        """
+        return tuple(
+            g.cone.faces(w[:, g.index].reshape(-1, g.cone.dim), tau[:, g.index[:, 0]].ravel()) for g in self.groups
+        )
+
+    def block_means(self, v: Array) -> Array:
+        """(batch, dim): v averaged over each block of a curved cone, unchanged on scalar cones."""
+        out = np.array(v, dtype=float)
+        for g in self.groups:
+            if not g.cone.scalar:
+                out[:, g.index] = v[:, g.index].mean(axis=2, keepdims=True)
+        return out
+
+    def block_norms(self, v: Array) -> Array:
+        """(batch, blocks) Euclidean norm of each block, in the order of `faces`."""
+        norms = [np.linalg.norm(v[:, g.index], axis=2) for g in self.groups]
+        return np.concatenate(norms, axis=1) if norms else np.zeros((len(v), 0))

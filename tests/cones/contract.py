@@ -1,0 +1,271 @@
+"""What every cone owes the ghost system.
+
+A cone's tests inherit `ConeContract`, name the cases that occur, and write three methods: complementary
+pairs (s, y) of a given case, made from the cone's definition and not from its projection, and how far a
+point is from satisfying the inequalities of K and of K*.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from ffo.cones import Cone, Faces
+
+Array = np.ndarray
+COUNT = 12
+SCALES = [1e-6, 1.0, 1e6]
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """One block of a `Faces`, dense."""
+
+    T: Array
+    delta: Array
+    C: Array
+
+
+def dense_blocks(faces: Faces) -> list[Block]:
+    dim, start, out = faces.s.shape[1], 0, []
+    for k, (rows, aux) in enumerate(zip(faces.rows, faces.aux, strict=True)):
+        T, C = np.zeros((rows, dim)), np.zeros((rows, aux))
+        t, c = faces.t_block == k, faces.c_block == k
+        np.add.at(T, (faces.t_row[t], faces.t_col[t]), faces.t_value[t])
+        np.add.at(C, (faces.c_row[c], faces.c_col[c]), faces.c_value[c])
+        out.append(Block(T, faces.delta[start : start + rows], C))
+        start += rows
+    assert start == len(faces.delta)
+    return out
+
+
+def projection_derivative(block: Block, tau: float) -> Array:
+    """D Pi_K(w) from the rows of a face, w = s - tau y.
+
+    The face says T ds + delta t - C k = 0, C't = 0, dy = T't. With ds = v + tau dy for a move v of w,
+
+        [ tau T T' + delta   -C ] [t]   [-T v]
+        [ -C'                 0 ] [k] = [  0 ],     D Pi v = v + tau T't.
+
+    For orthonormal T and no C: D Pi = I - T' diag(tau/(tau + delta)) T.
+    """
+    (rows, dim), aux = block.T.shape, block.C.shape[1]
+    gram = tau * block.T @ block.T.T + np.diag(block.delta)
+    system = np.block([[gram, -block.C], [-block.C.T, np.zeros((aux, aux))]])
+    t = np.linalg.solve(system, np.vstack([-block.T, np.zeros((aux, dim))]))[:rows]
+    return np.eye(dim) + tau * block.T.T @ t
+
+
+def finite_difference(cone: Cone, w: Array, step: float) -> Array:
+    """(N, dim, dim) Jacobians of the projection, fourth-order central differences."""
+    columns = []
+    for e in np.eye(cone.dim):
+        near = cone.project(w + step * e) - cone.project(w - step * e)
+        far = cone.project(w + 2 * step * e) - cone.project(w - 2 * step * e)
+        columns.append((8 * near - far) / (12 * step))
+    return np.stack(columns, axis=2)
+
+
+def norms(v: Array) -> Array:
+    return np.linalg.norm(v, axis=1)
+
+
+class ConeContract:
+    cone: ClassVar[Cone]
+    #: name of each case -> its code
+    cases: ClassVar[dict[str, int]]
+    #: cases where finite differences of the projection converge slowly: name -> tolerance
+    slow: ClassVar[dict[str, float]] = {}
+    #: what rounding leaves, relative to |w|
+    rounding: ClassVar[float] = 5e-15
+    #: how well D Pi(w) w = Pi(w) holds (a cone with thresholds has less)
+    homogeneity: ClassVar[float] = 1e-13
+
+    def pair(self, case: str, rng: np.random.Generator, n: int) -> tuple[Array, Array]:
+        """n strictly complementary pairs of order one, (n, dim) each."""
+        raise NotImplementedError
+
+    def violation(self, s: Array) -> Array:
+        """(n,) largest violation of K's inequalities."""
+        raise NotImplementedError
+
+    def dual_violation(self, y: Array) -> Array:
+        return self.violation(y)
+
+    # ------------------------------------------------------------------ material
+
+    def rng(self, case: str = "") -> np.random.Generator:
+        return np.random.default_rng(zlib.crc32(f"{self.cone!r} {case}".encode()))
+
+    def instances(self, case: str, scale: float = 1.0) -> tuple[Array, Array, Array, Array]:
+        """s, y, w = s - tau y and tau, where s and tau y are of size `scale`."""
+        rng = self.rng(case)
+        s, v = self.pair(case, rng, COUNT)
+        tau = 10.0 ** rng.uniform(-3, 3, COUNT)
+        return scale * s, scale * v / tau[:, None], scale * (s - v), tau
+
+    def wild(self, n: int = 2000) -> Array:
+        """Blocks of all sizes with entries of all sizes, and small integers (ties, zeros)."""
+        rng = self.rng("wild")
+        w = rng.standard_normal((n, self.cone.dim)) * 10.0 ** rng.uniform(-8, 8, (n, 1))
+        w[::2] *= 10.0 ** rng.uniform(-8, 0, w[::2].shape)
+        w[: n // 4] = rng.integers(-2, 3, (n // 4, self.cone.dim))
+        return w
+
+    # ------------------------------------------------------------------ projection
+
+    @pytest.mark.parametrize("scale", SCALES)
+    def test_projection_of_known_pairs(self, case: str, scale: float) -> None:
+        s, y, w, tau = self.instances(case, scale)
+        size = norms(w)
+        assert np.all(norms(self.cone.project(w) - s) <= self.rounding * size)
+        dual = self.cone.project_dual(-w)
+        assert np.all(norms(dual - tau[:, None] * y) <= self.rounding * size)
+
+    def test_projection_lies_in_cone(self, case: str) -> None:
+        w = self.instances(case)[2]
+        tolerance = 20 * self.rounding * norms(w)
+        assert np.all(self.violation(self.cone.project(w)) <= tolerance)
+        assert np.all(self.dual_violation(self.cone.project_dual(-w)) <= tolerance)
+
+    def test_moreau_decomposition_of_wild_points(self) -> None:
+        w = self.wild()
+        size = np.maximum(norms(w), 1e-100)
+        s = self.cone.project(w)
+        v = self.cone.project_dual(-w)
+        assert np.all(norms(w - s + v) <= self.rounding * size)
+        assert np.all(np.abs(np.sum(s * v, axis=1)) / size <= self.rounding * size)
+        assert np.all(norms(self.cone.project(s) - s) <= self.rounding * size)
+        assert np.all(norms(self.cone.project(-v)) <= self.rounding * size)
+
+    def test_projection_is_nonexpansive_and_homogeneous(self) -> None:
+        w = self.wild(400)
+        p = self.cone.project(w)
+        assert np.all(norms(p[1:] - p[:-1]) <= (1 + 1e-12) * norms(w[1:] - w[:-1]) + 1e-300)
+        np.testing.assert_allclose(self.cone.project(4.0 * w), 4.0 * p, rtol=1e-12, atol=0)
+
+    # ------------------------------------------------------------------ faces
+
+    @pytest.mark.parametrize("scale", SCALES)
+    def test_case_and_cleaned_pair(self, case: str, scale: float) -> None:
+        s, y, w, tau = self.instances(case, scale)
+        faces = self.cone.faces(w, tau)
+        size = norms(w)
+        assert np.all(faces.case == self.cases[case])
+        assert np.all(norms(faces.s - s) <= self.rounding * size)
+        assert np.all(norms(faces.y - y) <= self.rounding * size / tau)
+        parts = norms(faces.s) * norms(faces.y)
+        assert np.all(np.abs(np.sum(faces.s * faces.y, axis=1)) <= self.rounding * parts)
+        np.testing.assert_array_equal(faces.s, self.cone.project(w))
+
+    def test_weights_are_finite_everywhere(self) -> None:
+        w = self.wild()
+        faces = self.cone.faces(w, np.full(len(w), 1e3))
+        assert np.all(np.isfinite(faces.delta))
+        assert np.all((faces.delta >= 0) & (faces.delta <= 1e19))
+        assert np.all(np.isfinite(faces.t_value))
+        assert np.all(np.isfinite(faces.c_value))
+        assert np.all(faces.margin >= 0)
+        assert len(faces.delta) == faces.rows.sum()
+
+    @pytest.mark.parametrize("scale", SCALES)
+    def test_derivative_of_the_projection(self, case: str, scale: float) -> None:
+        _, _, w, tau = self.instances(case, scale)
+        blocks = dense_blocks(self.cone.faces(w, tau))
+        D = np.stack([projection_derivative(b, t) for b, t in zip(blocks, tau, strict=True)])
+        expected = finite_difference(self.cone, w, 1e-4 * scale)
+        np.testing.assert_allclose(D, expected, rtol=0, atol=self.slow.get(case, 1e-9))
+
+    def test_derivative_of_wild_points(self) -> None:
+        """D Pi is symmetric with eigenvalues in [0, 1] and D Pi(w) w = Pi(w) (homogeneity), everywhere."""
+        w = self.wild(100)
+        tau = 10.0 ** self.rng("tau").uniform(-3, 3, len(w))
+        faces = self.cone.faces(w, tau)
+        for k, block in enumerate(dense_blocks(faces)):
+            D = projection_derivative(block, tau[k])
+            eigenvalues = np.linalg.eigvalsh((D + D.T) / 2)
+            assert np.abs(D - D.T).max() <= 1e-12
+            assert eigenvalues[0] >= -1e-12
+            assert eigenvalues[-1] <= 1 + 1e-12
+            assert norms((D @ w[k] - faces.s[k])[None])[0] <= self.homogeneity * norms(w[k][None])[0]
+
+    # ------------------------------------------------------------------ margins
+
+    @pytest.mark.parametrize("scale", SCALES)
+    def test_case_is_constant_within_the_margin(self, case: str, scale: float) -> None:
+        _, _, w, tau = self.instances(case, scale)
+        faces = self.cone.faces(w, tau)
+        assert np.all(faces.margin > 0)
+        step = np.minimum(0.99 * faces.margin, 1e3 * scale)
+        for direction in self.directions(case):
+            moved = self.cone.faces(w + step[:, None] * direction, tau)
+            np.testing.assert_array_equal(moved.case, faces.case)
+
+    def test_case_changes_beyond_the_margin(self, case: str) -> None:
+        _, _, w, tau = self.instances(case)
+        faces = self.cone.faces(w, tau)
+        changes = np.isinf(faces.margin)
+        for direction in self.directions(case):
+            step = 8 * np.where(np.isinf(faces.margin), 0.0, faces.margin)
+            changes |= self.cone.faces(w + step[:, None] * direction, tau).case != faces.case
+        assert changes.all()
+
+    def directions(self, case: str) -> list[Array]:
+        """Unit directions (n, dim): random ones, the axes, and along s and y."""
+        rng = self.rng(case + " directions")
+        s, y, w, _ = self.instances(case)
+        steps = [rng.standard_normal(w.shape) for _ in range(25)]
+        steps += [np.broadcast_to(sign * e, w.shape) for e in np.eye(self.cone.dim) for sign in (1, -1)]
+        steps += [sign * v for v in (s, y) for sign in (1, -1)]
+        return [v / np.maximum(norms(v), 1e-100)[:, None] for v in steps]
+
+    # ------------------------------------------------------------------ arrays
+
+    def test_many_blocks_equal_one_by_one(self) -> None:
+        w = np.concatenate([self.wild(40), *(self.instances(case)[2] for case in self.cases)])
+        tau = 10.0 ** self.rng("tau").uniform(-3, 3, len(w))
+        together = self.cone.faces(w, tau)
+        same = {"rtol": 1e-11, "atol": 1e-13}
+        for k, block in enumerate(dense_blocks(together)):
+            alone = self.cone.faces(w[k : k + 1], tau[k : k + 1])
+            (single,) = dense_blocks(alone)
+            assert alone.case[0] == together.case[k]
+            np.testing.assert_allclose(together.s[k], alone.s[0], **same)
+            np.testing.assert_allclose(together.y[k], alone.y[0], **same)
+            np.testing.assert_allclose(together.margin[k], alone.margin[0], **same)
+            np.testing.assert_allclose(block.T, single.T, **same)
+            np.testing.assert_allclose(block.delta, single.delta, **same)
+            np.testing.assert_allclose(block.C, single.C, **same)
+
+    def test_no_blocks(self) -> None:
+        w = np.zeros((0, self.cone.dim))
+        assert self.cone.project(w).shape == w.shape
+        faces = self.cone.faces(w, np.zeros(0))
+        assert faces.s.shape == faces.y.shape == w.shape
+        assert [len(v) for v in (faces.rows, faces.delta, faces.t_value, faces.case, faces.margin)] == [0] * 5
+
+    def test_origin(self) -> None:
+        faces = self.cone.faces(np.zeros((2, self.cone.dim)), np.ones(2))
+        assert not faces.s.any()
+        assert not faces.y.any()
+        assert np.all(np.isfinite(faces.delta))
+
+    def test_a_block_that_is_not_finite_stays_alone(self) -> None:
+        w = self.wild(20)
+        clean = self.cone.project(w)
+        w[7] = np.nan
+        faces = self.cone.faces(w, np.ones(20))
+        assert np.all(np.isnan(faces.s[7]))
+        assert np.isfinite(faces.t_value).all()
+        assert np.isfinite(faces.delta).all()
+        assert not np.isnan(self.cone.project(np.delete(w, 7, axis=0))).any()
+        np.testing.assert_allclose(np.delete(faces.s, 7, axis=0), np.delete(clean, 7, axis=0), rtol=1e-12)
+
+    def test_cones_compare_by_value(self) -> None:
+        twin = dataclasses.replace(self.cone)  # type: ignore[type-var]
+        assert twin == self.cone
+        assert hash(twin) == hash(self.cone)
