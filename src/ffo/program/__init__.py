@@ -1,0 +1,1 @@
+"""What a problem is: cone programs, their parametrisation, and how user problems become them."""

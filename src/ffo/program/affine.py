@@ -1,0 +1,253 @@
+"""From parameters to cone program data, and back: an affine map and its adjoint.
+
+The data of the canonical program is stacked into one vector z = (P, q, A, b), P and A as the stored
+entries of fixed patterns. Each parameter theta_i enters linearly (a geometric program's enters
+through its logarithm):
+
+    z = z_0 + sum_i M_i f_i(theta_i)
+
+Unbatched parameters are mapped once, not once per sample; a block of z that no batched parameter
+touches stays shared by the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import scipy.sparse as sp
+
+from ffo.cones.product import Product
+from ffo.errors import InputError
+from ffo.program.cone import ConeProgram
+from ffo.program.sparse import SparseBatch, SymmetricBatch
+
+Array = np.ndarray
+Block = Literal["P", "q", "A", "b"]
+BLOCKS: tuple[Block, ...] = ("P", "q", "A", "b")
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A CSC sparsity pattern."""
+
+    indptr: Array
+    indices: Array
+    shape: tuple[int, int]
+
+    @property
+    def nnz(self) -> int:
+        return len(self.indices)
+
+    @cached_property
+    def columns(self) -> Array:
+        return np.repeat(np.arange(self.shape[1]), np.diff(self.indptr))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How one parameter enters: through `log` or as it is, into each block it touches.
+
+    Attributes:
+        parameter: position in the user's parameter list.
+        maps: block name -> (length of block, size of parameter) sparse map; parameters are
+            flattened in C order.
+    """
+
+    parameter: int
+    log: bool
+    maps: dict[Block, sp.csc_array]
+
+
+@dataclass(frozen=True)
+class DataGradient:
+    """Gradient of a loss in the data of every sample, in factored form (see `ghost.oracle`).
+
+    dL/dq = u, dL/db = db, dL/dP = sym(u x'), dL/dA = y u' + v x'; all (batch, ·).
+    """
+
+    x: Array
+    y: Array
+    u: Array
+    v: Array
+    db: Array
+
+
+class AffineMap:
+    """The parametrisation of a cone program.
+
+    Args:
+        sizes: number of entries of each parameter.
+        entries: how the parameters enter.
+        constants: block name -> z_0 of that block.
+        P, A: patterns of the matrices (P: upper triangle).
+        cones: the product cone.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        entries: Sequence[Entry],
+        constants: dict[Block, Array],
+        P: Pattern,
+        A: Pattern,
+        cones: Product,
+    ) -> None:
+        self.sizes = tuple(sizes)
+        self.entries = tuple(entries)
+        self.constants = constants
+        self.P, self.A = P, A
+        self.cones = cones
+
+    def apply(self, values: Sequence[Array]) -> ConeProgram:
+        """Data for parameter values of shape (size,) (shared) or (batch, size)."""
+        batch = next((len(v) for v in values if v.ndim == 2), 1)
+        logs = self._logarithms(values)
+        P, q, A, b = (self._block(name, values, logs) for name in BLOCKS)
+        return ConeProgram(
+            SymmetricBatch(self.P.indptr, self.P.indices, P, self.P.shape),
+            np.broadcast_to(q, (batch, self.P.shape[0])),
+            SparseBatch(self.A.indptr, self.A.indices, A, self.A.shape),
+            np.broadcast_to(b, (batch, self.A.shape[0])),
+            self.cones,
+        )
+
+    def touches(self, name: Block) -> bool:
+        """Whether any parameter enters a block."""
+        return any(name in entry.maps for entry in self.entries)
+
+    def _logarithms(self, values: Sequence[Array]) -> dict[int, Array]:
+        logs = {}
+        for i in {e.parameter for e in self.entries if e.log}:
+            if not (values[i] > 0).all():
+                raise InputError(
+                    f"Parameter {i} of a geometric program must be positive; "
+                    "it has entries that are zero, negative or NaN."
+                )
+            logs[i] = np.log(values[i])
+        return logs
+
+    def _block(self, name: Block, values: Sequence[Array], logs: dict[int, Array]) -> Array:
+        shared = self.constants[name]
+        batched = None
+        for entry in self.entries:
+            M = entry.maps.get(name)
+            if M is None:
+                continue
+            theta = logs[entry.parameter] if entry.log else values[entry.parameter]
+            if theta.ndim == 1:
+                shared = shared + _times(M, theta)
+            else:
+                term = _times_batch(M, theta)
+                batched = term if batched is None else batched + term
+        return shared if batched is None else batched + shared
+
+    def adjoint(self, gradient: DataGradient, values: Sequence[Array], wanted: Sequence[bool]) -> list[Array | None]:
+        """dL/dtheta_i, shaped like the parameter's value, for the wanted parameters.
+
+        The gradient may hold several copies of each sample, next to each other (smoothing); their
+        contributions are added.
+        """
+        out: list[Array | None] = [None] * len(self.sizes)
+        cache: dict[tuple[Block, bool], Array] = {}
+        for entry in self.entries:
+            i = entry.parameter
+            if not wanted[i]:
+                continue
+            shared = values[i].ndim == 1
+            total = np.zeros(values[i].shape)
+            for name, M in entry.maps.items():
+                key = (name, shared)
+                if key not in cache:
+                    cache[key] = self._data_gradient(name, gradient, shared)
+                term = M.T @ cache[key] if shared else (M.T @ cache[key].T).T
+                total += term if shared else term.reshape(len(total), -1, total.shape[1]).sum(axis=1)
+            if entry.log:
+                total /= values[i]
+            out[i] = total if out[i] is None else out[i] + total
+        return [
+            np.zeros(v.shape) if w and g is None else g for g, v, w in zip(out, values, wanted, strict=True)
+        ]
+
+    def _data_gradient(self, name: Block, g: DataGradient, summed: bool) -> Array:
+        """Gradient in a block's stored entries: (length,) summed over the batch, or (batch, length)."""
+        if name == "q":
+            return g.u.sum(axis=0) if summed else g.u
+        if name == "b":
+            return g.db.sum(axis=0) if summed else g.db
+        if name == "A":
+            return sampled_products([(g.y, g.u), (g.v, g.x)], self.A.indices, self.A.columns, self.A.shape, summed)
+        # Only the upper triangle is stored: an off-diagonal entry stands for two.
+        rows, cols = self.P.indices, self.P.columns
+        both = sampled_products([(g.u, g.x), (g.x, g.u)], rows, cols, self.P.shape, summed)
+        return both * np.where(rows == cols, 0.5, 1.0)
+
+    def tangent(self, tangents: Sequence[Array | None], values: Sequence[Array], batch: int) -> ConeProgram:
+        """The derivative of the data along parameter tangents, as a program of the same pattern."""
+        blocks = []
+        for name in BLOCKS:
+            total = np.zeros((1, len(self.constants[name])))
+            for entry in self.entries:
+                tangent = tangents[entry.parameter]
+                if name not in entry.maps or tangent is None:
+                    continue
+                if entry.log:
+                    tangent = tangent / values[entry.parameter]
+                total = total + _times_batch(entry.maps[name], np.atleast_2d(tangent))
+            blocks.append(np.broadcast_to(total, (batch, total.shape[1])))
+        dP, dq, dA, db = blocks
+        return ConeProgram(
+            SymmetricBatch(self.P.indptr, self.P.indices, np.ascontiguousarray(dP), self.P.shape),
+            dq,
+            SparseBatch(self.A.indptr, self.A.indices, np.ascontiguousarray(dA), self.A.shape),
+            db,
+            self.cones,
+        )
+
+
+def _times(M: sp.csc_array, theta: Array) -> Array:
+    """M theta, touching only the columns where theta is not zero when these are few.
+
+    Parameters declared dense (n x n) and filled with sparse values (an identity) are common.
+    """
+    nonzero = np.flatnonzero(theta)
+    if len(nonzero) * 8 > len(theta):
+        return M @ theta
+    starts, counts = M.indptr[nonzero], np.diff(M.indptr)[nonzero]
+    total = int(counts.sum())
+    first = np.repeat(starts - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts) if total else starts[:0]
+    where = first + np.arange(total)
+    out = np.zeros(M.shape[0])
+    np.add.at(out, M.indices[where], M.data[where] * np.repeat(theta[nonzero], counts))
+    return out
+
+
+def _times_batch(M: sp.csc_array, theta: Array) -> Array:
+    """(batch, size) -> (batch, length)."""
+    return np.ascontiguousarray((M @ theta.T).T)
+
+
+def sampled_products(
+    pairs: Sequence[tuple[Array, Array]], rows: Array, cols: Array, shape: tuple[int, int], summed: bool
+) -> Array:
+    """Entries (rows, cols) of sum over pairs of left' right, per sample or summed over the batch.
+
+    left (batch, m), right (batch, n). The full product is formed only when most of it is wanted.
+    """
+    if not summed:
+        total = pairs[0][0][:, rows] * pairs[0][1][:, cols]
+        for left, right in pairs[1:]:
+            total += left[:, rows] * right[:, cols]
+        return total
+    if 8 * len(rows) > shape[0] * shape[1]:
+        left = np.concatenate([p[0] for p in pairs])
+        right = np.concatenate([p[1] for p in pairs])
+        return (left.T @ right)[rows, cols]
+    total = np.zeros(len(rows))
+    for left, right in pairs:
+        for k in range(len(left)):
+            total += left[k, rows] * right[k, cols]
+    return total

@@ -1,0 +1,192 @@
+"""Cone programs and their solutions.
+
+    minimize  1/2 x'Px + q'x   subject to  Ax + s = b,  s in K;      dual variable y in K*
+
+A `ConeProgram` is a batch of these over one sparsity pattern and one cone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import scipy.sparse as sp
+
+from ffo.cones.product import Product
+from ffo.errors import Status
+from ffo.program.sparse import SparseBatch, SymmetricBatch
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class ConeProgram:
+    """A batch of cone programs.
+
+    Attributes:
+        P: (n, n) symmetric positive semidefinite, upper triangle stored.
+        q: (batch, n).
+        A: (m, n).
+        b: (batch, m).
+        cones: the product cone K, of dimension m.
+    """
+
+    P: SymmetricBatch
+    q: Array
+    A: SparseBatch
+    b: Array
+    cones: Product
+
+    @classmethod
+    def from_matrices(cls, P: Array, q: Array, A: Array, b: Array, cones: Product) -> ConeProgram:
+        """From dense or SciPy matrices (shared by the batch) and vectors with or without batch axis."""
+        upper = SparseBatch.from_matrix(sp.triu(sp.csc_array(P), format="csc"))
+        q, b = np.atleast_2d(np.asarray(q, float)), np.atleast_2d(np.asarray(b, float))
+        batch = max(len(q), len(b))
+        return cls(
+            SymmetricBatch(upper.indptr, upper.indices, upper.values, upper.shape),
+            np.broadcast_to(q, (batch, q.shape[1])),
+            SparseBatch.from_matrix(A),
+            np.broadcast_to(b, (batch, b.shape[1])),
+            cones,
+        )
+
+    @property
+    def batch(self) -> int:
+        return len(self.q)
+
+    @property
+    def n(self) -> int:
+        return self.A.shape[1]
+
+    @property
+    def m(self) -> int:
+        return self.A.shape[0]
+
+    @property
+    def shared_matrices(self) -> bool:
+        """True when P and A are the same for every sample (only q and b vary)."""
+        return self.P.shared and self.A.shared
+
+    def take(self, samples: Array) -> ConeProgram:
+        """The sub-batch of the given samples."""
+        return ConeProgram(self.P.take(samples), self.q[samples], self.A.take(samples), self.b[samples], self.cones)
+
+    def repeat(self, times: int) -> ConeProgram:
+        """Every sample `times` times, copies of a sample next to each other."""
+        return self.take(np.repeat(np.arange(self.batch), times))
+
+    def with_vectors(self, q: Array | None = None, b: Array | None = None) -> ConeProgram:
+        """The same matrices with other vectors."""
+        return replace(self, q=self.q if q is None else q, b=self.b if b is None else b)
+
+    def pruned(self) -> ConeProgram:
+        """Without matrix entries that are zero in every sample.
+
+        A parameter declared dense is often filled with sparse values; solving on their pattern
+        rather than the declared one decides the speed of everything that follows.
+        """
+        return replace(self, P=self.P.pruned(), A=self.A.pruned())
+
+    @cached_property
+    def pattern(self) -> tuple[bytes, ...]:
+        """A hashable key of the sparsity pattern; equal keys mean equal patterns."""
+        return tuple(a.tobytes() for M in (self.P, self.A) for a in (M.indptr, M.indices))
+
+    @cached_property
+    def finite(self) -> Array:
+        """(batch,) true where all data of the sample is finite."""
+        ok = np.isfinite(self.q).all(axis=1) & np.isfinite(self.b).all(axis=1)
+        for values in (self.P.values, self.A.values):
+            ok &= np.isfinite(values).all(axis=-1)
+        return ok
+
+    def slack(self, x: Array) -> Array:
+        """(batch, m) b - Ax."""
+        return self.b - self.A.dot(x)
+
+    def stationarity(self, x: Array, y: Array) -> Array:
+        """(batch, n) Px + q + A'y."""
+        return self.P.dot(x) + self.q + self.A.tdot(y)
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """How well a solution satisfies the optimality conditions; (batch,) each, relative.
+
+    primal: |Ax + s - b|, dual: |Px + q + A'y|, gap: |x'Px + q'x + b'y|, cone: distance of s to K and
+    of y to K*; each divided by the largest term it is made of.
+    """
+
+    primal: Array
+    dual: Array
+    gap: Array
+    cone: Array
+
+    @property
+    def worst(self) -> Array:
+        return np.maximum.reduce([self.primal, self.dual, self.gap, self.cone])
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Solutions of a batch of cone programs, with what the solver said about them.
+
+    Attributes:
+        x: (batch, n); y, s: (batch, m).
+        status: (batch,) integers of `Status`.
+        iterations: (batch,) iterations of the solver, -1 where unknown.
+        setup_time, solve_time: seconds for the whole batch.
+        detail: one short text per failed sample, by sample index (the solver's own words).
+    """
+
+    x: Array
+    y: Array
+    s: Array
+    status: Array
+    iterations: Array
+    setup_time: float = 0.0
+    solve_time: float = 0.0
+    detail: dict[int, str] | None = None
+
+    @property
+    def solved(self) -> Array:
+        return self.status == Status.SOLVED
+
+    def take(self, samples: Array) -> Solution:
+        return replace(
+            self,
+            x=self.x[samples],
+            y=self.y[samples],
+            s=self.s[samples],
+            status=self.status[samples],
+            iterations=self.iterations[samples],
+            detail=None,
+        )
+
+    def residuals(self, program: ConeProgram) -> Residuals:
+        """Relative residuals of the optimality conditions; NaN where the point is not finite."""
+        x, y, s = self.x, self.y, self.s
+        Px, Ax, Aty = program.P.dot(x), program.A.dot(x), program.A.tdot(y)
+        xPx = np.einsum("ij,ij->i", x, Px)
+        qx = np.einsum("ij,ij->i", program.q, x)
+        by = np.einsum("ij,ij->i", program.b, y)
+        cones = program.cones
+        outside = np.maximum(
+            _norm(cones.project(s) - s) / _scale(s), _norm(cones.project_dual(y) - y) / _scale(y)
+        )
+        return Residuals(
+            primal=_norm(Ax + s - program.b) / _scale(Ax, s, program.b),
+            dual=_norm(Px + program.q + Aty) / _scale(Px, program.q, Aty),
+            gap=np.abs(xPx + qx + by) / np.maximum.reduce([np.ones_like(qx), abs(xPx), abs(qx), abs(by)]),
+            cone=outside,
+        )
+
+
+def _norm(v: Array) -> Array:
+    return np.abs(v).max(axis=1, initial=0.0)
+
+
+def _scale(*terms: Array) -> Array:
+    return np.maximum.reduce([np.ones(len(terms[0])), *(_norm(t) for t in terms)])

@@ -1,0 +1,82 @@
+"""From a canonical solution (x, y) back to the variables and duals a user asked for, and the adjoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse as sp
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Output:
+    """One requested quantity: `select` times x (primal) or y (dual), flattened in C order.
+
+    Attributes:
+        select: (size, n) for a primal variable, (size, m) for a dual one.
+        dual: which of the two.
+        exponential: whether the quantity is exp of that (variables of geometric programs).
+        shape: the user's shape.
+    """
+
+    select: sp.csr_array
+    dual: bool
+    exponential: bool
+    shape: tuple[int, ...]
+
+
+class Recovery:
+    """The requested outputs, in the user's order."""
+
+    def __init__(self, outputs: Sequence[Output], n: int, m: int) -> None:
+        self.outputs = tuple(outputs)
+        self.n, self.m = n, m
+
+    @property
+    def wants_duals(self) -> bool:
+        return any(o.dual for o in self.outputs)
+
+    def apply(self, x: Array, y: Array) -> list[Array]:
+        """(batch, n), (batch, m) -> one (batch, *shape) array per output."""
+        values = []
+        for out in self.outputs:
+            value = (out.select @ (y if out.dual else x).T).T
+            if out.exponential:
+                value = np.exp(value)
+            values.append(np.ascontiguousarray(value).reshape(len(x), *out.shape))
+        return values
+
+    def adjoint(self, gradients: Sequence[Array | None], x: Array) -> tuple[Array, Array]:
+        """Loss gradients in the outputs -> gradients in x and y."""
+        batch = len(x)
+        c_x, c_y = np.zeros((batch, self.n)), np.zeros((batch, self.m))
+        for out, gradient in zip(self.outputs, gradients, strict=True):
+            if gradient is None:
+                continue
+            flat = gradient.reshape(batch, -1)
+            if out.exponential:
+                flat = flat * np.exp((out.select @ x.T).T)
+            target = c_y if out.dual else c_x
+            target += (out.select.T @ flat.T).T
+        return c_x, c_y
+
+    def tangent(self, dx: Array, dy: Array, x: Array) -> list[Array]:
+        """Derivatives of the outputs along (dx, dy)."""
+        values = []
+        for out in self.outputs:
+            value = (out.select @ (dy if out.dual else dx).T).T
+            if out.exponential:
+                value = value * np.exp((out.select @ x.T).T)
+            values.append(np.ascontiguousarray(value).reshape(len(dx), *out.shape))
+        return values
+
+
+def selection(index: Array, size: int, scale: Array | None = None) -> sp.csr_array:
+    """Rows e_index (times scale); a negative index gives a zero row."""
+    keep = index >= 0
+    data = np.ones(len(index)) if scale is None else scale
+    indptr = np.concatenate([[0], np.cumsum(keep)])
+    return sp.csr_array((data[keep], index[keep], indptr), shape=(len(index), size))

@@ -1,0 +1,164 @@
+"""Batches of sparse matrices over one sparsity pattern."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import scipy.sparse as sp
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class SparseBatch:
+    """Matrices of one CSC pattern: `values` is (nnz,) when shared by the batch, else (batch, nnz)."""
+
+    indptr: Array
+    indices: Array
+    values: Array
+    shape: tuple[int, int]
+
+    @classmethod
+    def from_matrix(cls, matrix: sp.spmatrix | sp.sparray | Array) -> SparseBatch:
+        csc = sp.csc_array(matrix)
+        csc.sum_duplicates()
+        return cls(csc.indptr, csc.indices, np.asarray(csc.data, dtype=float), csc.shape)
+
+    @property
+    def nnz(self) -> int:
+        return len(self.indices)
+
+    @property
+    def shared(self) -> bool:
+        """True when all samples have the same values."""
+        return self.values.ndim == 1
+
+    @cached_property
+    def columns(self) -> Array:
+        """(nnz,) column of each stored entry."""
+        return np.repeat(np.arange(self.shape[1]), np.diff(self.indptr))
+
+    def of(self, sample: int) -> Array:
+        """(nnz,) values of one sample."""
+        return self.values if self.shared else self.values[sample]
+
+    def matrix(self, sample: int = 0) -> sp.csc_array:
+        """One sample as a SciPy matrix (the index arrays are shared, not copied)."""
+        return sp.csc_array((self.of(sample), self.indices, self.indptr), shape=self.shape)
+
+    def take(self, samples: Array) -> SparseBatch:
+        """The sub-batch of the given samples."""
+        if self.shared:
+            return self
+        return SparseBatch(self.indptr, self.indices, self.values[samples], self.shape)
+
+    def restrict(self, keep: Array) -> SparseBatch:
+        """Only the stored entries where the (nnz,) mask `keep` is true."""
+        counts = np.concatenate([[0], np.cumsum(keep)])
+        indptr = counts[self.indptr].astype(self.indptr.dtype)
+        return SparseBatch(indptr, self.indices[keep], self.values[..., keep], self.shape)
+
+    @cached_property
+    def nonzero(self) -> Array:
+        """(nnz,) true where some sample has a value other than zero."""
+        return self.values != 0 if self.shared else (self.values != 0).any(axis=0)
+
+    def pruned(self) -> SparseBatch:
+        """Without the entries that are zero in every sample."""
+        keep = self.nonzero
+        return self if keep.all() else self.restrict(keep)
+
+    @cached_property
+    def _by_rows(self) -> tuple[Array, Array, Array]:
+        """CSR (indptr, indices) of the pattern and the place of each CSR entry in the CSC order."""
+        order = np.argsort(self.indices, kind="stable")
+        counts = np.bincount(self.indices, minlength=self.shape[0])
+        return np.concatenate([[0], np.cumsum(counts)]), self.columns[order], order
+
+    def block_diagonal_rows(self, batch: int) -> sp.csr_array:
+        """diag(M_1, ..., M_batch) by rows."""
+        indptr, indices, order = self._by_rows
+        step = np.arange(batch)[:, None]
+        data = np.tile(self.values[order], batch) if self.shared else self.values[:, order].ravel()
+        return sp.csr_array(
+            (
+                data,
+                (indices + step * self.shape[1]).ravel(),
+                np.concatenate([[0], (indptr[1:] + step * self.nnz).ravel()]),
+            ),
+            shape=(self.shape[0] * batch, self.shape[1] * batch),
+        )
+
+    def block_diagonal(self, batch: int) -> sp.csc_array:
+        """diag(M_1, ..., M_batch) as one sparse matrix."""
+        rows, cols = self.shape
+        step = np.arange(batch)[:, None]
+        indices = (self.indices + step * rows).ravel()
+        indptr = np.concatenate([[0], (self.indptr[1:] + step * self.nnz).ravel()])
+        data = np.tile(self.values, batch) if self.shared else self.values.ravel()
+        return sp.csc_array((data, indices, indptr), shape=(rows * batch, cols * batch))
+
+    @cached_property
+    def _stacked(self) -> sp.csc_array:
+        return self.block_diagonal(len(self.values))
+
+    def dot(self, x: Array) -> Array:
+        """(batch, cols) -> (batch, rows): M_k x_k for every sample."""
+        if self.shared:
+            return np.ascontiguousarray((self.matrix() @ x.T).T)
+        return (self._stacked @ x.ravel()).reshape(len(x), self.shape[0])
+
+    def tdot(self, y: Array) -> Array:
+        """(batch, rows) -> (batch, cols): M_k' y_k for every sample."""
+        if self.shared:
+            return np.ascontiguousarray((self.matrix().T @ y.T).T)
+        return (self._stacked.T @ y.ravel()).reshape(len(y), self.shape[1])
+
+    def row_norms_squared(self, batch: int) -> Array:
+        """(batch, rows) squared Euclidean norms of the rows."""
+        values = np.atleast_2d(self.values) ** 2
+        base = np.arange(len(values))[:, None] * self.shape[0]
+        where = (self.indices[None, :] + base).ravel()
+        norms = np.bincount(where, weights=values.ravel(), minlength=len(values) * self.shape[0])
+        return np.broadcast_to(norms.reshape(len(values), self.shape[0]), (batch, self.shape[0]))
+
+
+@dataclass(frozen=True)
+class SymmetricBatch(SparseBatch):
+    """Symmetric matrices, of which only the upper triangle is stored."""
+
+    def take(self, samples: Array) -> SymmetricBatch:
+        return _as_symmetric(super().take(samples))
+
+    def restrict(self, keep: Array) -> SymmetricBatch:
+        return _as_symmetric(super().restrict(keep))
+
+    @cached_property
+    def _diagonal(self) -> Array:
+        return self.indices == self.columns
+
+    def dot(self, x: Array) -> Array:
+        upper = SparseBatch.dot(self, x) + SparseBatch.tdot(self, x)
+        return upper - self.diagonal(len(x)) * x
+
+    tdot = dot
+
+    def diagonal(self, batch: int) -> Array:
+        """(batch, n) diagonals."""
+        diagonal = np.zeros((batch, self.shape[0]))
+        on = self._diagonal
+        diagonal[:, self.indices[on]] = self.values[..., on]
+        return diagonal
+
+    def full(self, sample: int = 0) -> sp.csc_array:
+        """One sample with both triangles."""
+        upper = self.matrix(sample)
+        return sp.csc_array(upper + sp.triu(upper, 1).T)
+
+
+def _as_symmetric(batch: SparseBatch) -> SymmetricBatch:
+    if isinstance(batch, SymmetricBatch):
+        return batch
+    return SymmetricBatch(batch.indptr, batch.indices, batch.values, batch.shape)
