@@ -1,0 +1,75 @@
+"""How far to trust a gradient, sample by sample.
+
+Duality gap and feasibility say nothing about the error of a gradient; Newton's method on the natural
+residual does. The evidence: did the active structure settle under a Newton step, how large is the
+error that is left, could an error of that size still move a block to another face, and did the
+backward solve itself succeed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+Array = np.ndarray
+
+#: remaining error relative to the distance to a change of structure above which to warn
+MARGIN_RATIO = 0.5
+#: relative distance to a change of structure below which a block counts as weakly active
+WEAK = 1e-9
+#: estimated relative error above which the gradient is not called good
+ERROR = 1e-5
+#: relative residual of the ghost solve above which the gradient is not called good
+RESIDUAL = 1e-6
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Evidence about the gradient of each sample; (batch,) arrays.
+
+    Attributes:
+        unsettled: the active set kept changing under Newton steps.
+        margin_ratio: estimated remaining error over the distance to a change of structure.
+        weakly_active: some constraint is active with (numerically) no multiplier, or met without
+            being active: the derivative jumps there and a one-sided one is returned.
+        error: estimate of the relative error of the solution, and so of the gradient.
+        natural_residual: relative residual of the optimality conditions of the returned solution.
+        ghost_residual: relative residual of the last backward (ghost) solve; NaN before any. Large
+            where the solution is not unique: then the gradient is a least-squares one.
+    """
+
+    unsettled: Array
+    margin_ratio: Array
+    weakly_active: Array
+    error: Array
+    natural_residual: Array
+    ghost_residual: Array
+
+    @property
+    def good(self) -> Array:
+        """(batch,) true where nothing speaks against the gradient."""
+        solved = np.isnan(self.ghost_residual) | (self.ghost_residual <= RESIDUAL)
+        quiet = ~self.unsettled & ~self.weakly_active & (self.margin_ratio <= MARGIN_RATIO)
+        return quiet & (self.error <= ERROR) & solved
+
+    def with_ghost_residual(self, residual: Array) -> Certificate:
+        return replace(self, ghost_residual=residual)
+
+    def reasons(self, sample: int) -> list[str]:
+        """Why the gradient of a sample is not called good; empty if it is."""
+        k, found = sample, []
+        if np.isnan(self.natural_residual[k]):
+            return ["the sample was not solved"]
+        if self.weakly_active[k]:
+            found.append("a constraint is weakly active: the derivative is one-sided there (smoothing= averages it)")
+        elif self.unsettled[k] or self.margin_ratio[k] > MARGIN_RATIO:
+            found.append("the active set is not settled at this accuracy: solve with a smaller eps")
+        elif self.error[k] > ERROR:
+            found.append("the solution is inaccurate: solve with a smaller eps")
+        if self.ghost_residual[k] > RESIDUAL:
+            found.append(
+                "the ghost system is inconsistent: the solution is not unique, the gradient is a "
+                "least-squares one (a small quadratic term makes it unique)"
+            )
+        return found

@@ -1,0 +1,150 @@
+"""Identify the active set: which face of each cone block the solution lies on.
+
+A block is classified by where w = s - tau y projects, with tau chosen row by row so that s and
+tau y are comparable whatever the scaling of the data (DESIGN: identification):
+
+    tau_i = |a_i|^2 l / f,   l = max(|x|, |s_i| / |a_i|),   f = max(|q|, |Px|, |y_i| |a_i|)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import scipy.sparse as sp
+
+from ffo.cones.base import Faces
+from ffo.program.cone import ConeProgram
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Natural sizes of a sample: rows (batch, m) norms of A's rows, primal l and dual f (batch,)."""
+
+    rows: Array
+    primal: Array
+    dual: Array
+    tau: Array
+
+
+def scale(program: ConeProgram, x: Array, y: Array, s: Array) -> Scale:
+    """The sizes that make primal and dual quantities comparable at a point."""
+    squared = program.A.row_norms_squared(program.batch)
+    squared = np.where(squared > 0, squared, _typical(squared)[:, None])
+    rows = np.sqrt(squared)
+    primal = np.maximum(_max(x), _max(s / rows))
+    dual = np.maximum.reduce([_max(program.q), _max(program.P.dot(x)), _max(y * rows)])
+    primal = np.where(primal > 0, primal, 1.0)
+    dual = np.where(dual > 0, dual, 1.0)
+    tau = program.cones.block_means(squared) * (primal / dual)[:, None]
+    return Scale(rows, primal, dual, tau)
+
+
+def _typical(squared: Array) -> Array:
+    """(batch,) mean of the positive entries, 1 where there are none: stands in for rows of zeros."""
+    positive = squared > 0
+    count = positive.sum(axis=1)
+    return np.where(count > 0, squared.sum(axis=1) / np.maximum(count, 1), 1.0)
+
+
+def _max(v: Array) -> Array:
+    return np.abs(v).max(axis=1, initial=0.0)
+
+
+class ActiveSet:
+    """The active structure of a batch at w = s - tau y, and its rows of the ghost system.
+
+    Attributes:
+        w, tau: (batch, m).
+        s, y: (batch, m) cleaned pair: s in K, y in K*, complementary.
+        case, margin: (batch, blocks), see `cones.Faces`.
+    """
+
+    def __init__(self, program: ConeProgram, w: Array, tau: Array) -> None:
+        batch, m = w.shape
+        self.w, self.tau = w, tau
+        self._groups = program.cones.groups
+        self._faces = program.cones.faces(w, tau)
+        self.s, self.y = np.zeros((batch, m)), np.zeros((batch, m))
+        for f, g in zip(self._faces, self._groups, strict=True):
+            shape = (batch, g.count, g.cone.dim)
+            self.s[:, g.index], self.y[:, g.index] = f.s.reshape(shape), f.y.reshape(shape)
+        none = [np.zeros((batch, 0))]
+        self.case = np.concatenate([f.case.reshape(batch, -1) for f in self._faces] or none, axis=1)
+        self.margin = np.concatenate([f.margin.reshape(batch, -1) for f in self._faces] or none, axis=1)
+
+    @cached_property
+    def _parts(self) -> list[_Part]:
+        return [_Part(f, g.index, len(self.w)) for f, g in zip(self._faces, self._groups, strict=True)]
+
+    @cached_property
+    def delta(self) -> Array:
+        """(rows,) weights: 0 for normal rows, 1/h for rows of curvature h."""
+        return _join([f.delta for f in self._faces])
+
+    @cached_property
+    def row_sample(self) -> Array:
+        """(rows,) the sample of each row."""
+        return _join([p.row_sample for p in self._parts], int)
+
+    @cached_property
+    def aux_sample(self) -> Array:
+        """(aux,) the sample of each auxiliary unknown."""
+        return _join([p.aux_sample for p in self._parts], int)
+
+    @cached_property
+    def T(self) -> sp.csr_array:
+        """(rows, batch * m)."""
+        triplets = [p.T(self.w.shape[1]) for p in self._parts]
+        return _stack(triplets, self._row_offset, None, (len(self.delta), self.w.size))
+
+    @cached_property
+    def C(self) -> sp.csr_array:
+        """(rows, aux)."""
+        aux = np.cumsum([0, *(p.aux for p in self._parts)])
+        return _stack([p.C() for p in self._parts], self._row_offset, aux, (len(self.delta), aux[-1]))
+
+    @cached_property
+    def _row_offset(self) -> Array:
+        return np.cumsum([0, *(p.rows for p in self._parts)])
+
+
+class _Part:
+    """The faces of one group of blocks, numbered within the group."""
+
+    def __init__(self, faces: Faces, index: Array, batch: int) -> None:
+        self.faces, self.index = faces, index
+        sample = np.repeat(np.arange(batch), len(index))
+        self.row_sample = np.repeat(sample, faces.rows)
+        self.aux_sample = np.repeat(sample, faces.aux)
+        self.rows, self.aux = len(self.row_sample), len(self.aux_sample)
+
+    def T(self, m: int) -> tuple[Array, Array, Array]:
+        f = self.faces
+        first = np.cumsum(f.rows) - f.rows
+        sample, place = np.divmod(f.t_block, len(self.index))
+        return first[f.t_block] + f.t_row, sample * m + self.index[place, f.t_col], f.t_value
+
+    def C(self) -> tuple[Array, Array, Array]:
+        f = self.faces
+        first = np.cumsum(f.rows) - f.rows
+        first_aux = np.cumsum(f.aux) - f.aux
+        return first[f.c_block] + f.c_row, first_aux[f.c_block] + f.c_col, f.c_value
+
+
+def _stack(
+    triplets: list[tuple[Array, Array, Array]], rows: Array, cols: Array | None, shape: tuple[int, int]
+) -> sp.csr_array:
+    if not triplets:
+        return sp.csr_array(shape)
+    row = np.concatenate([t[0] + r for t, r in zip(triplets, rows[:-1], strict=True)])
+    shift = np.zeros(len(triplets), int) if cols is None else cols[:-1]
+    col = np.concatenate([t[1] + c for t, c in zip(triplets, shift, strict=True)])
+    return sp.csr_array((np.concatenate([t[2] for t in triplets]), (row, col)), shape=shape)
+
+
+def _join(arrays: list[Array], dtype: type = float) -> Array:
+    return np.concatenate(arrays) if arrays else np.zeros(0, dtype)
