@@ -1,0 +1,7 @@
+"""One solve of a batch, with everything a layer promises around it; no framework needed."""
+
+from ffo.engine.engine import Engine, Outcome
+from ffo.engine.info import Info
+from ffo.engine.options import Options, Smoothing
+
+__all__ = ["Engine", "Info", "Options", "Outcome", "Smoothing"]

@@ -1,0 +1,67 @@
+"""The keywords that all layers share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ffo.errors import InputError
+from ffo.ghost.problem import Way
+from ffo.solvers.base import Solver
+
+BACKWARDS = ("auto", "direct", "iterative", "resolve")
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """Constraint smoothing of the paper's appendix.
+
+    Right-hand sides of inequalities (and radii of second-order cones) are perturbed by independent
+    U(-radius, radius) draws; outputs and gradients are means over `draws` perturbed problems. The
+    derivative of that mean exists where the solution itself has a kink.
+
+    Attributes:
+        radius: half width of the uniform perturbation, in units of the right-hand sides.
+        draws: perturbed problems per sample.
+        seed: seed of the draws; they go on from call to call.
+    """
+
+    radius: float
+    draws: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.radius > 0:
+            raise InputError(f"smoothing radius must be positive, not {self.radius!r}")
+        if not (isinstance(self.draws, int) and self.draws > 0):
+            raise InputError(f"smoothing draws must be a positive integer, not {self.draws!r}")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to solve, how to differentiate, and what to do when either fails."""
+
+    solver: str | Solver | None = None
+    solver_args: Mapping[str, Any] = field(default_factory=dict)
+    backward: str | Way = "auto"
+    delta: float | None = None
+    on_fail: Literal["raise", "nan"] = "raise"
+    warm_start: bool = False
+    retry: Sequence[str | Solver] = ()
+    smoothing: Smoothing | None = None
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.backward, Way) and self.backward not in BACKWARDS:
+            raise InputError(f"backward must be one of {', '.join(BACKWARDS)} or a Way, not {self.backward!r}")
+        if self.on_fail not in ("raise", "nan"):
+            raise InputError(f"on_fail must be 'raise' or 'nan', not {self.on_fail!r}")
+        if self.delta is not None and not self.delta > 0:
+            raise InputError(f"delta must be positive, not {self.delta!r}")
+        if isinstance(self.retry, str):
+            raise InputError(f"retry must be a list of solvers, such as retry=[{self.retry!r}]")
+        if isinstance(self.smoothing, (int, float)) and not isinstance(self.smoothing, bool):
+            object.__setattr__(self, "smoothing", Smoothing(float(self.smoothing)))
+        elif self.smoothing is not None and not isinstance(self.smoothing, Smoothing):
+            raise InputError(f"smoothing must be a radius or an ffo.Smoothing, not {self.smoothing!r}")
