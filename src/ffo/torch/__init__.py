@@ -1,0 +1,5 @@
+"""PyTorch layers."""
+
+from ffo.torch.layer import FFOLayer
+
+__all__ = ["FFOLayer"]
