@@ -33,37 +33,38 @@ ACCURACY = 1e-13
 #: relative residual above which a sample is solved again in the least-squares sense
 INCONSISTENT = 1e-8
 LEAST_SQUARES_DENSE = 1500
+#: relative residual that factors of a neighbouring system must reach, or new ones are made
+BORROWED = 1e-11
 
 
 @dataclass(frozen=True)
 class Direct(Way):
     """Factorize the ghost system."""
 
-    def solver(self, system: GhostSystem) -> DirectSolver:
-        return DirectSolver(system)
+    def solver(self, system: GhostSystem, previous: GhostSolver | None = None) -> DirectSolver:
+        return DirectSolver(system, previous if isinstance(previous, DirectSolver) else None)
 
 
 class DirectSolver(GhostSolver):
     """The factorized ghost system of a batch."""
 
-    def __init__(self, system: GhostSystem) -> None:
+    def __init__(self, system: GhostSystem, previous: DirectSolver | None = None) -> None:
         self.system = system
-        TA = system.TA
-        self._P = _symmetric(system)
-        self._row = np.repeat(np.arange(system.rows), np.diff(TA.indptr))
-        self._find_fixed(TA)
-        self._factorize(TA)
+        self._factors = _Factors(system) if previous is None else previous._factors
+        self._borrowed = previous is not None
 
     def solve(self, r_x: Array, r_s: Array) -> Sensitivity:
         system = self.system
         rhs = system.right_hand_side(r_x, r_s)
         z, residual = self._refine(rhs)
         relative = system.relative_residual(rhs, residual)
-        bad = np.flatnonzero(~(relative <= INCONSISTENT))
-        for k in bad:
+        if self._borrowed and not (relative <= BORROWED).all():
+            self._factors, self._borrowed = _Factors(system), False
+            z, residual = self._refine(rhs)
+            relative = system.relative_residual(rhs, residual)
+        for k in np.flatnonzero(~(relative <= INCONSISTENT)):
             at = np.flatnonzero(system.sample == k)
-            better = self._least_squares(at, rhs[at])
-            error = np.linalg.norm(rhs[at] - self._matrix(at) @ better) / max(np.linalg.norm(rhs[at]), 1e-300)
+            better, error = _least_squares(_restricted(system, at), rhs[at])
             if not relative[k] <= error:
                 z[at], relative[k] = better, error
         return system.sensitivity(z, relative)
@@ -76,8 +77,8 @@ class DirectSolver(GhostSolver):
         best_norm = np.ones(system.batch)
         z, residual = best, rhs
         for _ in range(REFINEMENTS):
-            z = z + self._approximate(residual)
-            residual = rhs - self._product(z)
+            z = z + self._factors.solve(residual, system)
+            residual = rhs - system.formed_dot(z)
             norm = system.norms(residual) / size
             better = norm < best_norm
             if better.all():
@@ -91,104 +92,95 @@ class DirectSolver(GhostSolver):
                 break
         return best, best_residual
 
-    def _product(self, z: Array) -> Array:
-        system, TA = self.system, self.system.TA
-        u, t, k = system.split(z)
-        C = system.active.C
-        top = self._P @ u + TA.T @ t
-        return np.concatenate([top, TA @ u - system.active.delta * t + C @ k, C.T @ t])
 
-    def _find_fixed(self, TA: sp.csr_array) -> None:
+class _Factors:
+    """An approximate inverse of a ghost system: active bounds eliminated, the rest factorized."""
+
+    def __init__(self, system: GhostSystem) -> None:
+        self._find_fixed(system)
+        self._factorize(system)
+
+    def _find_fixed(self, system: GhostSystem) -> None:
         """Rows a u_j = r: pivots (row, variable, a), one per variable."""
-        system = self.system
-        count = np.diff(TA.indptr)
-        normal = (system.active.delta == 0) & (count == 1)
-        rows = np.flatnonzero(normal)
+        TA = system.TA
+        rows = np.flatnonzero((system.active.delta == 0) & (np.diff(TA.indptr) == 1))
         entry = TA.indptr[rows]
         rows, entry = rows[TA.data[entry] != 0], entry[TA.data[entry] != 0]
         variables, first = np.unique(TA.indices[entry], return_index=True)
-        self._fixed_row, self._fixed_variable = rows[first], variables
-        self._fixed_value = TA.data[entry[first]]
-        self._keep = np.ones(system.size, dtype=bool)
-        self._keep[variables] = False
-        self._keep[system.primal + self._fixed_row] = False
+        self.fixed_row, self.fixed = system.primal + rows[first], variables
+        self.fixed_value = TA.data[entry[first]]
 
-    def _factorize(self, TA: sp.csr_array) -> None:
-        system, keep = self.system, self._keep
+    def _factorize(self, system: GhostSystem) -> None:
+        keep = np.ones(system.size, dtype=bool)
+        keep[self.fixed] = keep[self.fixed_row] = False
         kept = np.flatnonzero(keep)
         order = kept[np.argsort(system.sample[kept], kind="stable")]  # sample by sample, (u, t, k) within
         rank = np.full(system.size, -1)
         rank[order] = np.arange(len(order))
-        upper = _upper_entries(system, TA, self._row, self._P)
-        inside = keep[upper[0]] & keep[upper[1]]
-        row, col, value = (v[inside] for v in upper)
-        matrix = sp.csc_array((value, (rank[row], rank[col])), shape=(len(order), len(order)))
-        self._order = order
-        self._scale = _equilibrate(matrix)
-        scaled = _scaled(matrix, self._scale)
+        row, col, value = _upper_entries(system)
+        row, col = rank[row], rank[col]
+        inside = (row >= 0) & (col >= 0)
+        matrix = sp.csc_array((value[inside], (row[inside], col[inside])), shape=(len(order), len(order)))
+        self.order, self.scale = order, _equilibrate(matrix)
         positive = (order < system.primal) | (order >= system.primal + system.rows)
-        scaled = sp.csc_array(scaled + sp.diags_array(np.where(positive, REGULARISATION, -REGULARISATION)))
-        self._blocks = _factor_blocks(scaled, system.sample[order])
+        shift = np.where(positive, REGULARISATION, -REGULARISATION)
+        self.blocks = _factor_blocks(_regularised(matrix, self.scale, shift), system.sample[order])
 
-    def _approximate(self, residual: Array) -> Array:
-        """K^{-1} times a vector, up to the regularisation."""
-        system = self.system
+    def solve(self, residual: Array, system: GhostSystem) -> Array:
+        """K^{-1} times a vector, up to the regularisation; `system` may differ slightly from the
+        factorized one."""
         z = np.zeros(system.size)
-        if len(self._fixed_variable):
-            fixed_rows = system.primal + self._fixed_row
-            z[self._fixed_variable] = residual[fixed_rows] / self._fixed_value
-            residual = residual - self._product(z)
-        rhs = residual[self._order] * self._scale
-        inner = np.concatenate([block.solve(rhs[start:stop]) for start, stop, block in self._blocks] or [rhs])
-        z[self._order] += inner * self._scale
-        if len(self._fixed_variable):
-            partial = np.zeros(system.size)
-            partial[self._order] = z[self._order]
-            left = residual - self._product(partial)
-            z[fixed_rows] = left[self._fixed_variable] / self._fixed_value
+        if len(self.fixed):
+            z[self.fixed] = residual[self.fixed_row] / self.fixed_value
+            residual = residual - system.formed_dot(z)
+        rhs = residual[self.order] * self.scale
+        inner = np.concatenate([block.solve(rhs[start:stop]) for start, stop, block in self.blocks] or [rhs])
+        if not len(self.fixed):
+            z[self.order] = inner * self.scale
+            return z
+        rest = np.zeros(system.size)
+        rest[self.order] = inner * self.scale
+        left = (residual - system.formed_dot(rest))[self.fixed]
+        z += rest
+        z[self.fixed_row] = left / self.fixed_value
         return z
 
-    def _matrix(self, at: Array) -> sp.csr_array:
-        """The system restricted to the unknowns `at` of one sample."""
-        system = self.system
-        u, t, k = (
-            at[at < system.primal],
-            at[(at >= system.primal) & (at < system.primal + system.rows)] - system.primal,
-            at[at >= system.primal + system.rows] - system.primal - system.rows,
-        )
-        P, TA = self._P[u][:, u], system.TA[t][:, u]
-        C, delta = system.active.C[t][:, k], sp.diags_array(system.active.delta[t])
-        return sp.csr_array(sp.block_array([[P, TA.T, None], [TA, -delta, C], [None, C.T, sp.csr_array((len(k),) * 2)]]))
 
-    def _least_squares(self, at: Array, rhs: Array) -> Array:
-        """Least-norm least-squares solution: what is left when the derivative is not unique."""
-        matrix = self._matrix(at)
-        if not np.isfinite(rhs).all() or not np.isfinite(matrix.data).all():
-            return np.full(len(at), np.nan)
-        if len(at) <= LEAST_SQUARES_DENSE:
-            return scipy.linalg.lstsq(matrix.toarray(), rhs, cond=1e-11)[0]
-        return spl.lsmr(matrix, rhs, atol=1e-13, btol=1e-13, conlim=1e13, maxiter=20 * len(at))[0]
+def _restricted(system: GhostSystem, at: Array) -> sp.csr_array:
+    """The system restricted to the unknowns `at` of one sample."""
+    primal, rows = system.primal, system.rows
+    u, k = at[at < primal], at[at >= primal + rows] - primal - rows
+    t = at[(at >= primal) & (at < primal + rows)] - primal
+    P, TA = system.P[u][:, u], system.TA[t][:, u]
+    C, delta = system.active.C[t][:, k], sp.diags_array(system.active.delta[t])
+    corner = sp.csr_array((len(k), len(k)))
+    return sp.csr_array(sp.block_array([[P, TA.T, None], [TA, -delta, C], [None, C.T, corner]]))
 
 
-def _symmetric(system: GhostSystem) -> sp.csr_array:
-    """The quadratic terms of all samples, both triangles."""
-    upper = system.program.P.block_diagonal(system.batch)
-    strict = upper - sp.diags_array(upper.diagonal()) if upper.nnz else upper
-    return sp.csr_array(upper + strict.T)
+def _least_squares(matrix: sp.csr_array, rhs: Array) -> tuple[Array, float]:
+    """Least-norm least-squares solution (what is left when the derivative is not unique) and its
+    relative residual."""
+    if not np.isfinite(rhs).all() or not np.isfinite(matrix.data).all():
+        return np.full(len(rhs), np.nan), np.inf
+    if len(rhs) <= LEAST_SQUARES_DENSE:
+        z = scipy.linalg.lstsq(matrix.toarray(), rhs, cond=1e-11)[0]
+    else:
+        z = spl.lsmr(matrix, rhs, atol=1e-13, btol=1e-13, conlim=1e13, maxiter=20 * len(rhs))[0]
+    return z, float(np.linalg.norm(rhs - matrix @ z) / max(np.linalg.norm(rhs), 1e-300))
 
 
-def _upper_entries(
-    system: GhostSystem, TA: sp.csr_array, TA_row: Array, P: sp.csr_array
-) -> tuple[Array, Array, Array]:
-    """Triplets of the upper triangle, in the numbering (u, t, k)."""
-    upper = sp.coo_array(sp.triu(P))
-    C = sp.coo_array(system.active.C)
-    t = system.primal + np.arange(system.rows)
-    row = np.concatenate([upper.coords[0], TA.indices, t, system.primal + C.coords[0]])
-    col = np.concatenate(
-        [upper.coords[1], system.primal + TA_row, t, system.primal + system.rows + C.coords[1]]
-    )
-    return row, col, np.concatenate([upper.data, TA.data, -system.active.delta, C.data])
+def _upper_entries(system: GhostSystem) -> tuple[Array, Array, Array]:
+    """Triplets of the upper triangle, in the numbering (u, t, k), every diagonal entry among them."""
+    upper, C, TA = system.program.P.block_diagonal(system.batch), sp.coo_array(system.active.C), system.TA
+    t0, k0 = system.primal, system.primal + system.rows
+    every = np.arange(system.size)
+    diagonal = np.zeros(system.size)
+    diagonal[t0:k0] = -system.active.delta
+    P_col = np.repeat(np.arange(upper.shape[1]), np.diff(upper.indptr))
+    TA_row = np.repeat(np.arange(system.rows), np.diff(TA.indptr))
+    row = np.concatenate([upper.indices, TA.indices, t0 + C.coords[0], every])
+    col = np.concatenate([P_col, t0 + TA_row, k0 + C.coords[1], every])
+    return row, col, np.concatenate([upper.data, TA.data, C.data, diagonal])
 
 
 def _equilibrate(upper: sp.csc_array) -> Array:
@@ -205,9 +197,12 @@ def _equilibrate(upper: sp.csc_array) -> Array:
     return scale
 
 
-def _scaled(upper: sp.csc_array, scale: Array) -> sp.csc_array:
-    col = np.repeat(scale, np.diff(upper.indptr))
-    return sp.csc_array((upper.data * scale[upper.indices] * col, upper.indices, upper.indptr), shape=upper.shape)
+def _regularised(upper: sp.csc_array, scale: Array, shift: Array) -> sp.csc_array:
+    """The scaled matrix with its diagonal, the last entry of each column, shifted."""
+    upper.sort_indices()
+    data = upper.data * scale[upper.indices] * np.repeat(scale, np.diff(upper.indptr))
+    data[upper.indptr[1:] - 1] += shift
+    return sp.csc_array((data, upper.indices, upper.indptr), shape=upper.shape)
 
 
 class _DenseBlock:

@@ -29,7 +29,7 @@ class Iterative(Way):
     max_iters: int | None = None
     restarts: int = 4
 
-    def solver(self, system: GhostSystem) -> IterativeSolver:
+    def solver(self, system: GhostSystem, previous: GhostSolver | None = None) -> IterativeSolver:
         return IterativeSolver(system, self)
 
 

@@ -5,8 +5,8 @@ At the cleaned pair (s, y) of an approximate solution one step is
     K [dx; dt] = [-(Px + q + A'y); T(b - Ax - s)],     x += dx,   y += T'dt.
 
 An interior-point answer at 1e-8, whose x is good to 1e-5 on curved cones, comes out at 1e-10 or
-better. A sample is settled when a step leaves its active structure alone (and, on curved cones, moves
-it too little to matter); its ghost solver then serves the backward pass. The others go on together.
+better. A sample is settled when a step leaves its active structure alone (and moves no curved block far
+enough to change its curvature); its ghost solver then serves the backward pass. The others go on together.
 Where steps run out, the iterate with the smallest natural residual is kept, so polish never makes a
 solution worse.
 """
@@ -25,8 +25,12 @@ from ffo.program.cone import ConeProgram
 Array = np.ndarray
 
 STEPS = 10
-#: relative step below which the curvature of the previous point serves as that of the new one
-SETTLED = 1e-8
+#: step relative to a block's own size below which its curvature at the previous point serves at the new one
+SETTLED = 1e-7
+#: relative step that rounding makes
+STILL = 1e-14
+#: relative step below which the factors of the previous point serve the new one, with refinement
+CLOSE = 1e-2
 #: natural residual below which rounding decides
 ROUNDING = 1e-14
 
@@ -76,10 +80,12 @@ class _Run:
         self.home = np.zeros(batch, dtype=int)
         self.solvers: list[tuple[Array, GhostSolver]] = []
         self.pending = np.arange(batch)
+        self.neighbour: GhostSolver | None = None
         self.settled = np.zeros(batch, dtype=bool)
         self.error, self.ratio = np.full(batch, np.inf), np.full(batch, np.inf)
         self.weak = np.zeros(batch, dtype=bool)
-        self.curved = any(not g.cone.scalar for g in program.cones.groups)
+        curved = [np.full(g.count, not g.cone.scalar) for g in program.cones.groups]
+        self.curved = np.concatenate([*curved, np.zeros(0, dtype=bool)])
 
     def step(self, way: Way) -> None:
         """One Newton step for the pending samples."""
@@ -90,24 +96,32 @@ class _Run:
         before = self.active or ActiveSet(program, self.w[who], sizes.tau)
         x, natural = self.x[who], self.natural[who]
         self._keep_best(who, x, before, natural)
-        solver = way.solver(GhostSystem(program, before))
+        solver = way.solver(GhostSystem(program, before), self.neighbour)
         move = solver.solve(-program.stationarity(x, before.y), program.slack(x) - before.s)
         self.solvers.append((who, solver))
         new_x, new_y = x + move.u, before.y + move.w
         after = ActiveSet(program, program.slack(new_x) - sizes.tau * new_y, sizes.tau)
         new_natural = _natural(program, new_x, after, sizes)
         newton = np.maximum(_max(move.u) / sizes.primal, _max(move.w * sizes.rows) / sizes.dual)
-        # A stale curvature errs by about the step; flat cones have none.
-        stale = newton if self.curved else np.zeros(len(who))
+        block = program.cones.block_norms(sizes.rows) * sizes.primal[:, None]
+        nearness = block / np.maximum(after.margin, 1e-30 * block)
+        # A stale curvature errs by about the step over the size of its block; flat cones have none.
+        stale = _max(newton[:, None] * nearness[:, self.curved])
         same = (after.case == before.case).all(axis=1)
-        settled = same & (stale <= SETTLED) & (new_natural <= np.maximum(natural, ROUNDING))
-        self._judge(who, program, after, sizes, np.maximum(stale, new_natural))
+        still = (stale <= SETTLED) | (newton <= STILL)
+        settled = same & still & (new_natural <= np.maximum(natural, ROUNDING))
+        self.error[who] = np.maximum(stale, new_natural)
+        # Could what error is left move a block to another face?
+        self.ratio[who] = np.maximum(stale, _max(new_natural[:, None] * nearness))
+        self.weak[who] = (after.margin <= WEAK * block).any(axis=1)
         self._finish(who[settled], new_x[settled], after.y[settled], after.s[settled], new_natural[settled])
         finite = np.isfinite(new_natural)
         self.x[who], self.w[who], self.natural[who] = new_x, after.w, new_natural
         go_on = ~settled & finite
         self.pending = who[go_on]
         self.active = after if go_on.all() else None
+        close = go_on.all() and same.all() and (newton <= CLOSE).all()
+        self.neighbour = solver if close else None
 
     def _keep_best(self, who: Array, x: Array, active: ActiveSet, natural: Array) -> None:
         better = natural < self.best.natural[who]
@@ -119,14 +133,6 @@ class _Run:
         self.best.put(who, x, y, s, natural)
         self.home[who] = len(self.solvers) - 1
         self.settled[who] = True
-
-    def _judge(self, who: Array, program: ConeProgram, after: ActiveSet, sizes: Scale, error: Array) -> None:
-        """Could what error is left move a block to another face?"""
-        block = program.cones.block_norms(sizes.rows) * sizes.primal[:, None]
-        margin = np.maximum(after.margin, 1e-300)
-        self.ratio[who] = (error[:, None] * block / margin).max(axis=1, initial=0.0)
-        self.weak[who] = (after.margin <= WEAK * block).any(axis=1)
-        self.error[who] = error
 
     def result(self) -> Polished:
         parts = tuple(

@@ -55,7 +55,8 @@ class Way(ABC):
         return True
 
     @abstractmethod
-    def solver(self, system: GhostSystem) -> GhostSolver: ...
+    def solver(self, system: GhostSystem, previous: GhostSolver | None = None) -> GhostSolver:
+        """A solver for a system; `previous` solved one of the same structure close by."""
 
 
 class GhostSystem:
@@ -79,6 +80,14 @@ class GhostSystem:
         """(rows, batch * n) active rows of the constraint matrix."""
         return sp.csr_array(self.active.T @ self.program.A.block_diagonal_rows(self.batch))
 
+    @cached_property
+    def P(self) -> sp.csr_array:
+        """(batch * n, batch * n) quadratic terms, both triangles."""
+        upper = self.program.P.block_diagonal(self.batch)
+        if not upper.nnz or np.array_equal(self.program.P.indices, self.program.P.columns):
+            return sp.csr_array(upper)
+        return sp.csr_array(upper + sp.triu(upper, 1).T)
+
     def right_hand_side(self, r_x: Array, r_s: Array) -> Array:
         aux = np.zeros(len(self.active.aux_sample))
         return np.concatenate([r_x.ravel(), self.active.T @ r_s.ravel(), aux])
@@ -95,6 +104,15 @@ class GhostSystem:
         top = p.P.dot(U) + p.A.tdot((a.T.T @ t).reshape(self.batch, self.m))
         middle = a.T @ p.A.dot(U).ravel() - a.delta * t + a.C @ k
         return np.concatenate([top.ravel(), middle, a.C.T @ t])
+
+    def formed_dot(self, z: Array) -> Array:
+        """K z from the formed matrices P and TA; the faster one where memory allows."""
+        u, t, k = self.split(z)
+        C = self.active.C
+        middle = self.TA @ u - self.active.delta * t
+        if not len(k):
+            return np.concatenate([self.P @ u + self.TA.T @ t, middle])
+        return np.concatenate([self.P @ u + self.TA.T @ t, middle + C @ k, C.T @ t])
 
     def norms(self, v: Array) -> Array:
         """(batch,) Euclidean norm of each sample's part of a vector of unknowns."""

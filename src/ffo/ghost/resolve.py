@@ -53,7 +53,7 @@ class Resolve(Way):
         """The ghost can be re-solved for Newton steps; solutions of the original cannot be improved."""
         return self.target == "ghost"
 
-    def solver(self, system: GhostSystem) -> GhostSolver:
+    def solver(self, system: GhostSystem, previous: GhostSolver | None = None) -> GhostSolver:
         return _GhostResolve(system, self) if self.target == "ghost" else _OriginalResolve(system, self)
 
 

@@ -103,17 +103,53 @@ class AffineMap:
         self.cones = cones
 
     def apply(self, values: Sequence[Array]) -> ConeProgram:
-        """Data for parameter values of shape (size,) (shared) or (batch, size)."""
+        """Data for parameter values of shape (size,) (shared) or (batch, size).
+
+        Matrices are returned on the pattern of their values where these are known to be few.
+        """
         batch = next((len(v) for v in values if v.ndim == 2), 1)
         logs = self._logarithms(values)
-        P, q, A, b = (self._block(name, values, logs) for name in BLOCKS)
-        return ConeProgram(
-            SymmetricBatch(self.P.indptr, self.P.indices, P, self.P.shape),
-            np.broadcast_to(q, (batch, self.P.shape[0])),
-            SparseBatch(self.A.indptr, self.A.indices, A, self.A.shape),
-            np.broadcast_to(b, (batch, self.A.shape[0])),
-            self.cones,
-        )
+        q, b = (self._block(name, values, logs) for name in ("q", "b"))
+        P = SymmetricBatch(*self._matrix("P", self.P, values, logs))
+        A = SparseBatch(*self._matrix("A", self.A, values, logs))
+        q, b = np.broadcast_to(q, (batch, self.P.shape[0])), np.broadcast_to(b, (batch, self.A.shape[0]))
+        return ConeProgram(P, q, A, b, self.cones)
+
+    def _matrix(
+        self, name: Block, pattern: Pattern, values: Sequence[Array], logs: dict[int, Array]
+    ) -> tuple[Array, Array, Array, tuple[int, int]]:
+        """(indptr, indices, values, shape) of a matrix block."""
+        few = self._few(name, values, logs)
+        if few is None:
+            return pattern.indptr, pattern.indices, self._block(name, values, logs), pattern.shape
+        places, entry = np.unique(few[0], return_inverse=True)
+        total = np.bincount(entry, weights=few[1], minlength=len(places)).astype(float)
+        indptr = np.searchsorted(places, pattern.indptr).astype(pattern.indptr.dtype)
+        return indptr, pattern.indices[places], total, pattern.shape
+
+    def _few(self, name: Block, values: Sequence[Array], logs: dict[int, Array]) -> tuple[Array, Array] | None:
+        """Places and values whose sum is the block, if it is shared and its parameters mostly zero.
+
+        A parameter declared dense (n x n) is often filled with sparse values (an identity).
+        """
+        where, what = [self._constant_places[name]], [self.constants[name][self._constant_places[name]]]
+        for entry in self.entries:
+            if name not in entry.maps:
+                continue
+            M, theta = entry.maps[name], logs[entry.parameter] if entry.log else values[entry.parameter]
+            if theta.ndim == 2:
+                return None
+            nonzero = np.flatnonzero(theta != 0)  # ten times faster than flatnonzero(theta)
+            if len(nonzero) * 8 > len(theta):
+                return None
+            place, value = _few_columns(M, nonzero, theta[nonzero])
+            where.append(place)
+            what.append(value)
+        return np.concatenate(where), np.concatenate(what)
+
+    @cached_property
+    def _constant_places(self) -> dict[Block, Array]:
+        return {name: np.flatnonzero(v) for name, v in self.constants.items()}
 
     def touches(self, name: Block) -> bool:
         """Whether any parameter enters a block."""
@@ -139,7 +175,7 @@ class AffineMap:
                 continue
             theta = logs[entry.parameter] if entry.log else values[entry.parameter]
             if theta.ndim == 1:
-                shared = shared + _times(M, theta)
+                shared = shared + M @ theta
             else:
                 term = _times_batch(M, theta)
                 batched = term if batched is None else batched + term
@@ -208,21 +244,12 @@ class AffineMap:
         )
 
 
-def _times(M: sp.csc_array, theta: Array) -> Array:
-    """M theta, touching only the columns where theta is not zero when these are few.
-
-    Parameters declared dense (n x n) and filled with sparse values (an identity) are common.
-    """
-    nonzero = np.flatnonzero(theta)
-    if len(nonzero) * 8 > len(theta):
-        return M @ theta
-    starts, counts = M.indptr[nonzero], np.diff(M.indptr)[nonzero]
-    total = int(counts.sum())
-    first = np.repeat(starts - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts) if total else starts[:0]
-    where = first + np.arange(total)
-    out = np.zeros(M.shape[0])
-    np.add.at(out, M.indices[where], M.data[where] * np.repeat(theta[nonzero], counts))
-    return out
+def _few_columns(M: sp.csc_array, columns: Array, weights: Array) -> tuple[Array, Array]:
+    """Rows and values of the weighted columns of M."""
+    counts = M.indptr[columns + 1] - M.indptr[columns]
+    ends = np.cumsum(counts)
+    where = np.arange(ends[-1] if len(ends) else 0) + np.repeat(M.indptr[columns] - (ends - counts), counts)
+    return M.indices[where], M.data[where] * np.repeat(weights, counts)
 
 
 def _times_batch(M: sp.csc_array, theta: Array) -> Array:

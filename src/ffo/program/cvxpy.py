@@ -232,7 +232,8 @@ def _affine_map(
 
 def _column(t: _Tensor, column: int) -> Array:
     at = t.column == column
-    return np.bincount(t.entry[at], weights=t.value[at], minlength=t.length)
+    # bincount of nothing is integer, whatever the weights
+    return np.bincount(t.entry[at], weights=t.value[at], minlength=t.length).astype(float)
 
 
 def _entry(c: _Columns, tensors: dict[Block, _Tensor]) -> Entry:
