@@ -1,0 +1,183 @@
+"""The contract of a solver adapter.
+
+An adapter is thin: it declares what its solver can do, translates settings, hands the data over and
+brings the answer back as a `Solution` in this package's signs. It judges nothing (the residuals of
+the solution do that) and never switches to another solver.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ffo.cones.base import Cone
+from ffo.errors import MissingSolverError, Status, UnsupportedProblemError
+from ffo.program.cone import ConeProgram, Solution
+from ffo.solvers.settings import resolve
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a solver can treat, and how it likes to be called.
+
+    Attributes:
+        cones: the cone types it accepts.
+        quadratic: whether it takes P natively.
+        threads: whether its solves release the GIL, so that Python threads speed a batch up.
+        module: the module to import; package: what to pip install; extra: the extra of ffo.
+    """
+
+    cones: frozenset[type[Cone]]
+    quadratic: bool
+    module: str
+    package: str
+    extra: str | None = None
+    threads: bool = False
+    warm_start: bool = False
+
+
+@dataclass(frozen=True)
+class Point:
+    """One sample's answer: x (n,), y (m,), s (m,) and the verdict of the solver."""
+
+    x: Array
+    y: Array
+    s: Array
+    status: Status
+    iterations: int = -1
+    detail: str = ""
+
+
+class Workspace(ABC):
+    """A solver set up for one program; reused for its samples.
+
+    The first sample starts the solver; later ones hand it new numbers on the same pattern. What
+    depends on the pattern alone, and what can be computed for all samples at once, belongs in the
+    constructor; errors of the solver itself belong in the three methods, where they cost one sample.
+    """
+
+    def __init__(self, program: ConeProgram) -> None:
+        self.program = program
+        self.ready = False
+        self.setup_seconds = 0.0
+
+    def solve(self, sample: int, warm: Point | None = None) -> Point:
+        """Solve one sample of the program."""
+        if self.ready:
+            self.update(sample)
+        else:
+            start = time.perf_counter()
+            self.start(sample)
+            self.ready = True
+            self.setup_seconds += time.perf_counter() - start
+        return self.run(sample, warm)
+
+    @abstractmethod
+    def start(self, sample: int) -> None:
+        """Set the solver up with the data of a sample."""
+
+    def update(self, sample: int) -> None:
+        """Give the solver the data of another sample; by default a fresh start."""
+        self.start(sample)
+
+    @abstractmethod
+    def run(self, sample: int, warm: Point | None) -> Point:
+        """Solve, and bring the answer back in this package's signs."""
+
+
+class Solver(ABC):
+    """A configured solver. Subclasses write `workspace`; a solver with a native batch also `solve`.
+
+    Attributes:
+        settings: the settings in the solver's own names.
+        eps: the loosest accuracy that these ask for.
+    """
+
+    name: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
+    #: the solver's own setting names that are passed through
+    native_settings: ClassVar[frozenset[str]] = frozenset()
+    #: the solver's own names for `eps` and `max_iters`
+    tolerances: ClassVar[tuple[str, ...]] = ()
+    iteration_limit: ClassVar[str] = ""
+    #: values of the solver's settings that differ from its own defaults
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    #: True where the solver's setting names are not known here and all are passed through
+    open_settings: ClassVar[bool] = False
+    #: measured residual below which an answer counts as solved however small eps is
+    residual_floor: ClassVar[float] = 1e-5
+
+    def __init__(self, settings: Mapping[str, Any] | None = None, *, verbose: bool = False) -> None:
+        self.require()
+        resolved = resolve(self, settings)
+        self.verbose = verbose or resolved.verbose
+        self.settings = resolved.native
+        self.eps = resolved.eps
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.settings})"
+
+    @classmethod
+    def installed(cls) -> bool:
+        return importlib.util.find_spec(cls.capabilities.module) is not None
+
+    @classmethod
+    def require(cls) -> None:
+        """Raise with the pip command when the solver's package is missing."""
+        if not cls.installed():
+            extra = cls.capabilities.extra
+            hint = f" (or: pip install 'ffo[{extra}]')" if extra else ""
+            raise MissingSolverError(
+                f"solver {cls.name} needs the package {cls.capabilities.package}: "
+                f"pip install {cls.capabilities.package}{hint}"
+            )
+
+    def check(self, program: ConeProgram) -> None:
+        """Raise if the solver cannot treat this kind of program."""
+        missing = program.cones.kinds - self.capabilities.cones
+        if missing:
+            names = ", ".join(sorted(kind.name for kind in missing))
+            raise UnsupportedProblemError(f"{self.name} does not support the cones of this problem: {names}")
+        if program.P.nnz and not self.capabilities.quadratic:
+            raise UnsupportedProblemError(f"{self.name} does not take quadratic objectives")
+
+    @abstractmethod
+    def workspace(self, program: ConeProgram) -> Workspace:
+        """Set the solver up for a program."""
+
+    def solve(self, program: ConeProgram, warm: Solution | None = None) -> Solution:
+        """Solve every sample of the batch."""
+        from ffo.solvers.pool import solve_samples
+
+        self.check(program)
+        start = time.perf_counter()
+        points, setup = solve_samples(self, program, warm)
+        return gather(points, setup_time=setup, solve_time=time.perf_counter() - start - setup)
+
+
+def failed(program: ConeProgram, status: Status, detail: str = "", iterations: int = -1) -> Point:
+    """The answer of a sample that has none."""
+    nothing = np.full(program.m, np.nan)
+    return Point(np.full(program.n, np.nan), nothing, nothing.copy(), status, iterations, detail)
+
+
+def gather(points: list[Point], setup_time: float = 0.0, solve_time: float = 0.0) -> Solution:
+    """One `Solution` from the answers of its samples."""
+    return Solution(
+        x=np.stack([p.x for p in points]),
+        y=np.stack([p.y for p in points]),
+        s=np.stack([p.s for p in points]),
+        status=np.array([p.status for p in points], dtype=int),
+        iterations=np.array([p.iterations for p in points], dtype=int),
+        setup_time=setup_time,
+        solve_time=solve_time,
+        detail={k: p.detail for k, p in enumerate(points) if p.detail},
+    )

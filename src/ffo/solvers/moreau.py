@@ -1,0 +1,113 @@
+"""Moreau: interior point that solves a whole batch natively, on CPU or GPU."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from ffo.cones import PSD, Exponential, Nonneg, Power, SecondOrder, Zero
+from ffo.errors import InputError, Status
+from ffo.program.cone import ConeProgram, Solution
+from ffo.program.sparse import SparseBatch
+from ffo.solvers.base import Capabilities, Solver, Workspace
+from ffo.solvers.feed import mirrored, transposed
+from ffo.solvers.ordering import Ordering
+
+_ORDER = (Zero, Nonneg, SecondOrder, PSD, Exponential, Power)
+
+_STATUS = {
+    "Solved": Status.SOLVED,
+    "AlmostSolved": Status.INACCURATE,
+    "PrimalInfeasible": Status.INFEASIBLE,
+    "AlmostPrimalInfeasible": Status.INFEASIBLE,
+    "DualInfeasible": Status.UNBOUNDED,
+    "AlmostDualInfeasible": Status.UNBOUNDED,
+    "MaxIterations": Status.ITERATION_LIMIT,
+    "MaxTime": Status.TIME_LIMIT,
+    "InsufficientProgress": Status.INACCURATE,
+}
+_TOP = frozenset({"solver", "device", "device_id", "auto_tune", "max_iter", "time_limit"})
+
+
+class MoreauSolver(Solver):
+    """Moreau with its interior-point method: its automatic choice has returned wrong solutions of small QPs."""
+
+    name = "MOREAU"
+    capabilities = Capabilities(frozenset(_ORDER), quadratic=True, module="moreau", package="moreau", extra="moreau")
+    native_settings = _TOP | frozenset(
+        """tol_gap_abs tol_gap_rel tol_feas tol_infeas_abs tol_infeas_rel tol_ktratio max_step_fraction
+        equilibrate_enable direct_solve_method cudss_ir_steps cudss_pivot_enable max_lu_nnz reduced_tol_gap_abs
+        reduced_tol_gap_rel reduced_tol_feas reduced_tol_infeas_abs reduced_tol_infeas_rel reduced_tol_ktratio
+        chordal_decomposition_enable chordal_decomposition_merge_method""".split()
+    )
+    tolerances = ("tol_gap_abs", "tol_gap_rel", "tol_feas")
+    iteration_limit = "max_iter"
+    defaults = {"solver": "ipm", "device": "cpu"}
+
+    def workspace(self, program: ConeProgram) -> Workspace:
+        raise NotImplementedError("Moreau solves whole batches")
+
+    def solve(self, program: ConeProgram, warm: Solution | None = None) -> Solution:
+        """Solve every sample of the batch in one native call."""
+        self.check(program)
+        start = time.perf_counter()
+        order = Ordering(program, _ORDER)
+        P, A = mirrored(program.P), transposed(order.program.A)  # CSR arrays
+        compiled = self._compile(order, P, A)
+        if P.shared == A.shared:
+            compiled.setup(P.values, A.values)
+        else:  # Moreau shares both or none
+            compiled.setup(_batched(P, program.batch), _batched(A, program.batch))
+        ready = time.perf_counter()
+        q, b = np.ascontiguousarray(program.q), np.ascontiguousarray(order.program.b)
+        try:
+            answer, info = compiled.solve(q, b), compiled.info
+        except RuntimeError as error:  # one bad sample stops Moreau's whole batch
+            return _nothing(program, str(error), ready - start, time.perf_counter() - ready)
+        said = [status.name for status in info.status]
+        status = np.array([_STATUS.get(word, Status.NUMERICAL) for word in said], dtype=int)
+        return Solution(
+            x=np.array(answer.x),
+            y=order.back(np.asarray(answer.z)),
+            s=order.back(np.asarray(answer.s)),
+            status=status,
+            iterations=np.array(np.broadcast_to(info.iterations, (program.batch,)), dtype=int),
+            setup_time=ready - start,
+            solve_time=time.perf_counter() - ready,
+            detail={k: word for k, word in enumerate(said) if status[k] != Status.SOLVED},
+        )
+
+    def _compile(self, order: Ordering, P: SparseBatch, A: SparseBatch) -> Any:
+        import moreau
+
+        top = {k: v for k, v in self.settings.items() if k in _TOP}
+        inner = {k: v for k, v in self.settings.items() if k not in _TOP}
+        try:
+            settings = moreau.Settings(
+                batch_size=order.program.batch, verbose=self.verbose, ipm_settings=moreau.IPMSettings(**inner), **top
+            )
+        except (ValueError, TypeError) as error:
+            raise InputError(f"MOREAU does not accept these settings: {error}") from error
+        cones = moreau.Cones(
+            num_zero_cones=order.count(Zero),
+            num_nonneg_cones=order.count(Nonneg),
+            so_cone_dims=[c.dim for c in order.each(SecondOrder)],
+            psd_dims=[c.order for c in order.each(PSD)],
+            num_exp_cones=order.count(Exponential),
+            power_alphas=[c.alpha for c in order.each(Power)],
+        )
+        n, m = order.program.n, order.program.m
+        return moreau.CompiledSolver(n, m, P.indptr, P.indices, A.indptr, A.indices, cones=cones, settings=settings)
+
+
+def _batched(M: SparseBatch, batch: int) -> np.ndarray:
+    return np.ascontiguousarray(np.broadcast_to(M.values, (batch, M.nnz)))
+
+
+def _nothing(program: ConeProgram, why: str, setup: float, solve: float) -> Solution:
+    batch, n, m = program.batch, program.n, program.m
+    status = np.full(batch, int(Status.NUMERICAL))
+    x, y = np.full((batch, n), np.nan), np.full((batch, m), np.nan)
+    return Solution(x, y, y.copy(), status, np.full(batch, -1), setup, solve, dict.fromkeys(range(batch), why))

@@ -1,0 +1,107 @@
+"""SCS: operator splitting for all cones of this package; warm starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ffo.cones import PSD, Exponential, Nonneg, Power, SecondOrder, Zero
+from ffo.errors import Status
+from ffo.program.cone import ConeProgram
+from ffo.solvers.base import Capabilities, Point, Solver, Workspace
+from ffo.solvers.feed import SparseFeed
+from ffo.solvers.ordering import Ordering
+
+_ORDER = (Zero, Nonneg, SecondOrder, PSD, Exponential, Power)
+
+_STATUS = {
+    1: Status.SOLVED,
+    2: Status.INACCURATE,
+    -1: Status.UNBOUNDED,
+    -2: Status.INFEASIBLE,
+    -6: Status.UNBOUNDED,
+    -7: Status.INFEASIBLE,
+}
+
+
+class SCSSolver(Solver):
+    """SCS. Its MKL back end starts threads of its own, so QDLDL is the default (`linear_solver`)."""
+
+    name = "SCS"
+    capabilities = Capabilities(
+        frozenset(_ORDER), quadratic=True, module="scs", package="scs", extra="scs", threads=True, warm_start=True
+    )
+    native_settings = frozenset(
+        """use_indirect linear_solver mkl gpu normalize scale adaptive_scale rho_x max_iters eps_abs eps_rel
+        eps_infeas alpha time_limit_secs acceleration_lookback acceleration_interval write_data_filename
+        log_csv_filename""".split()
+    )
+    tolerances = ("eps_abs", "eps_rel")
+    iteration_limit = "max_iters"
+    defaults = {"linear_solver": "qdldl"}
+
+    def workspace(self, program: ConeProgram) -> Workspace:
+        return _SCSWorkspace(self, program)
+
+
+class _SCSWorkspace(Workspace):
+    def __init__(self, solver: SCSSolver, program: ConeProgram) -> None:
+        super().__init__(program)
+        import scs
+
+        self._new = scs.SCS
+        self.settings = {**solver.settings, "verbose": solver.verbose}
+        self.order = Ordering(program, _ORDER, lower_psd=True)
+        self.empty = program.m == 0
+        self.cone = _cone(self.order)
+        self.P, self.A = SparseFeed(program.P), SparseFeed(self.order.program.A)
+        self.b = self.order.program.b
+
+    def start(self, sample: int) -> None:
+        A, b, cone = self.A(sample), self.b[sample], self.cone
+        if self.empty:  # SCS wants a constraint: 0'x <= 1
+            A, b, cone = type(A)((1, self.program.n)), np.ones(1), {"l": 1}
+        data = {"P": self.P(sample), "A": A, "b": b, "c": self.program.q[sample]}
+        self.solver = self._new(data, cone, **self.settings)
+
+    def update(self, sample: int) -> None:
+        if self.program.shared_matrices:
+            self.solver.update(b=None if self.empty else self.b[sample], c=self.program.q[sample])
+        else:
+            self.start(sample)
+
+    def run(self, sample: int, warm: Point | None) -> Point:
+        if warm is None or self.empty:
+            result = self.solver.solve(warm_start=False)
+        else:
+            y, s = warm.y[self.order.rows], warm.s[self.order.rows]
+            result = self.solver.solve(warm_start=True, x=np.array(warm.x), y=y, s=s)
+        info = result["info"]
+        status = _status(info)
+        m = self.program.m
+        y, s = self.order.back(result["y"][:m]), self.order.back(result["s"][:m])
+        return Point(result["x"], y, s, status, info["iter"], "" if status.ok else info["status"])
+
+
+def _status(info: dict[str, Any]) -> Status:
+    status = _STATUS.get(info["status_val"], Status.NUMERICAL)
+    if status is Status.INACCURATE:  # SCS says only in words why it stopped
+        words = info["status"]
+        if "max_iters" in words:
+            return Status.ITERATION_LIMIT
+        if "time" in words:
+            return Status.TIME_LIMIT
+    return status
+
+
+def _cone(order: Ordering) -> dict[str, Any]:
+    cone = {
+        "z": order.count(Zero),
+        "l": order.count(Nonneg),
+        "q": [c.dim for c in order.each(SecondOrder)],
+        "s": [c.order for c in order.each(PSD)],
+        "ep": order.count(Exponential),
+        "p": [c.alpha for c in order.each(Power)],
+    }
+    return {name: value for name, value in cone.items() if value}

@@ -1,0 +1,108 @@
+"""What a user may say to a solver, translated into the solver's own words.
+
+Every adapter understands `eps` (accuracy), `max_iters` and `verbose`; names of its own solver pass
+through. A name that only another solver (or another layer package) knows is accepted with a
+`SettingWarning`, so that a solver can be swapped without editing its arguments; a name that nobody
+knows is an error, because it is most likely a typing mistake.
+"""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ffo.errors import InputError, SettingWarning, UnknownSettingError
+
+if TYPE_CHECKING:
+    from ffo.solvers.base import Solver
+
+DEFAULT_EPS = 1e-8
+
+COMMON = frozenset({"eps", "max_iters", "verbose"})
+
+#: Names of cvxpylayers, diffcp, qpth and CVXPY's solve(), which have no meaning here.
+FOREIGN = frozenset(
+    """solve_method mode n_jobs_forward n_jobs_backward derivative_kwargs lpgd_args warm_start raise_on_error
+    solver solver_args use_LPGD diff_mode tau rho tau_b tau_f ignore_dpp canon_backend gp qcp requires_grad
+    enforce_dpp check_Q_spd notImprovedLim maxIter structural_feasibility omp_parallel maxIterBackward
+    """.split()
+)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Settings in the solver's own names; `eps` is the loosest accuracy they ask for."""
+
+    native: dict[str, Any]
+    eps: float
+    verbose: bool
+
+
+def resolve(solver: type[Solver] | Solver, settings: Mapping[str, Any] | None) -> Resolved:
+    """Translate a user's settings for one adapter.
+
+    Raises:
+        UnknownSettingError: for a name that no adapter knows.
+        InputError: for an `eps` or `max_iters` that makes no sense.
+    """
+    given = dict(settings or {})
+    eps = _positive("eps", given.pop("eps", DEFAULT_EPS), float)
+    iterations = given.pop("max_iters", None)
+    verbose = bool(given.pop("verbose", False))
+    native: dict[str, Any] = dict(solver.defaults)
+    native.update(dict.fromkeys(solver.tolerances, eps))
+    if iterations is not None:
+        if not solver.iteration_limit:
+            _warn(solver, "max_iters")
+        else:
+            native[solver.iteration_limit] = _positive("max_iters", iterations, int)
+    for name, value in given.items():
+        if solver.open_settings or name in solver.native_settings:
+            native[name] = value
+        elif name in FOREIGN or name in _known_elsewhere():
+            _warn(solver, name)
+        else:
+            raise UnknownSettingError(_unknown(solver, name))
+    asked = [native[t] for t in solver.tolerances if isinstance(native.get(t), (int, float))]
+    return Resolved(native, float(max(asked, default=eps)), verbose)
+
+
+def assign(target: Any, settings: Mapping[str, Any], solver: str) -> Any:
+    """Set attributes of a solver's settings object; a refused value is the user's error, so say so."""
+    for name, value in settings.items():
+        try:
+            setattr(target, name, value)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"{solver} does not accept {name}={value!r}: {error}") from error
+    return target
+
+
+def _positive(name: str, value: Any, kind: type) -> Any:
+    try:
+        number = kind(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} must be a positive number, not {value!r}") from None
+    if not number > 0:
+        raise InputError(f"{name} must be a positive number, not {value!r}")
+    return number
+
+
+def _warn(solver: type[Solver] | Solver, name: str) -> None:
+    text = f"setting {name!r} has no effect on {solver.name}; every solver understands eps and max_iters"
+    warnings.warn(text, SettingWarning, stacklevel=2)
+
+
+def _known_elsewhere() -> frozenset[str]:
+    from ffo.solvers.registry import adapters
+
+    return frozenset().union(*(cls.native_settings for cls in adapters().values()))
+
+
+def _unknown(solver: type[Solver] | Solver, name: str) -> str:
+    own = sorted(COMMON | solver.native_settings)
+    close = difflib.get_close_matches(name, own, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"no solver knows the setting {name!r}{hint} {solver.name} takes: {', '.join(own)}"

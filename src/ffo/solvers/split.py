@@ -1,0 +1,194 @@
+"""A cone program of zero and nonnegative rows as QP solvers like it: equalities, inequalities, bounds.
+
+    min 1/2 x'Px + q'x   s.t.  Ex = e,  Gx <= h,  lb <= x <= ub
+
+A nonnegative row with a single nonzero, a x_j <= b, is a bound: x_j <= b/a for a > 0, x_j >= b/a for
+a < 0. Solvers treat bounds far faster than rows. When several rows bound a variable from the same
+side, the tightest one is passed on and receives the multiplier.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from ffo.cones import Nonneg, Zero
+from ffo.program.cone import ConeProgram
+from ffo.program.sparse import SparseBatch
+
+Array = np.ndarray
+
+#: Bounds that cross by less than this (relative) are rounding, by more an infeasible problem.
+CROSSING = 1e-9
+
+
+def rows_of(program: ConeProgram, kind: type) -> Array:
+    """Rows of A that belong to cones of this type, in order."""
+    found = [g.index.ravel() for g in program.cones.groups if type(g.cone) is kind]
+    return np.sort(np.concatenate(found)) if found else np.zeros(0, dtype=np.intp)
+
+
+def pick_rows(A: SparseBatch, rows: Array) -> SparseBatch:
+    """The given rows of A, in the given order, for every sample."""
+    place = np.full(A.shape[0], -1)
+    place[rows] = np.arange(len(rows))
+    new = place[A.indices]
+    keep = np.flatnonzero(new >= 0)
+    if np.any(np.diff(rows) < 0):
+        keep = keep[np.lexsort((new[keep], A.columns[keep]))]
+    counts = np.bincount(A.columns[keep], minlength=A.shape[1])
+    indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    return SparseBatch(indptr, new[keep].astype(np.int32), A.values[..., keep], (len(rows), A.shape[1]))
+
+
+class Split:
+    """The rows of a program by kind.
+
+    Args:
+        bounds: whether to pass singleton rows as bounds (else as inequalities).
+
+    Attributes:
+        equal, unequal: row numbers of the equalities and of the inequalities that are not bounds.
+        single: (k,) rows that are bounds; column: (k,) the variables they bound.
+    """
+
+    def __init__(self, program: ConeProgram, bounds: bool = True) -> None:
+        self.program = program
+        self.equal = rows_of(program, Zero)
+        nonneg = rows_of(program, Nonneg)
+        A = program.A
+        if not bounds or not A.nnz:
+            nothing = np.zeros(0, dtype=np.intp)
+            self.single, self.column, self._entry, self.unequal = nothing, nothing, nothing, nonneg
+            return
+        entry = np.zeros(program.m, dtype=np.intp)
+        entry[A.indices] = np.arange(A.nnz)
+        alone = np.bincount(A.indices, minlength=program.m)[nonneg] == 1
+        # A stored entry that is zero in some sample bounds nothing there: leave the row general.
+        values = A.values[..., entry[nonneg]]
+        alone &= values != 0 if A.shared else (values != 0).all(axis=0)
+        self.single, self.unequal = nonneg[alone], nonneg[~alone]
+        self._entry = entry[self.single]
+        self.column = A.columns[self._entry]
+
+    @cached_property
+    def E(self) -> SparseBatch:
+        return pick_rows(self.program.A, self.equal)
+
+    @cached_property
+    def G(self) -> SparseBatch:
+        return pick_rows(self.program.A, self.unequal)
+
+    @cached_property
+    def e(self) -> Array:
+        return self.program.b[:, self.equal]
+
+    @cached_property
+    def h(self) -> Array:
+        return self.program.b[:, self.unequal]
+
+    @cached_property
+    def coefficient(self) -> Array:
+        """(k,) or (batch, k) coefficients of the bound rows."""
+        return self.program.A.values[..., self._entry]
+
+    @cached_property
+    def upper(self) -> Array:
+        """(k,) or (batch, k) whether the row bounds its variable from above."""
+        return self.coefficient > 0
+
+    @cached_property
+    def slot(self) -> Array:
+        """(k,) or (batch, k) place of the row's bound in the vector (lb, ub) of length 2n."""
+        return self.column + self.program.n * self.upper
+
+    @cached_property
+    def unique(self) -> bool:
+        """True when every slot has at most one row, the same for all samples: nothing to compare."""
+        slot = self.slot
+        if slot.ndim == 2:
+            if (slot != slot[0]).any():
+                return False
+            slot = slot[0]
+        return len(np.unique(slot)) == len(slot)
+
+    @cached_property
+    def _bounds(self) -> tuple[Array, Array]:
+        """(batch, 2n) lower then upper bounds, and (batch, k) whether a row is the tightest of its slot."""
+        program, n = self.program, self.program.n
+        size = (program.batch, 2 * n)
+        value = program.b[:, self.single] / self.coefficient  # (batch, k)
+        bounds = np.empty(size)
+        bounds[:, :n], bounds[:, n:] = -np.inf, np.inf
+        if self.unique:
+            bounds[:, self.slot if self.slot.ndim == 1 else self.slot[0]] = value
+            return bounds, np.ones_like(value, dtype=bool)
+        slot = np.broadcast_to(self.slot, value.shape) + 2 * n * np.arange(program.batch)[:, None]
+        looseness = np.where(np.broadcast_to(self.upper, value.shape), value, -value)
+        order = np.lexsort((looseness.ravel(), slot.ravel()))  # by slot, the tightest first
+        sorted_slot = slot.ravel()[order]
+        first = order[np.concatenate([[True], sorted_slot[1:] != sorted_slot[:-1]])]
+        bounds.ravel()[slot.ravel()[first]] = value.ravel()[first]
+        tight = np.zeros(value.size, dtype=bool)
+        tight[first] = True
+        return bounds, tight.reshape(value.shape)
+
+    @cached_property
+    def crossed(self) -> Array:
+        """(batch,) whether some lower bound lies above its upper bound."""
+        n = self.program.n
+        lb, ub = self._bounds[0][:, :n], self._bounds[0][:, n:]
+        with np.errstate(invalid="ignore"):
+            gap = CROSSING * np.maximum(1.0, np.minimum(np.abs(lb), np.abs(ub)))
+            return np.any(lb > ub + gap, axis=1)
+
+    @cached_property
+    def lb(self) -> Array:
+        """(batch, n) lower bounds, -inf where there is none."""
+        lb = self._bounds[0][:, : self.program.n]
+        return np.minimum(lb, self.ub)  # differs by rounding only, unless crossed
+
+    @cached_property
+    def ub(self) -> Array:
+        """(batch, n) upper bounds, inf where there is none."""
+        return np.ascontiguousarray(self._bounds[0][:, self.program.n :])
+
+    @cached_property
+    def _scales(self) -> tuple[Array, Array]:
+        """(batch, k) factors from bound multipliers and bound slacks to those of the rows."""
+        size = np.broadcast_to(np.abs(self.coefficient), (self.program.batch, len(self.single)))
+        return self._bounds[1] / size, size
+
+    def duals(self, sample: int, equal: Array, unequal: Array, bound: Array | None) -> Array:
+        """(m,) y from the multipliers of Ex = e, of Gx <= h and (2n,) of the bounds (lower, upper), all >= 0."""
+        y = np.zeros(self.program.m)
+        y[self.equal] = equal
+        y[self.unequal] = unequal
+        if len(self.single):
+            slot = self.slot if self.slot.ndim == 1 else self.slot[sample]
+            assert bound is not None
+            y[self.single] = bound[slot] * self._scales[0][sample]
+        return y
+
+    def slacks(self, sample: int, x: Array, unequal: Array | None = None, bound: Array | None = None) -> Array:
+        """(m,) s from the solver's slacks of Gx <= h and (2n,) of the bounds, else from max(b - Ax, 0)."""
+        s = np.zeros(self.program.m)
+        if unequal is None:
+            unequal = np.maximum(self.h[sample] - _dot(self.G, sample, x), 0.0)
+        s[self.unequal] = unequal
+        if len(self.single):
+            size = self._scales[1][sample]
+            if bound is None or not self.unique:
+                a = self.coefficient if self.coefficient.ndim == 1 else self.coefficient[sample]
+                s[self.single] = np.maximum(self.program.b[sample, self.single] - a * x[self.column], 0.0)
+            if bound is not None:
+                tight = self._bounds[1][sample]
+                slot = self.slot if self.slot.ndim == 1 else self.slot[sample]
+                s[self.single[tight]] = (bound[slot] * size)[tight]
+        return s
+
+
+def _dot(M: SparseBatch, sample: int, x: Array) -> Array:
+    """M x for one sample, without building a SciPy matrix."""
+    return np.bincount(M.indices, weights=M.of(sample) * x[M.columns], minlength=M.shape[0])

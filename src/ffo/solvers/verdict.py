@@ -1,0 +1,72 @@
+"""What a solver's answer is worth, measured rather than believed.
+
+One rule in both directions: a point whose optimality conditions hold within the tolerance is SOLVED,
+even if the solver stopped at a limit or called it inaccurate; a point outside is not, even if the
+solver called it solved. A point that is not a solution may still prove that there is none, because
+the iterates of most algorithms then diverge along a certificate:
+
+    y in K*, b'y < 0:             every feasible x has |x| >= -b'y / |A'y|_1        (Farkas)
+    q'x < 0, r = dist(-Ax, K):    every dual feasible pair has norm >= -q'x / (|Px|_1 + |r|_1)
+
+(norms of the left sides are largest components). When that distance is huge, the problem is called
+infeasible or unbounded. Such verdicts of a solver itself come without a point to judge and stand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ffo.errors import Status
+from ffo.program.cone import ConeProgram, Solution
+
+Array = np.ndarray
+
+#: Claims that measurements overrule.
+_JUDGED = (Status.SOLVED, Status.INACCURATE, Status.ITERATION_LIMIT, Status.TIME_LIMIT, Status.NUMERICAL)
+
+#: A feasible point farther away than this is none.
+FAR = 1e6
+
+
+def judge(answer: Solution, program: ConeProgram, tolerance: float) -> tuple[Array, Array]:
+    """(batch,) worst residuals (NaN without a point) and the statuses that the points deserve."""
+    finite = np.isfinite(np.concatenate([answer.x, answer.y, answer.s], axis=1)).all(axis=1)
+    points = answer
+    if not finite.all():  # projections of NaN may raise (eigenvalues)
+        x, y, s = (np.where(finite[:, None], v, 0.0) for v in (answer.x, answer.y, answer.s))
+        points = replace(answer, x=x, y=y, s=s)
+    with np.errstate(all="ignore"):
+        residual = np.where(finite, points.residuals(program).worst, np.nan)
+    status = np.array(answer.status)
+    judged = np.isin(status, _JUDGED)
+    good = residual <= tolerance
+    status[judged & good] = Status.SOLVED
+    status[judged & ~good & (status == Status.SOLVED)] = Status.INACCURATE
+    doubtful = np.flatnonzero(judged & ~good & finite)
+    if len(doubtful):
+        status[doubtful] = _certified(answer.take(doubtful), program.take(doubtful), status[doubtful])
+    return residual, status
+
+
+def _certified(answer: Solution, program: ConeProgram, status: Array) -> Array:
+    """The statuses, replaced where the point proves that there is no solution."""
+    with np.errstate(all="ignore"):
+        y = _unit(program.cones.project_dual(answer.y))
+        infeasible = -_inner(program.b, y) > FAR * np.abs(program.A.tdot(y)).sum(axis=1)
+        x = _unit(answer.x)
+        move = -program.A.dot(x)
+        error = np.abs(move - program.cones.project(move)).sum(axis=1) + np.abs(program.P.dot(x)).sum(axis=1)
+        unbounded = -_inner(program.q, x) > FAR * error
+    return np.where(infeasible, int(Status.INFEASIBLE), np.where(unbounded, int(Status.UNBOUNDED), status))
+
+
+def _unit(v: Array) -> Array:
+    """Rows scaled to a largest component of 1."""
+    size = np.abs(v).max(axis=1, keepdims=True, initial=0.0)
+    return v / np.where(size > 0, size, 1.0)
+
+
+def _inner(u: Array, v: Array) -> Array:
+    return np.einsum("ij,ij->i", u, v)

@@ -1,0 +1,163 @@
+"""The contract of a solver adapter. An adapter joins it by being in `SOLVERS`."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from solver_problems import KINDS, crossed_bounds, infeasible, known_program, unbounded
+
+from ffo.cones import Nonneg, Product, Zero
+from ffo.errors import MissingSolverError, Status, UnsupportedProblemError
+from ffo.solvers import get_solver, solve_checked
+from ffo.solvers.base import Solver
+
+CONVERGED = 2e-7  # worst relative residual expected at the default eps of 1e-8
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A solver under contract.
+
+    residual: the residual it reaches at its default accuracy; iterates: whether one iteration is too
+    few for it; curved_duals: whether its duals of second-order cones can be relied on.
+    """
+
+    name: str
+    residual: float = CONVERGED
+    iterates: bool = True
+    curved_duals: bool = True
+
+
+SOLVERS = [
+    Entry("CLARABEL"),
+    Entry("SCS"),
+    Entry("OSQP"),
+    Entry("PIQP"),
+    Entry("PROXQP"),
+    Entry("QOCO"),
+    Entry("HIGHS", iterates=False),
+    Entry("DAQP", iterates=False),
+    Entry("MOREAU"),
+    Entry("ECOS", residual=1e-4),
+    Entry("GUROBI", residual=1e-6, iterates=False, curved_duals=False),
+    Entry("MOSEK"),
+]
+
+
+@pytest.fixture(params=SOLVERS, ids=lambda e: e.name)
+def entry(request: pytest.FixtureRequest) -> Entry:
+    return request.param
+
+
+def make(entry: Entry, **settings: object) -> Solver:
+    try:
+        return get_solver(entry.name, settings)
+    except MissingSolverError as error:
+        pytest.skip(f"{entry.name} is not usable here: {error}")
+
+
+def supported(solver: Solver, kind: str) -> None:
+    _, _, blocks = KINDS[kind]
+    missing = Product(blocks).kinds - solver.capabilities.cones
+    if missing:
+        pytest.skip(f"{solver.name} does not treat {', '.join(sorted(c.name for c in missing))}")
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["shared", "batched"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_solves_known_programs(entry: Entry, kind: str, batched: bool) -> None:
+    solver = make(entry)
+    supported(solver, kind)
+    known = known_program(kind, batch=3, batched=batched)
+    solution = solver.solve(known.program)
+    assert solution.status.tolist() == [Status.SOLVED] * 3, solution.detail
+    residuals = solution.residuals(known.program)
+    assert residuals.primal.max() < entry.residual
+    if entry.curved_duals or known.program.cones.kinds <= {Zero, Nonneg}:
+        assert residuals.worst.max() < entry.residual, residuals
+    if known.unique:
+        np.testing.assert_allclose(solution.x, known.x, atol=1e-3)
+
+
+def test_a_batch_of_one_is_the_first_of_many(entry: Entry) -> None:
+    solver = make(entry)
+    program = known_program("qp", batch=3).program
+    alone = solver.solve(program.take(np.array([0])))
+    assert alone.x.shape == (1, program.n)
+    assert alone.y.shape == alone.s.shape == (1, program.m)
+    np.testing.assert_allclose(alone.x[0], solver.solve(program).x[0], atol=1e-4)
+
+
+def test_a_solver_serves_again_copied_and_pickled(entry: Entry) -> None:
+    solver = make(entry)
+    first, second = known_program("qp").program, known_program("qp_bounds").program
+    before = solver.solve(first).x
+    solver.solve(second)
+    for again in (solver, copy.deepcopy(solver), pickle.loads(pickle.dumps(solver))):
+        np.testing.assert_allclose(again.solve(first).x, before, atol=1e-6)
+
+
+def test_set_up_reuse_gives_the_fresh_answer(entry: Entry) -> None:
+    solver = make(entry)
+    program = known_program("qp_bounds", batch=4).program
+    together = solver.solve(program)
+    for k in range(4):
+        fresh = solver.solve(program.take(np.array([k])))
+        np.testing.assert_allclose(together.x[k], fresh.x[0], atol=2e-4)
+    residuals = together.residuals(program)  # the duals of duplicate bounds are not unique
+    assert residuals.worst.max() < entry.residual, residuals
+
+
+def test_names_what_cannot_be_solved(entry: Entry) -> None:
+    solver = make(entry)
+    statuses = [int(solve_checked(solver, p())[0].status[0]) for p in (infeasible, crossed_bounds, unbounded)]
+    assert statuses == [Status.INFEASIBLE, Status.INFEASIBLE, Status.UNBOUNDED]
+
+
+def test_eps_is_heard(entry: Entry) -> None:
+    program = known_program("qp", batch=2).program
+    loose, tight = make(entry, eps=1e-3), make(entry, eps=1e-9)
+    assert loose.eps == 1e-3
+    assert tight.eps <= 1e-9
+    residual = [s.solve(program).residuals(program).worst.max() for s in (loose, tight)]
+    assert residual[1] <= max(entry.residual, 1e-8)
+    assert residual[0] <= 1e-2
+
+
+def test_max_iters_is_heard(entry: Entry) -> None:
+    if not entry.iterates:
+        pytest.skip(f"{entry.name} may solve a small problem in one iteration, or counts otherwise")
+    solution = make(entry, max_iters=1).solve(known_program("qp", batch=2).program)
+    assert (solution.status == Status.ITERATION_LIMIT).all()
+    assert (solution.iterations <= 2).all()  # ProxQP counts one more
+
+
+def test_bad_numbers_do_not_take_the_batch_down(entry: Entry) -> None:
+    """`solve_checked` keeps NaN from solvers; even without it, the other samples must come out right."""
+    solver = make(entry)
+    program = known_program("qp", batch=3).program
+    q = np.array(program.q)
+    q[1, 0] = np.nan
+    solution = solver.solve(program.with_vectors(q=q))
+    np.testing.assert_array_equal(solution.status[[0, 2]], Status.SOLVED)
+    assert solution.x.shape == (3, program.n)
+    checked, _ = solve_checked(solver, program.with_vectors(q=q))
+    assert checked.status.tolist() == [Status.SOLVED, Status.INVALID_INPUT, Status.SOLVED]
+    assert np.isnan(checked.x[1]).all()
+
+
+def test_says_nothing(entry: Entry, capfd: pytest.CaptureFixture) -> None:
+    solver = make(entry)
+    capfd.readouterr()
+    solver.solve(known_program("qp", batch=2).program)
+    solver.solve(infeasible())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_refuses_cones_it_does_not_know() -> None:
+    with pytest.raises(UnsupportedProblemError, match=r"OSQP.*psd"):
+        get_solver("OSQP").solve(known_program("sdp").program)

@@ -1,0 +1,146 @@
+"""The loop over samples and its threads."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from solver_problems import known_program
+
+from ffo.cones import Nonneg, Zero
+from ffo.errors import InputError, Status
+from ffo.program.cone import ConeProgram
+from ffo.solvers import get_solver, pool
+from ffo.solvers.base import Capabilities, Point, Solver, Workspace
+
+
+class _SleepyWorkspace(Workspace):
+    def __init__(self, solver: Sleepy, program: ConeProgram) -> None:
+        super().__init__(program)
+        self.solver = solver
+        solver.workspaces += 1
+
+    def start(self, sample: int) -> None:
+        pass
+
+    def run(self, sample: int, warm: Point | None) -> Point:
+        time.sleep(self.solver.nap)
+        self.solver.threads.add(threading.get_ident())
+        q = self.program.q[sample]
+        if q[0] == self.solver.trap:
+            raise self.solver.error("trapped")
+        x = q if warm is None else warm.x
+        zeros = np.zeros(self.program.m)
+        return Point(x.copy(), zeros, zeros, Status.SOLVED, sample)
+
+
+class Sleepy(Solver):
+    """Answers x = q (or the warm start) after a nap, which releases the GIL."""
+
+    name = "SLEEPY"
+    capabilities = Capabilities(frozenset({Zero, Nonneg}), True, "numpy", "numpy", threads=True, warm_start=True)
+
+    def __init__(self, nap: float = 2e-3, trap: float = np.inf, error: type[Exception] = ValueError) -> None:
+        super().__init__()
+        self.nap, self.trap, self.error = nap, trap, error
+        self.workspaces, self.threads = 0, set[int]()
+
+    def workspace(self, program: ConeProgram) -> Workspace:
+        return _SleepyWorkspace(self, program)
+
+
+@pytest.fixture
+def four_cpus(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(pool, "cpus", lambda: 4)
+    monkeypatch.setattr(pool, "_executor", None)
+    yield
+    pool.executor().shutdown()
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 5, 17])
+@pytest.mark.parametrize("batched", [False, True])
+def test_answers_come_in_order_whatever_the_split(four_cpus: None, batch: int, batched: bool) -> None:
+    program = known_program("qp", batch=batch, batched=batched).program
+    solver = Sleepy()
+    np.testing.assert_array_equal(solver.solve(program).x, program.q)
+    assert solver.workspaces == (1 if batch <= 2 else min(4, batch - 2))
+    warm = replace(solver.solve(program), x=-program.q)
+    np.testing.assert_array_equal(solver.solve(program, warm).x, -program.q)
+
+
+def test_cheap_solves_stay_in_one_thread(four_cpus: None) -> None:
+    solver = Sleepy(nap=0.0)
+    solver.solve(known_program("qp", batch=20).program)
+    assert solver.threads == {threading.get_ident()}
+    assert solver.workspaces == 1
+    assert pool._executor is None
+
+
+def test_the_pool_is_made_once(four_cpus: None) -> None:
+    program = known_program("qp", batch=9).program
+    solver = Sleepy()
+    solver.solve(program)
+    first = pool.executor()
+    solver.solve(program)
+    assert pool.executor() is first
+    assert len(solver.threads) > 1
+
+
+@pytest.mark.parametrize("place", [0, 1, 4, 11])
+def test_an_exception_costs_one_sample(four_cpus: None, place: int) -> None:
+    program = known_program("qp", batch=12).program
+    solution = Sleepy(trap=program.q[place, 0]).solve(program)
+    assert (solution.status != Status.SOLVED).nonzero()[0].tolist() == [place]
+    assert solution.status[place] == Status.NUMERICAL
+    assert np.isnan(solution.x[place]).all()
+    assert solution.detail == {place: "ValueError: trapped"}
+
+
+def test_the_users_errors_are_not_swallowed(four_cpus: None) -> None:
+    program = known_program("qp", batch=12).program
+    with pytest.raises(InputError, match="trapped"):
+        Sleepy(trap=program.q[7, 0], error=InputError).solve(program)
+
+
+def test_threads_give_the_answers_of_the_loop(four_cpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "WORTH_SOLVE", 0.0)
+    monkeypatch.setattr(pool, "WORTH_TOTAL", 0.0)
+    program = known_program("qp", batch=12, batched=True).program
+    threaded = get_solver("CLARABEL").solve(program)
+    monkeypatch.setattr(pool, "cpus", lambda: 1)
+    np.testing.assert_allclose(threaded.x, get_solver("CLARABEL").solve(program).x, atol=1e-6)
+
+
+def _in_child(queue: Any) -> None:
+    solver = Sleepy()
+    program = known_program("qp", batch=9).program
+    queue.put(bool((solver.solve(program).x == program.q).all()) and len(solver.threads) > 1)
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this platform cannot fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
+def test_a_forked_child_makes_its_own_pool(four_cpus: None) -> None:
+    Sleepy().solve(known_program("qp", batch=9).program)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_in_child, args=(queue,))
+    child.start()
+    assert queue.get(timeout=20)
+    child.join(timeout=20)
+
+
+@pytest.mark.parametrize("name", ["SCS", "OSQP", "PROXQP"])
+def test_warm_starts_save_iterations(name: str) -> None:
+    program = known_program("qp", batch=2).program
+    solver = get_solver(name)
+    cold = solver.solve(program)
+    warm = solver.solve(program, cold)
+    assert (warm.iterations < cold.iterations).all()
+    np.testing.assert_allclose(warm.x, cold.x, atol=1e-5)
+    broken = replace(cold, x=np.full_like(cold.x, np.nan))
+    np.testing.assert_allclose(solver.solve(program, broken).x, cold.x, atol=1e-5)
