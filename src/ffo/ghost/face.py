@@ -4,6 +4,10 @@ A block is classified by where w = s - tau y projects, with tau chosen row by ro
 tau y are comparable whatever the scaling of the data (DESIGN: identification):
 
     tau_i = |a_i|^2 l / f,   l = max(|x|, |s_i| / |a_i|),   f = max(|q|, |Px|, |y_i| |a_i|)
+
+Where a solution vanishes (x = 0 at the vertex of homogeneous constraints, no multipliers and no gradient
+at an interior optimum) only noise would be left to measure with: a share of the sizes that the data
+implies, l of |b_i| / |a_i| and f / |P|, f of |P| l, bounds them from below.
 """
 
 from __future__ import annotations
@@ -18,6 +22,9 @@ from ffo.cones.base import Faces
 from ffo.program.cone import ConeProgram
 
 Array = np.ndarray
+
+#: how much of the sizes that the data implies the solution is taken to have at least
+VANISHING = 1e-3
 
 
 @dataclass(frozen=True)
@@ -37,8 +44,12 @@ def scale(program: ConeProgram, x: Array, y: Array, s: Array) -> Scale:
     rows = np.sqrt(squared)
     primal = np.maximum(_max(x), _max(s / rows))
     dual = np.maximum.reduce([_max(program.q), _max(program.P.dot(x)), _max(y * rows)])
-    primal = np.where(primal > 0, primal, 1.0)
-    dual = np.where(dual > 0, dual, 1.0)
+    curvature = np.broadcast_to(_max(np.atleast_2d(program.P.values)), primal.shape)
+    length = np.divide(dual, curvature, out=np.zeros_like(dual), where=curvature > 0)
+    length = VANISHING * np.maximum(length, _max(program.b / rows))
+    force = VANISHING * np.maximum(_max(program.q), curvature * primal)
+    primal = np.maximum(primal, np.where(length > 0, length, 1.0))  # b = 0, P = 0: any length will do
+    dual = np.maximum(dual, np.where(force > 0, force, 1.0))
     tau = program.cones.block_means(squared) * (primal / dual)[:, None]
     return Scale(rows, primal, dual, tau)
 

@@ -194,7 +194,7 @@ class AffineMap:
             if not wanted[i]:
                 continue
             shared = values[i].ndim == 1
-            total = np.zeros(values[i].shape)
+            total: Array = np.zeros(values[i].shape)
             for name, M in entry.maps.items():
                 key = (name, shared)
                 if key not in cache:
@@ -203,7 +203,8 @@ class AffineMap:
                 total += term if shared else term.reshape(len(total), -1, total.shape[1]).sum(axis=1)
             if entry.log:
                 total /= values[i]
-            out[i] = total if out[i] is None else out[i] + total
+            before = out[i]
+            out[i] = total if before is None else before + total
         return [
             np.zeros(v.shape) if w and g is None else g for g, v, w in zip(out, values, wanted, strict=True)
         ]

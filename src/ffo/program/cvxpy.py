@@ -7,6 +7,7 @@ memory stay proportional to the number of entries.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import cvxpy as cp
 import numpy as np
 import scipy.sparse as sp
 from cvxpy.constraints import PSD as PSDConstraint
-from cvxpy.constraints import SOC, ExpCone, NonNeg, PowCone3D, SvecPSD, Zero
+from cvxpy.constraints import SOC, Equality, ExpCone, Inequality, NonNeg, NonPos, PowCone3D, SvecPSD, Zero
 from cvxpy.reductions.dcp2cone.cone_matrix_stuffing import ParamConeProg
 from cvxpy.reductions.dgp2dcp.dgp2dcp import Dgp2Dcp
 from cvxpy.reductions.solvers.conic_solvers.conic_solver import ConicSolver
@@ -30,6 +31,9 @@ from ffo.program.recovery import Output, Recovery, selection
 
 Array = np.ndarray
 
+#: constraints whose duals are rows of the canonical program; others are rewritten on the way
+_DIRECT = (Equality, Zero, Inequality, NonNeg, NonPos, SOC, PSDConstraint, ExpCone, PowCone3D)
+
 
 class _Target(ConicSolver):
     """The canonical form of this package, stated as a solver so that CVXPY reduces to it.
@@ -40,10 +44,10 @@ class _Target(ConicSolver):
     """
 
     MIP_CAPABLE = False
-    SUPPORTED_CONSTRAINTS = [*ConicSolver.SUPPORTED_CONSTRAINTS, SOC, ExpCone, PowCone3D, SvecPSD]  # noqa: RUF012
+    SUPPORTED_CONSTRAINTS = [*ConicSolver.SUPPORTED_CONSTRAINTS, SOC, ExpCone, PowCone3D, SvecPSD]
     PSD_TRIANGLE_KIND = TriangleKind.UPPER
     PSD_SQRT2_SCALING = True
-    EXP_CONE_ORDER = [0, 1, 2]  # noqa: RUF012
+    EXP_CONE_ORDER = [0, 1, 2]
 
     def name(self) -> str:
         return "FFO"
@@ -132,9 +136,7 @@ def _validate(
     known |= {d.id for c in problem.constraints for d in c.dual_variables}
     for v in variables:
         if v.id not in known:
-            raise InputError(
-                f"Variable {v} must be a subset of problem.variables or a constraint dual variable"
-            )
+            raise InputError(f"Variable {v} must be a subset of problem.variables or a constraint dual variable")
     if any(leaf.is_complex() for leaf in [*problem.variables(), *parameters]):
         raise UnsupportedProblemError(
             "Complex variables and parameters are not supported: write the problem in real and imaginary parts."
@@ -142,10 +144,10 @@ def _validate(
 
 
 def _reduce(problem: cp.Problem, gp: bool, canon_backend: str) -> tuple[SolvingChain, ParamConeProg]:
-    with scopes.quad_form_dpp_scope():
-        chain = resolve_and_build_chain(
-            problem, solver=_Target(), gp=gp, enforce_dpp=True, canon_backend=canon_backend
-        )
+    with scopes.quad_form_dpp_scope(), warnings.catch_warnings():
+        # CVXPY itself reads the values of sparse variables the way it warns users about.
+        warnings.filterwarnings("ignore", "Reading from a sparse CVXPY expression", RuntimeWarning)
+        chain = resolve_and_build_chain(problem, solver=_Target(), gp=gp, enforce_dpp=True, canon_backend=canon_backend)
         data, _ = chain.apply(problem)
     if not isinstance(data, dict):
         raise UnsupportedProblemError("The problem has no variables.")
@@ -214,9 +216,7 @@ class _Tensor:
     value: Array
 
 
-def _affine_map(
-    program: ParamConeProg, columns: Sequence[_Columns], parameters: Sequence[cp.Parameter]
-) -> AffineMap:
+def _affine_map(program: ParamConeProg, columns: Sequence[_Columns], parameters: Sequence[cp.Parameter]) -> AffineMap:
     n = program.x.size
     P, P_tensor = _quadratic(program, n)
     A, A_tensor, b_tensor = _constraints(program, n)
@@ -340,7 +340,7 @@ def _output(
     constraint = next(c for c in problem.constraints if any(d.id == v.id for d in c.dual_variables))
     final_id = chain.compose_constr_id_map().get(constraint.id, constraint.id)
     start = _constraint_starts(program).get(final_id)
-    if start is None:
+    if start is None or not isinstance(constraint, _DIRECT):
         raise UnsupportedProblemError(
             f"The dual variable of {constraint} cannot be returned: the constraint is rewritten into "
             "others before solving. Write it with the cones SOC, PSD, ExpCone or PowCone3D directly."

@@ -135,6 +135,9 @@ class SymmetricBatch(SparseBatch):
     def restrict(self, keep: Array) -> SymmetricBatch:
         return _as_symmetric(super().restrict(keep))
 
+    def pruned(self) -> SymmetricBatch:
+        return _as_symmetric(super().pruned())
+
     @cached_property
     def _diagonal(self) -> Array:
         return self.indices == self.columns
@@ -143,7 +146,8 @@ class SymmetricBatch(SparseBatch):
         upper = SparseBatch.dot(self, x) + SparseBatch.tdot(self, x)
         return upper - self.diagonal(len(x)) * x
 
-    tdot = dot
+    def tdot(self, y: Array) -> Array:
+        return self.dot(y)
 
     def diagonal(self, batch: int) -> Array:
         """(batch, n) diagonals."""

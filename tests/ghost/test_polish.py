@@ -1,0 +1,155 @@
+"""Polish: Newton steps that never make a solution worse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from ghost.yardstick import Entries, Loss, gradient_error
+from problems import FACES, MIXED, Known, beside, known_program, point
+
+from ffo.ghost.direct import Direct
+from ffo.ghost.face import ActiveSet, scale
+from ffo.ghost.iterative import Iterative
+from ffo.ghost.oracle import Linearization, linearize
+from ffo.ghost.polish import polish
+from ffo.program.cone import ConeProgram, Solution
+
+Array = np.ndarray
+
+VERTEX = [("nonneg", "vertex")] * 6 + [("nonneg", "interior")] * 8 + [("zero", "vertex")] * 2
+INEQUALITIES = [("nonneg", "vertex")] * 6 + [("nonneg", "interior")] * 10 + [("zero", "vertex")] * 2
+
+
+def natural_residual(program: ConeProgram, point: Solution) -> Array:
+    """(batch,) violation of stationarity and feasibility by the cleaned pair, in natural units."""
+    size = scale(program, point.x, point.y, point.s)
+    clean = ActiveSet(program, point.s - size.tau * point.y, size.tau)
+    dual = np.abs(program.stationarity(point.x, clean.y)).max(axis=1) / size.dual
+    primal = np.abs((program.slack(point.x) - clean.s) / size.rows).max(axis=1) / size.primal
+    return np.maximum(dual, primal)
+
+
+def flipped(known: Known, wrong: int, seed: int) -> Solution:
+    """The solution with `wrong` inequalities of each sample on the wrong side."""
+    rng = np.random.default_rng([seed, 3])
+    s, y = known.s.copy(), known.y.copy()
+    rows = 16  # the inequalities come first
+    for k in range(len(s)):
+        for i in rng.permutation(rows)[:wrong]:
+            s[k, i], y[k, i] = y[k, i], s[k, i]
+    return point(known.x, y, s)
+
+
+@pytest.mark.parametrize("noise", [1e-4, 1e-5, 1e-6])
+@pytest.mark.parametrize(("cone", "case"), FACES, ids=[f"{n} {c}" for n, c in FACES])
+def test_noise_is_removed_on_every_face(cone: str, case: str, noise: float) -> None:
+    known = known_program(beside(cone, case), 10, batch=3)
+    start = known.disturbed(noise)
+    done = polish(known.program, start.x, start.y, start.s, Direct())
+    assert done.certificate.natural_residual.max() <= 1e-12
+    assert done.certificate.good.all()
+    for found, exact in ((done.x, known.x), (done.y, known.y), (done.s, known.s)):
+        np.testing.assert_allclose(found, exact, atol=1e-10)
+
+
+@pytest.mark.parametrize("way", [Direct(), Iterative()], ids=["direct", "iterative"])
+@pytest.mark.parametrize("batched", [False, True], ids=["shared", "batched"])
+def test_noise_is_removed_with_all_cones_at_once(way: Direct | Iterative, batched: bool) -> None:
+    known = known_program(MIXED, 40, batch=4, batched=batched)
+    start = known.disturbed(1e-5)
+    done = polish(known.program, start.x, start.y, start.s, way)
+    assert done.certificate.natural_residual.max() <= 1e-10
+    np.testing.assert_allclose(done.x, known.x, atol=1e-9)
+
+
+@pytest.mark.parametrize("wrong", [1, 2, 4])
+def test_wrong_active_sets_are_repaired(wrong: int) -> None:
+    known = known_program(INEQUALITIES, 14, batch=20, batched=True)
+    start = flipped(known, wrong, seed=wrong)
+    assert natural_residual(known.program, start).min() > 1e-3
+    done = polish(known.program, start.x, start.y, start.s, Direct())
+    repaired = done.certificate.good
+    assert repaired.mean() >= 0.9
+    np.testing.assert_allclose(done.x[repaired], known.x[repaired], atol=1e-10)
+    assert (done.certificate.natural_residual[~repaired] > 1e-6).all()  # and the rest is known to be wrong
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 10])
+@pytest.mark.parametrize("noise", [1e-9, 1e-2, 1.0, 100.0])
+@pytest.mark.parametrize("kind", ["all cones", "lp"])
+def test_never_worse_than_it_went_in(kind: str, noise: float, steps: int) -> None:
+    """Whatever the start and however few the steps; on linear programs Newton steps often go astray."""
+    known = known_program(MIXED, 40, batch=6) if kind == "all cones" else known_program(VERTEX, 8, batch=20, rank=0)
+    start = known.disturbed(noise)
+    before = natural_residual(known.program, start)
+    done = polish(known.program, start.x, start.y, start.s, Direct(), steps=steps)
+    assert (done.certificate.natural_residual <= before * (1 + 1e-12)).all()
+    size = scale(known.program, start.x, start.y, start.s)  # the units polish reports in
+    after = np.maximum(
+        np.abs(known.program.stationarity(done.x, done.y)).max(axis=1) / size.dual,
+        np.abs((known.program.slack(done.x) - done.s) / size.rows).max(axis=1) / size.primal,
+    )
+    np.testing.assert_allclose(after, done.certificate.natural_residual, rtol=1e-6, atol=1e-15)
+
+
+def test_returned_pair_is_complementary() -> None:
+    known = known_program(MIXED, 40, batch=6)
+    start = known.disturbed(1e-3)
+    done = polish(known.program, start.x, start.y, start.s, Direct())
+    cones = known.program.cones
+    np.testing.assert_allclose(cones.project(done.s), done.s, atol=1e-14)
+    np.testing.assert_allclose(cones.project_dual(done.y), done.y, atol=1e-14)
+    np.testing.assert_allclose((done.s * done.y).sum(axis=1), 0, atol=1e-12)
+
+
+def test_samples_take_as_many_steps_as_they_need() -> None:
+    """Exact, disturbed and wrongly identified samples in one batch; each gets its own solver's answer."""
+    known = known_program(INEQUALITIES, 14, batch=9, batched=True)
+    exact, noisy, wrong = known.solution, known.disturbed(1e-2), flipped(known, 2, seed=2)
+    kind = np.arange(9) % 3
+    start = point(*(np.choose(kind[:, None], [getattr(v, f) for v in (exact, noisy, wrong)]) for f in ("x", "y", "s")))
+    derivative = linearize(known.program, start, Direct())
+    assert len(derivative.parts) >= 2
+    owners = np.concatenate([p.members[p.mine] for p in derivative.parts])
+    np.testing.assert_array_equal(np.sort(owners), np.arange(9))  # each sample belongs to one part
+    np.testing.assert_allclose(derivative.x, known.x, atol=1e-10)
+    assert_like_alone(derivative, known, start)
+
+
+def test_samples_of_different_structure() -> None:
+    known = known_program(MIXED, 40, batch=5)
+    start = known.disturbed(1e-6)
+    derivative = linearize(known.program, start, Direct())
+    assert_like_alone(derivative, known, start)
+
+
+def assert_like_alone(derivative: Linearization, known: Known, start: Solution) -> None:
+    """Gradients of a batch are those of its samples taken alone, and `take` picks them out."""
+    program, loss = known.program, Loss.random(known.program)
+    together = Entries.of_gradient(derivative.adjoint(*loss.parts)[0], program)
+    for k in range(program.batch):
+        who = np.array([k])
+        alone = program.take(who)
+        part = [c[who] for c in loss.parts]
+        single = linearize(alone, start.take(who), Direct()).adjoint(*part)[0]
+        expected = Entries(*(v[who] for v in vars(together).values()))
+        assert gradient_error(Entries.of_gradient(single, alone), expected) <= 1e-8
+        taken, residual = derivative.take(who).adjoint(*part)
+        assert gradient_error(Entries.of_gradient(taken, alone), expected) <= 1e-13
+        assert residual.shape == (1,)
+
+
+@pytest.mark.parametrize("samples", [[3, 0], [2], [0, 1, 2, 3, 4]], ids=["reordered", "one", "all"])
+def test_take(samples: list[int]) -> None:
+    known = known_program(MIXED, 40, batch=5)
+    whole = linearize(known.program, known.disturbed(1e-5), Direct())
+    who = np.array(samples)
+    part = whole.take(who)
+    np.testing.assert_array_equal(part.x, whole.x[who])
+    np.testing.assert_array_equal(part.certificate.good, whole.certificate.good[who])
+    change = Entries.random(known.program).program(known.program)
+    full, some = whole.tangent(change), part.tangent(change.take(who))
+    for a, b in zip(full, some, strict=True):
+        np.testing.assert_allclose(b, a[who], rtol=1e-10, atol=1e-12)
+    again = part.take(np.array([0]))
+    np.testing.assert_allclose(again.tangent(change.take(who[:1]))[0], full[0][who[:1]], rtol=1e-10, atol=1e-12)
