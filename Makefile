@@ -1,0 +1,60 @@
+# From a clean clone, with nothing but Python >= 3.11 and make:
+#
+#   make demo    train a small decision-focused model, print loss and speed, save a picture
+#   make test    the whole test suite
+#   make lint    ruff and mypy
+#   make bench   the benchmarks; BENCH="qp small" picks some
+#
+# Each target makes the virtual environment when there is none, and installs only what is missing.
+
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+TESTS ?= tests
+BENCH ?= --all
+
+BIN := $(VENV)/bin
+RUN := $(BIN)/python
+STAMP := $(VENV)/.installed
+INSTALL := $(RUN) -m pip install --disable-pip-version-check --quiet -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench bench-peers clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+$(VENV)/.made:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ffo needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# One stamp per extra: a second run installs nothing unless the requirements have changed.
+$(STAMP)-%: $(VENV)/.made pyproject.toml constraints.txt
+	$(INSTALL) -e '.[$*]'
+	@touch $@
+
+demo: $(STAMP)-demo
+	$(RUN) examples/decision_focused.py
+
+test: $(STAMP)-test
+	$(RUN) -m pytest -n $(WORKERS) $(TESTS)
+
+lint: $(STAMP)-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)-bench
+	$(RUN) -m benchmarks $(BENCH)
+
+# Peers that cannot be an extra: qpth declares numpy<2 against CVXPY's numpy>=2, yet runs with it.
+bench-peers: $(STAMP)-bench
+	$(INSTALL) --no-deps qpth
+
+clean:
+	rm -rf $(VENV) build dist examples/output benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis

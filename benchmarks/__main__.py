@@ -1,0 +1,49 @@
+"""`python -m benchmarks NAME...` or `--all`: run benchmarks, print ratios beside their targets."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+
+from rich.console import Console
+
+from benchmarks.report import busy, machine, save, show
+from benchmarks.suites import SUITES, Options
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(SUITES))
+    parser.add_argument("--all", action="store_true", help="run every benchmark")
+    parser.add_argument("--repeats", type=int, default=7, help="repetitions of which the median counts")
+    parser.add_argument("--large", action="store_true", help="also run peers that need more than 24 GB of memory")
+    chosen = parser.parse_args(arguments)
+    names = list(SUITES) if chosen.all else chosen.names
+    unknown = [name for name in names if name not in SUITES]
+    if unknown or not names:
+        parser.error(f"name some of {', '.join(SUITES)}, or pass --all" + (f"; unknown: {unknown}" if unknown else ""))
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    about = machine()
+    console.print(
+        f"{about['cores']} cores, Python {about['python']}, torch {about['packages']['torch']}; times in seconds"
+    )
+    warning = busy()
+    if warning:
+        console.print(f"[bold red]{warning}[/]")
+    suites = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peers warn about accuracy; the tables show it
+        for name in names:
+            with console.status(name) as status:
+                suites.append(SUITES[name](Options(chosen.repeats, chosen.large, status.update)))
+            show(console, suites[-1])
+    if warning:
+        console.print(f"[bold red]{warning}[/]")
+    console.print(f"written to {save(suites, warning)}", soft_wrap=True)
+    figures = [figure for suite in suites for figure in suite.figures]
+    return 0 if all(figure.met for figure in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

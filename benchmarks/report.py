@@ -1,0 +1,130 @@
+"""Figures with their targets, printed as tables and kept as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = (
+    "ffo",
+    "cvxpy",
+    "cvxpylayers",
+    "diffcp",
+    "clarabel",
+    "piqp",
+    "moreau",
+    "qpth",
+    "proxsuite",
+    "torch",
+    "numpy",
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number that has a target: at least it, or at most it."""
+
+    name: str
+    value: float
+    target: float
+    unit: str = "x"
+    at_least: bool = True
+    reason: str = ""
+
+    @property
+    def met(self) -> bool:
+        return self.value >= self.target if self.at_least else self.value <= self.target
+
+    def cells(self) -> tuple[str, str, str, str]:
+        sign = ">=" if self.at_least else "<="
+        if math.isnan(self.value):
+            return self.name, "-", f"{sign} {_number(self.target)} {self.unit}", self.reason or "not measured"
+        verdict = "[green]met[/]" if self.met else "[bold red]missed[/]"
+        return self.name, f"{_number(self.value)} {self.unit}", f"{sign} {_number(self.target)} {self.unit}", verdict
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The outcome of one benchmark: its figures, then every number behind them."""
+
+    name: str
+    figures: Sequence[Figure]
+    rows: Sequence[dict[str, Any]] = field(default_factory=tuple)
+
+
+def show(console: Console, suite: Suite) -> None:
+    """Figures first, then the measurements."""
+    figures = Table(title=f"{suite.name}: figures", title_justify="left")
+    for column in ("figure", "measured", "target", "verdict"):
+        figures.add_column(column, justify="right" if column in ("measured", "target") else "left")
+    for figure in suite.figures:
+        figures.add_row(*figure.cells())
+    console.print(figures)
+    if not suite.rows:
+        return
+    table = Table(title=f"{suite.name}: measurements", title_justify="left")
+    columns = list(dict.fromkeys(key for row in suite.rows for key in row))
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("case", "label", "contender", "reason") else "right")
+    for row in suite.rows:
+        table.add_row(*(_cell(row.get(column, "")) for column in columns))
+    console.print(table)
+
+
+#: load average, per core, above which other work distorts the ratios
+BUSY = 0.25
+
+
+def busy() -> str:
+    """A warning if other work is running here, else nothing.
+
+    It does not hit contenders alike: one that uses all cores loses more than one that uses a single
+    core, and neither medians nor best times repair that (seen: a peer's step between 0.3 s and 1.0 s).
+    """
+    cores, load = machine()["cores"], os.getloadavg()[0]
+    if load <= BUSY * cores:
+        return ""
+    return f"load {load:.1f} on {cores} cores before the start: the machine is busy, do not quote these ratios"
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on and with."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "missing"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"cores": cores, "python": platform.python_version(), "system": platform.system(), "packages": versions}
+
+
+def save(suites: Sequence[Suite], warning: str) -> Path:
+    """One JSON file per run under benchmarks/results."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
+    content = {"machine": machine(), "warning": warning, "suites": [asdict(suite) for suite in suites]}
+    path.write_text(json.dumps(content, indent=1, default=str))
+    return path
+
+
+def _number(value: float) -> str:
+    return f"{value:.1e}" if value and abs(value) < 1e-2 else f"{value:.3g}"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return "-" if math.isnan(value) else _number(value)
+    return str(value)

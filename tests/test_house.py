@@ -1,0 +1,124 @@
+"""The house rules that a reader relies on: one-way dependencies, light imports, short files."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "ffo"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+#: part of the package -> the parts it may import (besides itself)
+CORE = {
+    "errors": set(),
+    "cones": {"errors"},
+    "program": {"errors", "cones"},
+    "solvers": {"errors", "cones", "program"},
+    "ghost": {"errors", "cones", "program"},
+}
+LOWER = set(CORE)
+FRONT_END_BASE = LOWER | {"engine", "functions", "bilevel"}
+ALLOWED = CORE | {
+    "engine": LOWER,
+    "functions": LOWER,
+    "bilevel": LOWER | {"engine", "functions"},
+    "torch": FRONT_END_BASE,
+    "jax": FRONT_END_BASE,
+    "lab": FRONT_END_BASE | {"torch"},
+}
+
+SOLVER_PACKAGES = ("clarabel", "scs", "osqp", "piqp", "proxsuite", "qoco", "highspy", "moreau", "gurobipy")
+LONGEST_FUNCTION = 70
+LONGEST_FILE = 450
+
+
+def part_of(path: Path) -> str:
+    """The part of the house a file belongs to: its folder, or its name at the top."""
+    return path.relative_to(SOURCE).with_suffix("").parts[0]
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Absolute names of all modules a file imports, function-level imports included."""
+    package = ("ffo", *path.relative_to(SOURCE).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            stem = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{stem}.{alias.name}" for alias in node.names)
+
+
+def fresh_modules(code: str) -> set[str]:
+    """Top-level names of sys.modules after running `code` in a new interpreter."""
+    script = f"{code}\nimport json, sys\nprint(json.dumps(sorted({{m.split('.')[0] for m in sys.modules}})))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_dependencies_point_one_way(path: Path) -> None:
+    part = part_of(path)
+    used = {name.split(".")[1] for name in imported_modules(path) if name.startswith("ffo.")}
+    if part == "__init__":
+        assert not used, "ffo/__init__.py must stay free of imports"
+        return
+    assert part in ALLOWED, f"new part of the house: add {part} to ALLOWED with what it may import"
+    assert used <= ALLOWED[part] | {part}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_frameworks_stay_in_their_front_end(path: Path) -> None:
+    frameworks = {name.split(".")[0] for name in imported_modules(path)} & {"torch", "jax"}
+    assert frameworks <= {part_of(path)} or part_of(path) in ("functions", "bilevel", "lab")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_files_and_functions_are_short_and_silent(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= LONGEST_FILE
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= LONGEST_FUNCTION, f"{node.name} has {length} lines"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and part_of(path) != "lab":
+            assert node.func.id != "print", f"print at line {node.lineno}"
+
+
+def test_import_ffo_imports_no_framework_and_no_solver() -> None:
+    loaded = fresh_modules("import ffo")
+    assert loaded.isdisjoint({"torch", "jax", "cvxpy", *SOLVER_PACKAGES})
+
+
+def test_import_ffo_torch_imports_no_solver_of_its_own() -> None:
+    by_others = fresh_modules("import torch, cvxpy")
+    loaded = fresh_modules("import ffo.torch")
+    assert "jax" not in loaded - by_others
+    assert (loaded - by_others).isdisjoint(SOLVER_PACKAGES)
+
+
+def test_import_leaves_global_state_alone() -> None:
+    state = (
+        "(torch.get_default_dtype(), torch.get_num_threads(), torch.get_num_interop_threads(), "
+        "torch.backends.cuda.matmul.allow_tf32, torch.are_deterministic_algorithms_enabled(), "
+        "np.geterr(), list(warnings.filters), dict(os.environ))"
+    )
+    code = (
+        "import os, warnings, numpy as np, torch, cvxpy\n"
+        f"before = {state}\nimport ffo, ffo.torch\nafter = {state}\nassert before == after, (before, after)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_version_is_that_of_the_distribution() -> None:
+    from importlib.metadata import version
+
+    import ffo
+
+    assert ffo.__version__ == version("ffo")
