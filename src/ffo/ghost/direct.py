@@ -32,7 +32,8 @@ REFINEMENTS = 12
 ACCURACY = 1e-13
 #: relative residual above which a sample is solved again in the least-squares sense
 INCONSISTENT = 1e-8
-LEAST_SQUARES_DENSE = 1500
+#: unknowns up to which that is done by a singular value decomposition, beyond by LSMR
+LEAST_SQUARES_DENSE = 400
 #: relative residual that factors of a neighbouring system must reach, or new ones are made
 BORROWED = 1e-11
 
@@ -53,44 +54,40 @@ class DirectSolver(GhostSolver):
         self._factors = _Factors(system) if previous is None else previous._factors
         self._borrowed = previous is not None
 
-    def solve(self, r_x: Array, r_s: Array) -> Sensitivity:
+    def solve(self, r_x: Array, r_s: Array, accuracy: Array | None = None) -> Sensitivity:
         system = self.system
         rhs = system.right_hand_side(r_x, r_s)
-        z, residual = self._refine(rhs)
-        relative = system.relative_residual(rhs, residual)
-        if self._borrowed and not (relative <= BORROWED).all():
+        target = np.full(system.batch, ACCURACY) if accuracy is None else np.maximum(accuracy, ACCURACY)
+        z, relative = self._refine(rhs, target)
+        if self._borrowed and not (relative <= np.maximum(target, BORROWED)).all():
             self._factors, self._borrowed = _Factors(system), False
-            z, residual = self._refine(rhs)
-            relative = system.relative_residual(rhs, residual)
-        for k in np.flatnonzero(~(relative <= INCONSISTENT)):
-            at = np.flatnonzero(system.sample == k)
-            better, error = _least_squares(_restricted(system, at), rhs[at])
-            if not relative[k] <= error:
-                z[at], relative[k] = better, error
+            z, relative = self._refine(rhs, target)
+        if accuracy is None:
+            for k in np.flatnonzero(~(relative <= INCONSISTENT)):
+                at = np.flatnonzero(system.sample == k)
+                better, error = _least_squares(_restricted(system, at), rhs[at])
+                if not relative[k] <= error:
+                    z[at], relative[k] = better, error
         return system.sensitivity(z, relative)
 
-    def _refine(self, rhs: Array) -> tuple[Array, Array]:
-        """Iterative refinement; keeps each sample's best iterate."""
+    def _refine(self, rhs: Array, target: Array) -> tuple[Array, Array]:
+        """Iterative refinement to relative residuals (batch,); keeps each sample's best iterate."""
         system = self.system
-        size = np.maximum(system.norms(rhs), 1e-300)
-        best, best_residual = np.zeros_like(rhs), rhs
-        best_norm = np.ones(system.batch)
+        size = system.norms(rhs)
+        size = np.where(size > 0, size, 1.0)
+        best, best_norm = np.zeros_like(rhs), system.norms(rhs) / size
         z, residual = best, rhs
         for _ in range(REFINEMENTS):
             z = z + self._factors.solve(residual, system)
             residual = rhs - system.formed_dot(z)
             norm = system.norms(residual) / size
             better = norm < best_norm
-            if better.all():
-                best, best_residual = z, residual
-            else:
-                mine = better[system.sample]
-                best, best_residual = np.where(mine, z, best), np.where(mine, residual, best_residual)
-            stalled = norm > 0.3 * best_norm
-            best_norm = np.minimum(norm, best_norm)
-            if ((best_norm <= ACCURACY) | stalled).all():
+            best = z if better.all() else np.where(better[system.sample], z, best)
+            stalled = ~(norm <= 0.3 * best_norm)
+            best_norm = np.where(better, norm, best_norm)
+            if ((best_norm <= target) | stalled).all():
                 break
-        return best, best_residual
+        return best, best_norm
 
 
 class _Factors:

@@ -38,15 +38,16 @@ class IterativeSolver(GhostSolver):
         self.system, self.way = system, way
         self._preconditioner = _diagonal(system)
 
-    def solve(self, r_x: Array, r_s: Array) -> Sensitivity:
+    def solve(self, r_x: Array, r_s: Array, accuracy: Array | None = None) -> Sensitivity:
         system = self.system
         rhs = system.right_hand_side(r_x, r_s)
         limit = self.way.max_iters or 10 * max(system.size // max(system.batch, 1), 20)
         z, residual = np.zeros_like(rhs), rhs
+        target = self.way.rtol if accuracy is None else np.maximum(accuracy, self.way.rtol)
         size = np.where(system.norms(rhs) > 0, system.norms(rhs), 1.0)
         relative = system.norms(rhs) / size
         for _ in range(self.way.restarts):
-            step = _minres(system, residual, self._preconditioner, self.way.rtol * size, limit)
+            step = _minres(system, residual, self._preconditioner, target * size, limit)
             candidate = z + step
             left = rhs - system.dot(candidate)
             norm = system.norms(left) / size
@@ -54,7 +55,7 @@ class IterativeSolver(GhostSolver):
             z, residual = np.where(better, candidate, z), np.where(better, left, residual)
             stalled = norm > 0.5 * relative
             relative = np.minimum(norm, relative)
-            if ((relative <= self.way.rtol) | stalled).all():
+            if ((relative <= target) | stalled).all():
                 break
         return system.sensitivity(z, relative)
 

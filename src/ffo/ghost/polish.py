@@ -97,7 +97,8 @@ class _Run:
         x, natural = self.x[who], self.natural[who]
         self._keep_best(who, x, before, natural)
         solver = way.solver(GhostSystem(program, before), self.neighbour)
-        move = solver.solve(-program.stationarity(x, before.y), program.slack(x) - before.s)
+        accuracy = np.clip(ROUNDING / np.maximum(natural, ROUNDING), 1e-13, 1e-3)
+        move = solver.solve(-program.stationarity(x, before.y), program.slack(x) - before.s, accuracy)
         self.solvers.append((who, solver))
         new_x, new_y = x + move.u, before.y + move.w
         after = ActiveSet(program, program.slack(new_x) - sizes.tau * new_y, sizes.tau)

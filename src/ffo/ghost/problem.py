@@ -42,8 +42,13 @@ class GhostSolver(ABC):
     """Solves the ghost system of one batch, for any number of right-hand sides."""
 
     @abstractmethod
-    def solve(self, r_x: Array, r_s: Array) -> Sensitivity:
-        """r_x (batch, n), r_s (batch, m)."""
+    def solve(self, r_x: Array, r_s: Array, accuracy: Array | None = None) -> Sensitivity:
+        """r_x (batch, n), r_s (batch, m).
+
+        Args:
+            accuracy: (batch,) relative residuals that are enough (a Newton step need not be exact);
+                None: as small as can be, in the least-squares sense where there is no solution.
+        """
 
 
 class Way(ABC):

@@ -61,7 +61,7 @@ class _GhostResolve(GhostSolver):
     def __init__(self, system: GhostSystem, way: Resolve) -> None:
         self.system, self.way = system, way
 
-    def solve(self, r_x: Array, r_s: Array) -> Sensitivity:
+    def solve(self, r_x: Array, r_s: Array, accuracy: Array | None = None) -> Sensitivity:
         system = self.system
         rhs = system.right_hand_side(r_x, r_s)
         z = np.zeros(system.size)
@@ -97,7 +97,7 @@ class _OriginalResolve(GhostSolver):
     def __init__(self, system: GhostSystem, way: Resolve) -> None:
         self.system, self.way = system, way
 
-    def solve(self, r_x: Array, r_s: Array) -> Sensitivity:
+    def solve(self, r_x: Array, r_s: Array, accuracy: Array | None = None) -> Sensitivity:
         program = self.system.program
         step = self._step(r_x, r_s)
         plus = self.way.solve(program.with_vectors(program.q - step * r_x, program.b + step * r_s))
