@@ -38,6 +38,14 @@ class Pattern:
     indices: Array
     shape: tuple[int, int]
 
+    @classmethod
+    def of_positions(cls, flat: Array, shape: tuple[int, int]) -> tuple[Pattern, Array]:
+        """The pattern of Fortran-order positions (repeats allowed), and where each stands in it."""
+        places, entry = np.unique(flat, return_inverse=True)
+        cols, rows = np.divmod(places, max(shape[0], 1))
+        indptr = np.concatenate([[0], np.cumsum(np.bincount(cols, minlength=shape[1]))])
+        return cls(indptr.astype(np.int32), rows.astype(np.int32), shape), entry
+
     @property
     def nnz(self) -> int:
         return len(self.indices)
@@ -205,9 +213,7 @@ class AffineMap:
                 total /= values[i]
             before = out[i]
             out[i] = total if before is None else before + total
-        return [
-            np.zeros(v.shape) if w and g is None else g for g, v, w in zip(out, values, wanted, strict=True)
-        ]
+        return [np.zeros(v.shape) if w and g is None else g for g, v, w in zip(out, values, wanted, strict=True)]
 
     def _data_gradient(self, name: Block, g: DataGradient, summed: bool) -> Array:
         """Gradient in a block's stored entries: (length,) summed over the batch, or (batch, length)."""

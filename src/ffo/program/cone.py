@@ -173,9 +173,7 @@ class Solution:
         qx = np.einsum("ij,ij->i", program.q, x)
         by = np.einsum("ij,ij->i", program.b, y)
         cones = program.cones
-        outside = np.maximum(
-            _norm(cones.project(s) - s) / _scale(s), _norm(cones.project_dual(y) - y) / _scale(y)
-        )
+        outside = np.maximum(_norm(cones.project(s) - s) / _scale(s), _norm(cones.project_dual(y) - y) / _scale(y))
         return Residuals(
             primal=_norm(Ax + s - program.b) / _scale(Ax, s, program.b),
             dual=_norm(Px + program.q + Aty) / _scale(Px, program.q, Aty),

@@ -27,6 +27,7 @@ from cvxpy.utilities.psd_utils import TriangleKind
 from ffo import cones
 from ffo.errors import InputError, UnsupportedProblemError
 from ffo.program.affine import AffineMap, Block, Entry, Pattern
+from ffo.program.canonical import CanonicalProblem
 from ffo.program.recovery import Output, Recovery, selection
 
 Array = np.ndarray
@@ -69,21 +70,6 @@ class _Target(ConicSolver):
 
     def solve_via_data(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError("this target canonicalises only; solving is done by ffo.solvers")
-
-
-@dataclass(frozen=True)
-class CanonicalProblem:
-    """A CVXPY problem, reduced: how parameters enter and how answers come back.
-
-    Attributes:
-        map: parameters -> cone program data.
-        recovery: cone program solution -> requested variables.
-        shapes: shape of each parameter, in the user's order.
-    """
-
-    map: AffineMap
-    recovery: Recovery
-    shapes: tuple[tuple[int, ...], ...]
 
 
 def canonicalize(
@@ -257,7 +243,7 @@ def _quadratic(program: ParamConeProg, n: int) -> tuple[Pattern, _Tensor]:
     # (P + P')/2, upper triangle: an off-diagonal entry is half the sum of its two places.
     value = np.where(i == j, value, 0.5 * value)
     flat = np.minimum(i, j) + n * np.maximum(i, j)
-    pattern, entry = _pattern(flat, (n, n))
+    pattern, entry = Pattern.of_positions(flat, (n, n))
     return pattern, _Tensor(pattern.nnz, entry, column, value)
 
 
@@ -271,7 +257,7 @@ def _constraints(program: ParamConeProg, n: int) -> tuple[Pattern, _Tensor, _Ten
     vector = flat >= m * n
     b = _Tensor(m, flat[vector] - m * n, column[vector], value[vector])
     matrix = ~vector
-    pattern, entry = _pattern(flat[matrix], (m, n))
+    pattern, entry = Pattern.of_positions(flat[matrix], (m, n))
     # CVXPY says A x + b in K, this package b - A x in K.
     return pattern, _Tensor(pattern.nnz, entry, column[matrix], -value[matrix]), b
 
@@ -304,15 +290,6 @@ def _nonzero(coo: sp.coo_array) -> tuple[Array, Array, Array]:
     keep = coo.data != 0
     row, col = coo.coords
     return row[keep].astype(np.int64), col[keep].astype(np.int64), np.asarray(coo.data[keep], float)
-
-
-def _pattern(flat: Array, shape: tuple[int, int]) -> tuple[Pattern, Array]:
-    """The CSC pattern of Fortran-order positions, and where each of them stands in it."""
-    places, entry = np.unique(flat, return_inverse=True)
-    rows = places % shape[0] if shape[0] else places
-    cols = places // shape[0] if shape[0] else places
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(cols, minlength=shape[1]))])
-    return Pattern(indptr.astype(np.int32), rows.astype(np.int32), shape), entry
 
 
 def _cones(program: ParamConeProg) -> cones.Product:

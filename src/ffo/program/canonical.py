@@ -1,0 +1,23 @@
+"""A user's problem, reduced: how parameters enter and how answers come back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ffo.program.affine import AffineMap
+from ffo.program.recovery import Recovery
+
+
+@dataclass(frozen=True)
+class CanonicalProblem:
+    """A parametrised cone program.
+
+    Attributes:
+        map: parameters -> cone program data.
+        recovery: cone program solution -> requested quantities.
+        shapes: shape of each parameter, in the user's order.
+    """
+
+    map: AffineMap
+    recovery: Recovery
+    shapes: tuple[tuple[int, ...], ...]
