@@ -9,7 +9,7 @@ turned into NaN, as the user chose.
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,11 +30,14 @@ from ffo.program.cone import ConeProgram, Solution
 from ffo.solvers.base import Solver
 from ffo.solvers.forward import solve_checked
 from ffo.solvers.registry import choose, get_solver
+from ffo.solvers.verdict import judge
 
 Array = np.ndarray
 
-#: natural residual up to which Newton's method from a remembered or failed point counts as solved
+#: residuals up to which Newton's method from a remembered or failed point counts as solved: the natural
+#: one, in units of the point it started from, and the measured one, which no diverged start can shrink
 ACCEPT = 1e-10
+MEASURED = 1e-8
 #: unknowns of one sample's ghost system beyond which factors are no longer tried by default
 DIRECT_LIMIT = 200_000
 #: failures whose point may still be near the solution
@@ -58,7 +61,7 @@ class Outcome:
     way: Way
 
     def prepare(self) -> None:
-        """Make the derivative ready (done ahead when a gradient is expected)."""
+        """Polish, and make the derivative ready (done ahead when a gradient is expected)."""
         if self.info.certificate is not None:
             return
         start = time.perf_counter()
@@ -67,6 +70,9 @@ class Outcome:
         if len(todo):
             piece = _linearize(self.program, todo, self.x, self.y, self.s, self.way)
             self.pieces.append((todo, piece))
+        for who, piece in self.pieces:
+            self.x[who], self.y[who], self.s[who] = piece.x, piece.y, piece.s
+            self.info.residual[who] = np.fmin(piece.certificate.natural_residual, self.info.residual[who])
         self.info.certificate = _merge_certificates(self.pieces, len(self.x))
         self.info.times = replace(self.info.times, polish=self.info.times.polish + time.perf_counter() - start)
 
@@ -101,10 +107,15 @@ class Engine:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        if options.solver is not None:
-            get_solver(options.solver, options.solver_args, options.verbose)  # complain now, not at the first call
         self._solvers: dict[str, Solver] = {}
         self._memory = Memory()
+        # Complain now, not at the first call.
+        if isinstance(options.solver, str):
+            self._configured(options.solver, options.solver_args)
+        elif options.solver is not None:
+            get_solver(options.solver, options.solver_args)
+        for other in options.retry:
+            get_solver(other)
 
     def __getstate__(self) -> dict[str, object]:
         return {"options": self.options}
@@ -117,10 +128,13 @@ class Engine:
         chosen = self.options.solver or choose(program)
         if isinstance(chosen, Solver):
             return get_solver(chosen, overrides)
-        settings = {**self.options.solver_args, **(overrides or {})}
-        key = f"{chosen.upper()} {sorted(settings.items(), key=str)!r}"
+        return self._configured(chosen, {**self.options.solver_args, **(overrides or {})})
+
+    def _configured(self, name: str, settings: Mapping[str, object]) -> Solver:
+        """A solver by name, made once for the same settings (and so warning once of idle ones)."""
+        key = f"{name.upper()} {sorted(settings.items(), key=str)!r}"
         if key not in self._solvers:
-            self._solvers[key] = get_solver(chosen, settings, self.options.verbose)
+            self._solvers[key] = get_solver(name, settings, self.options.verbose)
         return self._solvers[key]
 
     def way(self, program: ConeProgram, solver: Solver) -> Way:
@@ -143,6 +157,7 @@ class Engine:
         keys: Sequence[Hashable] | None = None,
         overrides: dict[str, object] | None = None,
         check_convexity: bool = True,
+        copies: int = 1,
     ) -> Outcome:
         """Solve every sample of a program.
 
@@ -151,28 +166,25 @@ class Engine:
             keys: one per sample; remembered solutions are tried first.
             overrides: solver settings for this call.
             check_convexity: whether P depends on parameters, so that it may be indefinite.
+            copies: how many neighbouring samples are copies of one sample of the caller's batch
+                (smoothing), whose number is the one to name in errors.
         """
         start = time.perf_counter()
         program = program.pruned()
         run = _Run(program, self.solver(program, overrides), self.options)
         run.way = self.way(program, run.solver)
         run.reject_bad_data(check_convexity)
-        if keys is None and self.options.warm_start:
-            keys = range(program.batch)
         if keys is not None:
             run.from_memory(self._memory, keys)
         run.solve()
         run.rescue()
-        run.raise_failures()
+        run.raise_failures(copies)
         outcome = run.outcome(start)
         if derivative:
             outcome.prepare()
-            for who, piece in outcome.pieces:
-                outcome.x[who], outcome.y[who], outcome.s[who] = piece.x, piece.y, piece.s
-                outcome.info.residual[who] = np.minimum(piece.certificate.natural_residual, outcome.info.residual[who])
         if keys is not None:
             good = np.flatnonzero(outcome.info.ok)
-            self._memory.remember([keys[i] for i in good], outcome.x[good], outcome.y[good], outcome.s[good])
+            self._memory.remember([keys[int(i)] for i in good], outcome.x[good], outcome.y[good], outcome.s[good])
         outcome.info.times = replace(outcome.info.times, forward=time.perf_counter() - start)
         return outcome
 
@@ -217,9 +229,9 @@ class _Run:
         if not len(known) or not self.way.polishes:
             return
         start = time.perf_counter()
-        piece = linearize(self.program.take(known), _point(x, y, s), self.way)
-        hit = piece.certificate.natural_residual <= ACCEPT
-        self._accept(known, piece, hit)
+        with np.errstate(all="ignore"):
+            piece = linearize(self.program.take(known), _point(x, y, s), self.way)
+            hit = self._accept(known, piece)
         self.iterations[known[hit]] = 0
         self.hits = int(hit.sum())
         self.times = replace(self.times, polish=time.perf_counter() - start)
@@ -243,32 +255,35 @@ class _Run:
         failed = np.flatnonzero(np.isin(self.status, _REPAIRABLE) & finite)
         if not len(failed) or not self.way.polishes:
             return
+        start = time.perf_counter()
         with np.errstate(all="ignore"):
             piece = _linearize(self.program, failed, self.x, self.y, self.s, self.way)
-        saved = piece.certificate.natural_residual <= ACCEPT
-        self._accept(failed, piece, saved)
+            saved = self._accept(failed, piece)
+        self.times = replace(self.times, polish=self.times.polish + time.perf_counter() - start)
         self.rescued[failed[saved]] = True
         for k in failed[saved]:
             self.detail.pop(int(k), None)
 
-    def _accept(self, who: Array, piece: Linearization, good: Array) -> None:
+    def _accept(self, who: Array, piece: Linearization) -> Array:
+        """Take over the points of a piece that are solutions; true where they are."""
+        measured, verdict = judge(_point(piece.x, piece.y, piece.s), piece.program, MEASURED)
+        good = (piece.certificate.natural_residual <= ACCEPT) & (verdict == Status.SOLVED)
         mine = who[good]
-        if not len(mine):
-            return
-        self.x[mine], self.y[mine], self.s[mine] = piece.x[good], piece.y[good], piece.s[good]
-        self.status[mine] = Status.SOLVED
-        self.residual[mine] = piece.certificate.natural_residual[good]
-        self.pieces.append((mine, piece if good.all() else piece.take(np.flatnonzero(good))))
+        if len(mine):
+            self.x[mine], self.y[mine], self.s[mine] = piece.x[good], piece.y[good], piece.s[good]
+            self.status[mine], self.residual[mine] = Status.SOLVED, measured[good]
+            self.pieces.append((mine, piece if good.all() else piece.take(np.flatnonzero(good))))
+        return good
 
-    def raise_failures(self) -> None:
+    def raise_failures(self, copies: int) -> None:
         failed = self.status != Status.SOLVED
         if not failed.any():
             return
         if self.options.on_fail == "raise":
             first = int(np.flatnonzero(failed)[0])
-            same = np.flatnonzero(self.status == self.status[first])
+            same = np.unique(np.flatnonzero(self.status == self.status[first]) // copies)
             name = str(self.answered[first]) or self.solver.name
-            raise solver_error(Status(int(self.status[first])), same, name, self.detail.get(first, ""))
+            raise solver_error(Status(int(self.status[first])), same.tolist(), name, self.detail.get(first, ""))
         for v in (self.x, self.y, self.s):
             v[failed] = np.nan
 

@@ -26,7 +26,7 @@ class Times:
 
 @dataclass
 class Info:
-    """Report on the last call of a layer; arrays have one entry per sample.
+    """Report on the last call of a layer; arrays have one entry per sample (per draw with smoothing).
 
     Attributes:
         status: what became of each sample.

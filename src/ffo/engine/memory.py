@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from threading import Lock
 
 import numpy as np
 
@@ -14,33 +15,39 @@ MAX_BYTES = 256 * 2**20
 
 
 class Memory:
-    """The last solution of each key; the least recently used are forgotten beyond `max_bytes`."""
+    """The last solution of each key; the least recently used are forgotten beyond `max_bytes`.
+
+    Threads may share it.
+    """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
         self._rows: OrderedDict[Hashable, Array] = OrderedDict()
         self._shape: tuple[int, int] | None = None
+        self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def recall(self, keys: Sequence[Hashable], n: int, m: int) -> tuple[Array, Array, Array, Array]:
         """Positions that are known, and their x, y, s."""
-        if self._shape != (n, m):
-            self._rows.clear()
-            self._shape = (n, m)
-        known = np.array([i for i, k in enumerate(keys) if k in self._rows], dtype=int)
-        rows = np.array([self._rows[keys[i]] for i in known]).reshape(len(known), n + 2 * m)
-        for i in known:
-            self._rows.move_to_end(keys[i])
+        with self._lock:
+            if self._shape != (n, m):
+                self._rows.clear()
+                self._shape = (n, m)
+            known = np.array([i for i, k in enumerate(keys) if k in self._rows], dtype=int)
+            rows = np.array([self._rows[keys[i]] for i in known]).reshape(len(known), n + 2 * m)
+            for i in known:
+                self._rows.move_to_end(keys[i])
         return known, rows[:, :n], rows[:, n : n + m], rows[:, n + m :]
 
     def remember(self, keys: Sequence[Hashable], x: Array, y: Array, s: Array) -> None:
         """Keep the solutions; rows are copied."""
         rows = np.concatenate([x, y, s], axis=1)
         limit = max(int(self.max_bytes // max(rows.shape[1] * 8, 1)), 1)
-        for key, row in zip(keys, rows, strict=True):
-            self._rows[key] = row.copy()
-            self._rows.move_to_end(key)
-        while len(self._rows) > limit:
-            self._rows.popitem(last=False)
+        with self._lock:
+            for key, row in zip(keys, rows, strict=True):
+                self._rows[key] = row.copy()
+                self._rows.move_to_end(key)
+            while len(self._rows) > limit:
+                self._rows.popitem(last=False)

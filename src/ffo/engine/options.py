@@ -64,4 +64,4 @@ class Options:
         if isinstance(self.smoothing, (int, float)) and not isinstance(self.smoothing, bool):
             object.__setattr__(self, "smoothing", Smoothing(float(self.smoothing)))
         elif self.smoothing is not None and not isinstance(self.smoothing, Smoothing):
-            raise InputError(f"smoothing must be a radius or an ffo.Smoothing, not {self.smoothing!r}")
+            raise InputError(f"smoothing must be a radius or a Smoothing object, not {self.smoothing!r}")

@@ -1,5 +1,6 @@
 """PyTorch layers."""
 
+from ffo.engine import Smoothing
 from ffo.torch.layer import FFOLayer
 
-__all__ = ["FFOLayer"]
+__all__ = ["FFOLayer", "Smoothing"]

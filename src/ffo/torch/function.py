@@ -1,14 +1,16 @@
-"""Autograd glue: a solve and its adjoint as `torch.autograd.Function`s.
+"""Autograd glue: a solve and its derivatives as `torch.autograd.Function`s.
 
-`Solve` runs a `Call` (NumPy inside) and keeps its record for backward; `Adjoint` is the backward pass
-as a function of its own, so that `torch.func.vmap` can batch it (whole Jacobians). Both directions
-are first derivatives; a second derivative is refused in words.
+`Solve` runs a `Call` (NumPy inside) and keeps its record; `Adjoint` and `Tangent` are its two
+derivatives as functions of their own, so that `torch.func` can batch them (whole Jacobians). They take
+the parameters along, although their record has all they need, for two reasons: autograd then sees that
+derivatives depend on the parameters, and a second derivative is refused in words instead of being
+taken for zero; and under `torch.func.vmap` a mapped parameter tells that the solve was mapped too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -17,11 +19,20 @@ from ffo.errors import DerivativeError, InputError
 
 NumpyArray = np.ndarray
 Record = Any
+Dims = Sequence[int | None]
 
 _SECOND = (
     "ffo layers are differentiable once: a second derivative (create_graph=True, or grad of grad) is "
     "not defined by the ghost problem. Use finite differences of the gradient instead."
 )
+_LEGACY = (
+    "ffo layers cannot be batched by torch.autograd's vectorize=True or is_grads_batched=True: use "
+    "torch.func.jacrev or torch.func.jacfwd, or torch.autograd.functional.jacobian without vectorize."
+)
+
+
+class NotATensorError(InputError, AttributeError):
+    """A parameter is no tensor; an AttributeError too, which users of CvxpyLayer may expect."""
 
 
 class Call(Protocol):
@@ -30,8 +41,9 @@ class Call(Protocol):
     def solve(self, values: list[NumpyArray]) -> tuple[list[NumpyArray], Record]: ...
 
     def adjoint(
-        self, record: Record, gradients: list[NumpyArray | None], wanted: Sequence[bool]
-    ) -> list[NumpyArray | None]: ...
+        self, record: Record, gradients: list[NumpyArray | None], wanted: Sequence[bool], apart: bool
+    ) -> list[NumpyArray | None]:
+        """Gradients in the wanted parameters; `apart`: one per sample, of shared parameters too."""
 
     def tangent(self, record: Record, tangents: list[NumpyArray | None]) -> list[NumpyArray]: ...
 
@@ -41,157 +53,239 @@ class Call(Protocol):
 
 
 class Slot:
-    """Carries the record of a solve from `forward` to `setup_context`."""
+    """Carries what a solve leaves behind to its derivatives.
+
+    Attributes:
+        call, record: what was solved.
+        inner: under `torch.func.vmap`, the slot of the solve in which the mapped dimension has joined
+            the batch; the record is there (or deeper still).
+        batch: size of the batch dimension inside the mapped one, None without.
+    """
 
     record: Record = None
+    inner: Slot | None = None
+    batch: int | None = None
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+
+#: torch has no public word for the tensors inside vectorize=True
+_is_legacy_batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda t: False)
 
 
 def to_numpy(t: torch.Tensor) -> NumpyArray:
+    if _is_legacy_batched(t):
+        raise DerivativeError(_LEGACY)
     return t.detach().to(device="cpu", dtype=torch.float64).contiguous().numpy()
 
 
 def _like(value: NumpyArray, reference: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(value)).to(device=reference.device, dtype=reference.dtype)
+    # ascontiguousarray turns a number into an array of one
+    tensor = torch.from_numpy(np.ascontiguousarray(value)).reshape(np.shape(value))
+    return tensor.to(device=reference.device, dtype=reference.dtype)
 
 
 class Solve(torch.autograd.Function):
-    """(call, slot, *parameters) -> outputs."""
+    """(slot, *parameters) -> outputs."""
 
     @staticmethod
-    def forward(call: Call, slot: Slot, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        outputs, slot.record = call.solve([to_numpy(p) for p in parameters])
+    def forward(slot: Slot, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs, slot.record = slot.call.solve([to_numpy(p) for p in parameters])
         return tuple(_like(v, parameters[0]) for v in outputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        ctx.call, slot, *parameters = inputs
-        ctx.record = slot.record
-        ctx.templates = [p.new_empty(0) for p in parameters]
+        ctx.slot, *parameters = inputs
+        ctx.save_for_backward(*parameters)
+        ctx.save_for_forward(*parameters)
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        wanted = tuple(ctx.needs_input_grad[2:])
+        wanted = tuple(ctx.needs_input_grad[1:])
         if all(g is None for g in gradients) or not any(wanted):
-            return (None,) * (2 + len(wanted))
+            return (None,) * (1 + len(wanted))
         given = tuple(g is not None for g in gradients)
-        found = Adjoint.apply(
-            ctx.call, ctx.record, wanted, given, ctx.templates, *(g for g in gradients if g is not None)
-        )
+        found = Adjoint.apply(ctx.slot, wanted, given, False, *ctx.saved_tensors, *_present(gradients))
         result = iter(found)
-        return (None, None, *(next(result) if w else None for w in wanted))
+        return (None, *(next(result) if w else None for w in wanted))
 
     @staticmethod
-    def jvp(ctx: Any, _call: None, _slot: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    def jvp(ctx: Any, _slot: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         given = tuple(t is not None for t in tangents)
-        return Tangent.apply(ctx.call, ctx.record, given, *(t for t in tangents if t is not None))
+        return Tangent.apply(ctx.slot, given, *ctx.saved_tensors, *_present(tangents))
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], call: Call, _slot: Slot, *parameters: torch.Tensor
+        info: Any, in_dims: tuple[Any, ...], slot: Slot, *parameters: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...], Any]:
         """The mapped dimension joins the batch dimension."""
-        base = call.parameter_dims()
-        joint, inner = _fold(info.batch_size, in_dims[2:], parameters, base)
-        batched = [p.ndim > d for p, d in zip(joint, base, strict=True)]
-        outputs = Solve.apply(call.folded(info.batch_size, batched), Slot(), *joint)
-        if inner is None:
-            return outputs, (0,) * len(outputs)
-        return tuple(o.reshape(info.batch_size, inner, *o.shape[1:]) for o in outputs), (0,) * len(outputs)
-
-
-def _fold(
-    size: int, dims: Sequence[int | None], parameters: Sequence[torch.Tensor], base: Sequence[int]
-) -> tuple[list[torch.Tensor], int | None]:
-    """Join the mapped dimension of each parameter with its batch dimension, mapped one first."""
-    mapped = [p if d is None else p.movedim(d, 0) for p, d in zip(parameters, dims, strict=True)]
-    inner = None
-    for p, d, k in zip(mapped, dims, base, strict=True):
-        if p.ndim - (d is not None) > k:
-            inner = p.shape[1 if d is not None else 0]
-    joint = []
-    for p, d, k in zip(mapped, dims, base, strict=True):
-        batched = p.ndim - (d is not None) > k
-        if d is None and not batched:
-            joint.append(p)
-        elif inner is None:
-            joint.append(p)
-        else:
-            full = p if d is not None else p.unsqueeze(0)
-            full = full if batched else full.unsqueeze(1)
-            full = full.expand(size, inner, *full.shape[2:])
-            joint.append(full.reshape(size * inner, *full.shape[2:]))
-    return joint, inner
+        size, base = info.batch_size, slot.call.parameter_dims()
+        slot.batch = _batch_size(in_dims[1:], parameters, base)
+        joint = _fold(size, slot.batch, in_dims[1:], parameters, base)
+        slot.inner = Slot(slot.call.folded(size, [p.ndim > d for p, d in zip(joint, base, strict=True)]))
+        outputs = Solve.apply(slot.inner, *joint)
+        return tuple(_unfold(o, size, slot.batch) for o in outputs), (0,) * len(outputs)
 
 
 class Adjoint(torch.autograd.Function):
-    """(call, record, wanted, given, templates, *gradients) -> gradients of the wanted parameters."""
+    """(slot, wanted, given, apart, *parameters, *gradients) -> gradients of the wanted parameters."""
 
     @staticmethod
     def forward(
-        call: Call,
-        record: Record,
-        wanted: Sequence[bool],
-        given: Sequence[bool],
-        templates: Sequence[torch.Tensor],
-        *gradients: torch.Tensor,
+        slot: Slot, wanted: Sequence[bool], given: Sequence[bool], apart: bool, *arguments: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        rest = iter(gradients)
+        parameters, rest = arguments[: len(wanted)], iter(arguments[len(wanted) :])
         values = [to_numpy(next(rest)) if g else None for g in given]
-        found = call.adjoint(record, values, wanted)
-        return tuple(_like(v, t) for v, t in zip(found, templates, strict=True) if v is not None)
+        found = slot.call.adjoint(slot.record, values, wanted, apart)
+        return tuple(_like(v, p) for v, p in zip(found, parameters, strict=True) if v is not None)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         pass
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> None:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> NoReturn:
         raise DerivativeError(_SECOND)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[tuple[torch.Tensor, ...], Any]:
-        return _one_by_one(Adjoint, info, in_dims, arguments, 5)
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        raise DerivativeError(_SECOND)
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[Any, ...],
+        slot: Slot,
+        wanted: Sequence[bool],
+        given: Sequence[bool],
+        apart: bool,
+        *arguments: torch.Tensor,
+    ) -> tuple[tuple[torch.Tensor, ...], Any]:
+        count, dims = len(wanted), in_dims[4:]
+        if all(d is None for d in dims[:count]):
+            return _one_by_one(Adjoint, info.batch_size, (slot, wanted, given, apart), dims, arguments)
+        assert slot.inner is not None
+        size, base = info.batch_size, slot.call.parameter_dims()
+        parameters, gradients = arguments[:count], arguments[count:]
+        joint = _fold(size, slot.batch, dims[:count], parameters, base)
+        outer = [_joined(_mapped(g, d, size), slot.batch) for g, d in zip(gradients, dims[count:], strict=True)]
+        # A parameter that every mapped sample shares has a gradient of its own in each of them.
+        found = iter(Adjoint.apply(slot.inner, wanted, given, True, *joint, *outer))
+        result = []
+        for p, d, k, w in zip(parameters, dims, base, wanted, strict=False):
+            if w:
+                g = _unfold(next(found), size, slot.batch)
+                shared = slot.batch is not None and p.ndim - (d is not None) == k
+                result.append(g.sum(1) if shared and not apart else g)
+        return tuple(result), (0,) * len(result)
 
 
 class Tangent(torch.autograd.Function):
-    """(call, record, given, *tangents) -> tangents of the outputs."""
+    """(slot, given, *parameters, *tangents) -> tangents of the outputs."""
 
     @staticmethod
-    def forward(call: Call, record: Record, given: Sequence[bool], *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        rest = iter(tangents)
+    def forward(slot: Slot, given: Sequence[bool], *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        parameters, rest = arguments[: len(given)], iter(arguments[len(given) :])
         values = [to_numpy(next(rest)) if g else None for g in given]
-        return tuple(_like(v, tangents[0]) for v in call.tangent(record, values))
+        return tuple(_like(v, parameters[0]) for v in slot.call.tangent(slot.record, values))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         pass
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> None:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> NoReturn:
         raise DerivativeError(_SECOND)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[tuple[torch.Tensor, ...], Any]:
-        return _one_by_one(Tangent, info, in_dims, arguments, 3)
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        raise DerivativeError(_SECOND)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], slot: Slot, given: Sequence[bool], *arguments: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, ...], Any]:
+        count, dims = len(given), in_dims[2:]
+        if all(d is None for d in dims[:count]):
+            return _one_by_one(Tangent, info.batch_size, (slot, given), dims, arguments)
+        assert slot.inner is not None
+        size, base = info.batch_size, slot.call.parameter_dims()
+        joint = _fold(size, slot.batch, dims[:count], arguments[:count], base)
+        own = [k for k, g in zip(base, given, strict=True) if g]
+        tangents = _fold(size, slot.batch, dims[count:], arguments[count:], own)
+        found = Tangent.apply(slot.inner, given, *joint, *tangents)
+        return tuple(_unfold(t, size, slot.batch) for t in found), (0,) * len(found)
+
+
+def _present(items: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+    return [t for t in items if t is not None]
 
 
 def _one_by_one(
-    function: type[torch.autograd.Function], info: Any, in_dims: tuple[Any, ...], arguments: tuple[Any, ...], fixed: int
+    function: type[torch.autograd.Function],
+    size: int,
+    fixed: tuple[Any, ...],
+    dims: Dims,
+    arguments: Sequence[torch.Tensor],
 ) -> tuple[tuple[torch.Tensor, ...], Any]:
     """Map over right-hand sides; with the factorization at hand each costs two triangular solves."""
     rows = []
-    for k in range(info.batch_size):
-        pairs = zip(arguments[fixed:], in_dims[fixed:], strict=True)
-        rows.append(function.apply(*arguments[:fixed], *(t if d is None else t.select(d, k) for t, d in pairs)))
+    for k in range(size):
+        pairs = zip(arguments, dims, strict=True)
+        rows.append(function.apply(*fixed, *(t if d is None else t.select(d, k) for t, d in pairs)))
     return tuple(torch.stack(column) for column in zip(*rows, strict=True)), (0,) * len(rows[0])
+
+
+def _mapped(t: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
+    """The mapped dimension in front, made up where there is none."""
+    return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
+
+
+def _joined(t: torch.Tensor, batch: int | None) -> torch.Tensor:
+    """(mapped, batch, ...) -> (mapped * batch, ...)."""
+    return t if batch is None else t.reshape(-1, *t.shape[2:])
+
+
+def _unfold(t: torch.Tensor, size: int, batch: int | None) -> torch.Tensor:
+    """(mapped * batch, ...) -> (mapped, batch, ...)."""
+    return t if batch is None else t.reshape(size, batch, *t.shape[1:])
+
+
+def _batch_size(dims: Dims, parameters: Sequence[torch.Tensor], base: Sequence[int]) -> int | None:
+    """Size of the batch dimension inside the mapped one."""
+    for p, d, k in zip(parameters, dims, base, strict=True):
+        if p.ndim - (d is not None) > k:
+            return _mapped(p, d, 1).shape[1]
+    return None
+
+
+def _fold(
+    size: int, batch: int | None, dims: Dims, parameters: Sequence[torch.Tensor], base: Sequence[int]
+) -> list[torch.Tensor]:
+    """Join the mapped dimension of each parameter with its batch dimension, mapped one first.
+
+    A parameter with neither stays as it is: shared by the joint batch.
+    """
+    joint = []
+    for p, d, k in zip(parameters, dims, base, strict=True):
+        batched = p.ndim - (d is not None) > k
+        if d is None and not batched:
+            joint.append(p)
+            continue
+        full = _mapped(p, d, size)
+        if batch is not None and not batched:
+            full = full.unsqueeze(1).expand(size, batch, *full.shape[1:])
+        joint.append(_joined(full, batch))
+    return joint
 
 
 def check_tensors(parameters: Sequence[Any]) -> None:
     """All parameters are floating-point tensors of one dtype on one device."""
     for i, p in enumerate(parameters):
         if not isinstance(p, torch.Tensor):
-            raise InputError(f"Parameter {i} must be a torch tensor, got {type(p).__name__}")
+            raise NotATensorError(f"Parameter {i} must be a torch tensor, got {type(p).__name__}")
         if not p.is_floating_point():
             raise InputError(f"Parameter {i} must have a floating-point dtype, got {p.dtype}")
         if p.layout is not torch.strided:

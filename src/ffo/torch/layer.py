@@ -15,7 +15,8 @@ from ffo.engine import Engine, Info, Options, Outcome, Smoothing
 from ffo.engine.smoothing import Sampler
 from ffo.errors import GradientWarning, InputError
 from ffo.ghost.problem import Way
-from ffo.program.cvxpy import CanonicalProblem, canonicalize
+from ffo.program.canonical import CanonicalProblem
+from ffo.program.cvxpy import canonicalize
 from ffo.solvers.base import Solver
 from ffo.torch.function import Slot, Solve, check_tensors
 
@@ -49,9 +50,14 @@ class FFOLayer(torch.nn.Module):
         warm_start: remember the last solution at each batch position (or for each of `keys`) and try
             its active set before calling the solver.
         retry: solvers to ask, in order, about samples that the first one failed on.
-        smoothing: radius of uniform perturbations of the right-hand sides (or an `ffo.Smoothing`).
+        smoothing: radius of uniform perturbations of the right-hand sides (or an `ffo.torch.Smoothing`).
 
     After a call, `layer.info` holds statuses, residuals, times and the gradient certificate.
+
+    The layer is differentiable once, in reverse and in forward mode, and works with `torch.func`
+    (`jacrev`, `jacfwd`, `vmap`, and `vmap` of `grad`); a second derivative is a `DerivativeError`. Under
+    `torch.compile` it breaks the graph. Without gradients (`torch.no_grad`, or no parameter with
+    `requires_grad`) outputs are the solver's own, accurate to its `eps`; with gradients they are polished.
 
     Example:
         >>> import cvxpy as cp, torch
@@ -120,6 +126,17 @@ class FFOLayer(torch.nn.Module):
         Returns:
             One tensor per variable, (*batch, *variable.shape).
         """
+        if torch.compiler.is_compiling():  # a solve is no part of a graph: torch.compile breaks it here
+            return torch.compiler.disable(self._solve)(params, solver_args, keys, warm_start)
+        return self._solve(params, solver_args, keys, warm_start)
+
+    def _solve(
+        self,
+        params: Sequence[torch.Tensor],
+        solver_args: Mapping[str, Any] | None,
+        keys: Sequence[Hashable] | torch.Tensor | None,
+        warm_start: bool | None,
+    ) -> tuple[torch.Tensor, ...]:
         check_tensors(params)
         batched, batch = validate(params, self.canonical.shapes)
         given = _keys(keys, batch)
@@ -130,7 +147,7 @@ class FFOLayer(torch.nn.Module):
         if not params:
             outputs, _ = call.solve([])
             return tuple(torch.from_numpy(v).to(torch.get_default_dtype()) for v in outputs)
-        return Solve.apply(call, Slot(), *params)
+        return Solve.apply(Slot(call), *params)
 
     def extra_repr(self) -> str:
         m = self.canonical.map
@@ -144,6 +161,12 @@ class LayerRecord:
     outcome: Outcome
     values: list[NumpyArray]
     draws: int
+
+    @property
+    def solved(self) -> NumpyArray:
+        """(batch * draws,) true where the sample was solved in all of its draws."""
+        ok = self.outcome.info.ok.reshape(-1, self.draws).all(axis=1)
+        return np.repeat(ok, self.draws)
 
 
 @dataclass(frozen=True)
@@ -180,39 +203,47 @@ class LayerCall:
             program = sampler.perturb(program)
             keys = None if keys is None else [(k, d) for k in keys for d in range(draws)]
         outcome = self.layer.engine.run(
-            program, self.derivative, keys, self.overrides, check_convexity=self.canonical.map.touches("P")
+            program,
+            self.derivative,
+            keys,
+            self.overrides,
+            check_convexity=self.canonical.map.touches("P"),
+            copies=draws,
         )
         self.layer.info = outcome.info
         outputs = self.canonical.recovery.apply(outcome.x, outcome.y)
         return [self._averaged(v, draws) for v in outputs], LayerRecord(outcome, flat, draws)
 
     def adjoint(
-        self, record: LayerRecord, gradients: list[NumpyArray | None], wanted: Sequence[bool]
+        self, record: LayerRecord, gradients: list[NumpyArray | None], wanted: Sequence[bool], apart: bool
     ) -> list[NumpyArray | None]:
         outcome, recovery = record.outcome, self.canonical.recovery
         outcome.prepare()
         spread = [None if g is None else self._spread(g, record.draws) for g in gradients]
-        solved = outcome.info.ok
+        solved = record.solved
         c_x, c_y = recovery.adjoint(spread, np.where(solved[:, None], outcome.x, 0.0))
         data = outcome.adjoint(np.where(solved[:, None], c_x, 0.0), np.where(solved[:, None], c_y, 0.0))
         warn_of_doubt(outcome.info)
-        found = self.canonical.map.adjoint(data, record.values, wanted)
+        values = record.values
+        if apart:  # as if every parameter were batched
+            values = [np.broadcast_to(v, (self.batch or 1, v.shape[-1])) for v in values]
+        found = self.canonical.map.adjoint(data, values, wanted)
         return [
-            None if g is None else g.reshape(((self.batch,) if b else ()) + shape)
-            for g, b, shape in zip(found, self.batched, self.canonical.shapes, strict=True)
+            None if g is None else g.reshape(g.shape[:-1] + shape)
+            for g, shape in zip(found, self.canonical.shapes, strict=True)
         ]
 
     def tangent(self, record: LayerRecord, tangents: list[NumpyArray | None]) -> list[NumpyArray]:
         outcome = record.outcome
         flat = [
-            None if t is None else t.reshape((-1, size) if b else (size,))
-            for t, b, size in zip(tangents, self.batched, self.canonical.map.sizes, strict=True)
+            None if t is None else t.reshape((-1, size) if t.ndim > dims else (size,))
+            for t, dims, size in zip(tangents, self.parameter_dims(), self.canonical.map.sizes, strict=True)
         ]
         change = self.canonical.map.tangent(flat, record.values, len(outcome.x) // record.draws)
         if record.draws > 1:
             change = change.repeat(record.draws)
         dx, dy = outcome.tangent(change)
-        found = self.canonical.recovery.tangent(dx, dy, outcome.x)
+        found = self.canonical.recovery.tangent(dx, dy, np.where(outcome.info.ok[:, None], outcome.x, 0.0))
         return [self._averaged(v, record.draws) for v in found]
 
     def _flat(self, values: list[NumpyArray]) -> list[NumpyArray]:
@@ -229,9 +260,7 @@ class LayerCall:
         return np.repeat(full / draws, draws, axis=0) if draws > 1 else full
 
 
-def validate(
-    params: Sequence[torch.Tensor], shapes: Sequence[tuple[int, ...]]
-) -> tuple[tuple[bool, ...], int | None]:
+def validate(params: Sequence[torch.Tensor], shapes: Sequence[tuple[int, ...]]) -> tuple[tuple[bool, ...], int | None]:
     """Which parameters are batched, and the batch size (None: unbatched).
 
     The checks and their wording are those of CvxpyLayer.
@@ -245,19 +274,18 @@ def validate(
     for i, (p, shape) in enumerate(zip(params, shapes, strict=True)):
         if p.ndim == len(shape):
             if tuple(p.shape) != shape:
-                raise InputError(
-                    f"Invalid parameter shape for parameter {i}. Expected: {shape}, Got: {tuple(p.shape)}"
-                )
+                raise InputError(f"Invalid parameter shape for parameter {i}. Expected: {shape}, Got: {p.shape}")
             sizes.append(None)
         elif p.ndim == len(shape) + 1:
             if tuple(p.shape[1:]) != shape:
                 raise InputError(
                     f"Invalid parameter shape for parameter {i}. "
-                    f"Expected batched shape: (batch_size, {', '.join(map(str, shape))}), Got: {tuple(p.shape)}"
+                    f"Expected batched shape: (batch_size, {', '.join(map(str, shape))}), Got: {p.shape}"
                 )
             if p.shape[0] == 0:
                 raise InputError(
-                    f"Parameter {i} has an empty batch dimension: {tuple(p.shape)}. Skip empty batches before the layer."
+                    f"Parameter {i} has an empty batch dimension: {tuple(p.shape)}. "
+                    "Skip empty batches before the layer."
                 )
             sizes.append(p.shape[0])
         else:
@@ -280,7 +308,11 @@ def _keys(keys: Sequence[Hashable] | torch.Tensor | None, batch: int | None) -> 
     listed = keys.tolist() if isinstance(keys, (torch.Tensor, np.ndarray)) else list(keys)
     if len(listed) != (batch or 1):
         raise InputError(f"keys must name every sample: got {len(listed)} keys for a batch of {batch or 1}")
-    if len(set(listed)) != len(listed):
+    try:
+        distinct = len(set(listed))
+    except TypeError as error:
+        raise InputError(f"keys must be hashable, such as the samples' indices in the data set: {error}") from None
+    if distinct != len(listed):
         raise InputError("keys must be distinct within a batch")
     return listed
 

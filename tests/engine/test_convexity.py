@@ -1,0 +1,72 @@
+"""The check of P that solvers do not all make."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from ffo.engine.convexity import indefinite
+from ffo.program.sparse import SparseBatch, SymmetricBatch
+
+
+def batch_of(*matrices: np.ndarray, shared: bool = False) -> SymmetricBatch:
+    """Samples over the joint pattern of their upper triangles."""
+    union = sp.csc_array(np.triu(sum(abs(M) for M in matrices)))
+    base = SparseBatch.from_matrix(union)
+    values = np.stack([M[base.indices, base.columns] for M in matrices])
+    return SymmetricBatch(base.indptr, base.indices, values[0] if shared else values, union.shape)
+
+
+def semidefinite(n: int, rank: int, seed: int = 0) -> np.ndarray:
+    M = np.random.default_rng(seed).normal(size=(n, rank))
+    return M @ M.T
+
+
+def with_smallest(n: int, value: float, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    Q = np.linalg.qr(rng.normal(size=(n, n)))[0]
+    return Q @ np.diag(np.concatenate([[value], rng.uniform(1, 2, size=n - 1)])) @ Q.T
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3, 8])
+def test_semidefinite_passes_whatever_its_rank(rank: int) -> None:
+    P = semidefinite(8, rank) if rank else np.zeros((8, 8))
+    assert indefinite(batch_of(P)) == {}
+
+
+@pytest.mark.parametrize("value", [-1e-3, -0.5, -10.0])
+@pytest.mark.parametrize("size", [2, 8, 60])
+def test_names_sample_and_eigenvalue(size: int, value: float) -> None:
+    found = indefinite(batch_of(semidefinite(size, size), with_smallest(size, value), semidefinite(size, 1)))
+    assert found.keys() == {1}
+    assert found[1] == pytest.approx(value, rel=1e-6)
+
+
+def test_rounding_is_forgiven() -> None:
+    assert indefinite(batch_of(with_smallest(8, -1e-11))) == {}
+    assert indefinite(batch_of(1e8 * with_smallest(8, -1e-11))) == {}  # relative to the entries
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_diagonal(shared: bool) -> None:
+    assert indefinite(batch_of(np.diag([1.0, 0.0, 2.0]), shared=shared)) == {}
+    assert indefinite(batch_of(np.diag([1.0, -0.25, 2.0]), shared=shared)) == {0: -0.25}
+
+
+def test_sparse_matrices_take_the_sparse_path() -> None:
+    n = 120
+    chain = np.diag(np.full(n, 2.0)) - np.diag(np.ones(n - 1), 1) - np.diag(np.ones(n - 1), -1)
+    assert indefinite(batch_of(chain)) == {}
+    bent = chain - 0.01 * np.eye(n)
+    assert indefinite(batch_of(bent))[0] == pytest.approx(np.linalg.eigvalsh(bent)[0], rel=1e-6)
+
+
+def test_variables_that_do_not_appear_are_no_matter() -> None:
+    P = np.zeros((5, 5))
+    P[1:3, 1:3] = [[1.0, 2.0], [2.0, 1.0]]
+    assert indefinite(batch_of(P))[0] == pytest.approx(-1.0)
+
+
+def test_shared_is_reported_as_sample_zero() -> None:
+    assert indefinite(batch_of(with_smallest(4, -1.0), shared=True)).keys() == {0}

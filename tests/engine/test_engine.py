@@ -1,0 +1,159 @@
+"""The engine without a framework: what is done when, and for which samples."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import ffo.engine.engine as engine_module
+from ffo.cones import Nonneg, Product, SecondOrder, Zero
+from ffo.engine import Engine, Options
+from ffo.engine.options import Smoothing
+from ffo.engine.smoothing import Sampler, perturbed_rows
+from ffo.errors import InfeasibleError, Status
+from ffo.ghost.direct import Direct
+from ffo.ghost.iterative import Iterative
+from ffo.ghost.resolve import Resolve
+from ffo.program.cone import ConeProgram
+from ffo.solvers import get_solver
+
+
+def projection(points: np.ndarray) -> ConeProgram:
+    """min 1/2 |x - p|^2, x >= 0 for every row p."""
+    n = points.shape[1]
+    return ConeProgram.from_matrices(np.eye(n), -points, -np.eye(n), np.zeros(n), Product([(Nonneg(), n)]))
+
+
+POINTS = np.array([[1.0, -1.0], [2.0, 3.0], [-1.0, -2.0]])
+
+
+def test_solves_a_batch() -> None:
+    outcome = Engine(Options()).run(projection(POINTS), derivative=False)
+    np.testing.assert_allclose(outcome.x, np.maximum(POINTS, 0), atol=1e-6)
+    assert outcome.info.status == [Status.SOLVED] * 3
+    assert outcome.info.ok.all()
+    assert outcome.pieces == []
+
+
+def test_prepares_a_derivative_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    original = engine_module.linearize
+    monkeypatch.setattr(engine_module, "linearize", lambda *a: calls.append(len(a[0].q)) or original(*a))
+    outcome = Engine(Options()).run(projection(POINTS), derivative=False)
+    assert calls == []
+    assert outcome.info.certificate is None
+    c = np.ones_like(POINTS)
+    first = outcome.adjoint(c, np.zeros_like(POINTS))
+    assert calls == [3]
+    assert outcome.info.certificate.good.all()
+    second = outcome.adjoint(c, np.zeros_like(POINTS))
+    assert calls == [3]  # once
+    np.testing.assert_array_equal(first.u, second.u)
+    np.testing.assert_allclose(first.u, -(POINTS > 0).astype(float), atol=1e-9)
+
+
+def test_late_preparation_polishes_the_point() -> None:
+    outcome = Engine(Options(solver="SCS", solver_args={"eps": 1e-4})).run(projection(POINTS), derivative=False)
+    before = np.abs(outcome.x - np.maximum(POINTS, 0)).max()
+    outcome.prepare()
+    after = np.abs(outcome.x - np.maximum(POINTS, 0)).max()
+    assert after <= min(before, 1e-9)
+    assert outcome.info.residual.max() < 1e-9
+
+
+def test_derivative_asked_for_ahead_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = Engine(Options()).run(projection(POINTS), derivative=True)
+    monkeypatch.setattr(engine_module, "linearize", None)
+    outcome.adjoint(np.ones_like(POINTS), np.zeros_like(POINTS))
+    outcome.tangent(replace(outcome.program, q=np.ones_like(POINTS)))
+
+
+def test_failed_samples_give_zero_gradients() -> None:
+    points = POINTS.copy()
+    points[1, 0] = np.nan
+    outcome = Engine(Options(on_fail="nan")).run(projection(points), derivative=True)
+    assert [s.ok for s in outcome.info.status] == [True, False, True]
+    assert np.isnan(outcome.x[1]).all()
+    gradient = outcome.adjoint(np.ones_like(points), np.zeros_like(points))
+    for part in (gradient.x, gradient.u, gradient.v, gradient.db):
+        assert (part[1] == 0).all()
+    dx, dy = outcome.tangent(replace(outcome.program, q=np.ones_like(points), b=np.zeros_like(outcome.program.b)))
+    assert (dx[1] == 0).all()
+    assert (dy[1] == 0).all()
+    assert not outcome.info.certificate.good[1]
+
+
+def test_errors_name_the_samples_of_the_caller() -> None:
+    """Copies of a sample (smoothing) share its number."""
+    n = 1
+    b = np.array([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]])  # 0 <= x <= b_0
+    A = np.array([[1.0], [-1.0]])
+    program = ConeProgram.from_matrices(np.eye(n), np.zeros(n), A, b, Product([(Nonneg(), 2)]))
+    with pytest.raises(InfeasibleError) as caught:
+        Engine(Options()).run(program, derivative=False, copies=2)
+    assert caught.value.samples == (1,)
+
+
+def test_remembers_by_key() -> None:
+    engine, order = Engine(Options(warm_start=True)), [2, 0, 1]
+    calls = [("abc", POINTS, 0), ("cab", POINTS[order], 3), (None, POINTS, 0), ("abx", POINTS, 2)]
+    for keys, points, hits in calls:
+        outcome = engine.run(projection(points), False, keys)
+        assert outcome.info.warm_hits == hits
+        np.testing.assert_allclose(outcome.x, np.maximum(points, 0), atol=1e-6)
+
+
+def test_a_copied_engine_keeps_options_and_forgets_solutions() -> None:
+    engine = Engine(Options(backward="direct", solver="CLARABEL"))
+    engine.run(projection(POINTS), False, keys="abc")
+    for other in (copy.deepcopy(engine), pickle.loads(pickle.dumps(engine))):
+        assert other.options == engine.options
+        assert other.run(projection(POINTS), False, keys="abc").info.warm_hits == 0
+
+
+@pytest.mark.parametrize(("backward", "kind"), [("direct", Direct), ("iterative", Iterative), ("resolve", Resolve)])
+def test_ways_by_name(backward: str, kind: type) -> None:
+    engine = Engine(Options(backward=backward, delta=0.1))
+    way = engine.way(projection(POINTS), get_solver("CLARABEL"))
+    assert isinstance(way, kind)
+    if kind is Resolve:
+        assert way.delta == 0.1
+
+
+def test_large_programs_are_not_factorized_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(Options())
+    assert isinstance(engine.way(projection(POINTS), get_solver("CLARABEL")), Direct)
+    monkeypatch.setattr(engine_module, "DIRECT_LIMIT", 3)
+    assert isinstance(engine.way(projection(POINTS), get_solver("CLARABEL")), Iterative)
+
+
+def test_solvers_are_configured_once() -> None:
+    engine, program = Engine(Options(solver="CLARABEL")), projection(POINTS)
+    assert engine.solver(program) is engine.solver(program)
+    assert engine.solver(program, {"eps": 1e-4}) is not engine.solver(program)
+    assert engine.solver(program, {"eps": 1e-4}).eps == 1e-4
+
+
+def test_convexity_is_checked_only_when_it_may_fail() -> None:
+    program = projection(POINTS)
+    bad = replace(program, P=replace(program.P, values=-program.P.values))
+    outcome = Engine(Options(on_fail="nan")).run(bad, derivative=False)
+    assert outcome.info.status == [Status.INVALID_INPUT] * 3
+    assert "smallest eigenvalue -1" in outcome.info.detail[0]
+
+
+def test_smoothing_moves_inequalities_and_radii_alone() -> None:
+    cones = Product([(Zero(), 2), (Nonneg(), 3), (SecondOrder(3), 2)])
+    program = ConeProgram.from_matrices(np.eye(2), np.zeros((2, 2)), np.ones((11, 2)), np.zeros(11), cones)
+    assert perturbed_rows(program).tolist() == [2, 3, 4, 5, 8]
+    moved = Sampler(Smoothing(0.5, draws=3, seed=1)).perturb(program)
+    assert moved.batch == 6
+    changed = np.flatnonzero(np.abs(moved.b).max(axis=0) > 0)
+    assert changed.tolist() == [2, 3, 4, 5, 8]
+    assert np.abs(moved.b).max() <= 0.5
+    again = Sampler(Smoothing(0.5, draws=3, seed=1)).perturb(program)
+    np.testing.assert_array_equal(moved.b, again.b)

@@ -1,0 +1,216 @@
+"""Wrong input: the exceptions and the words that users of CvxpyLayer know, and clear ones beyond."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+import zoo
+from layers import make_layer, tensors
+
+from ffo.engine import Smoothing
+from ffo.errors import FFOError, InputError, MissingSolverError, UnknownSettingError, UnsupportedProblemError
+from ffo.torch import FFOLayer
+
+peer = pytest.mark.skipif(importlib.util.find_spec("cvxpylayers") is None, reason="cvxpylayers is not installed")
+
+
+@pytest.fixture
+def case() -> zoo.Case:
+    return zoo.build("constrained_least_squares")  # A (6, 4), b (6,)
+
+
+WRONG_CALLS: dict[str, list[tuple[int, ...]]] = {
+    "too few": [(6, 4)],
+    "too many": [(6, 4), (6,), (6,)],
+    "wrong shape": [(6, 4), (7,)],
+    "transposed": [(4, 6), (6,)],
+    "wrong batched shape": [(6, 4), (3, 7)],
+    "wrong batched matrix": [(3, 4, 6), (3, 6)],
+    "too many dimensions": [(6, 4), (2, 3, 6)],
+    "too few dimensions": [(6,), (6,)],
+    "batch sizes differ": [(3, 6, 4), (2, 6)],
+    "batch of one beside a batch": [(1, 6, 4), (2, 6)],
+}
+
+
+@peer
+@pytest.mark.parametrize("shapes", WRONG_CALLS.values(), ids=WRONG_CALLS.keys())
+def test_wrong_calls_fail_in_the_words_of_cvxpylayers(case: zoo.Case, shapes: list[tuple[int, ...]]) -> None:
+    from cvxpylayers.torch import CvxpyLayer
+
+    params = [torch.ones(s, dtype=torch.float64) for s in shapes]
+    with pytest.raises(ValueError, match=r".") as theirs:
+        CvxpyLayer(case.problem, case.parameters, case.variables)(*params)
+    with pytest.raises(InputError) as ours:
+        make_layer(case)(*params)
+    assert str(ours.value) == str(theirs.value)
+
+
+def _toy() -> tuple[cp.Problem, cp.Parameter, cp.Parameter, cp.Variable]:
+    x, a, b = cp.Variable(2), cp.Parameter(2), cp.Parameter(nonneg=True)
+    return cp.Problem(cp.Minimize(cp.sum_squares(x - a) + b * cp.sum(x))), a, b, x
+
+
+WRONG_LAYERS: dict[str, Callable[[type], object]] = {
+    "missing parameter": lambda make: (lambda p, a, b, x: make(p, [a], [x]))(*_toy()),
+    "foreign parameter": lambda make: (lambda p, a, b, x: make(p, [a, b, cp.Parameter(name="z")], [x]))(*_toy()),
+    "parameters as a set": lambda make: (lambda p, a, b, x: make(p, {a, b}, [x]))(*_toy()),
+    "variables as a set": lambda make: (lambda p, a, b, x: make(p, [a, b], {x}))(*_toy()),
+    "foreign variable": lambda make: (lambda p, a, b, x: make(p, [a, b], [x, cp.Variable(name="z")]))(*_toy()),
+}
+
+
+@peer
+@pytest.mark.parametrize("wrong", WRONG_LAYERS.values(), ids=WRONG_LAYERS.keys())
+def test_wrong_layers_fail_in_the_words_of_cvxpylayers(wrong: Callable[[type], object]) -> None:
+    from cvxpylayers.torch import CvxpyLayer
+
+    with pytest.raises(ValueError, match=r".") as theirs:
+        wrong(CvxpyLayer)
+    with pytest.raises(InputError) as ours:
+        wrong(FFOLayer)
+    assert str(ours.value) == str(theirs.value)
+
+
+@pytest.mark.parametrize(
+    ("gp", "text"), [(False, "Problem must be DPP"), (True, "Problem must be DPP for geometric programming")]
+)
+def test_non_dpp(gp: bool, text: str) -> None:
+    x, a, b = cp.Variable(pos=True), cp.Parameter(pos=True), cp.Parameter(pos=True)
+    problem = cp.Problem(cp.Minimize(cp.exp(a * b * x) - cp.log(x)))
+    with pytest.raises(ValueError, match=text):
+        FFOLayer(problem, [a, b], [x], gp=gp)
+
+
+def test_quadratic_forms_belong_in_the_objective() -> None:
+    x, P = cp.Variable(2), cp.Parameter((2, 2), PSD=True)
+    problem = cp.Problem(cp.Minimize(cp.sum(x)), [cp.quad_form(x, P) <= 1])
+    with pytest.raises(ValueError, match="only supported in the objective"):
+        FFOLayer(problem, [P], [x])
+
+
+@pytest.mark.parametrize("kind", ["integer", "boolean"])
+def test_integer_variables_get_a_clear_word(kind: str) -> None:
+    x, a = cp.Variable(2, **{kind: True}), cp.Parameter(2)
+    with pytest.raises(UnsupportedProblemError, match=r"integer and boolean variables have no gradient. Relax"):
+        FFOLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - a))), [a], [x])
+
+
+def test_complex_variables_get_a_clear_word() -> None:
+    x, a = cp.Variable(2, complex=True), cp.Parameter(2)
+    with pytest.raises(UnsupportedProblemError, match="real and imaginary"):
+        FFOLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - a))), [a], [x])
+
+
+def test_a_parameter_named_twice() -> None:
+    problem, a, b, x = _toy()
+    with pytest.raises(ValueError, match=r"must exactly match problem\.parameters"):
+        FFOLayer(problem, [a, b, a], [x])
+
+
+# Beyond the peer: what a tensor must be
+
+
+@pytest.mark.parametrize("value", [None, 1.0, np.ones(6), [1.0] * 6], ids=lambda v: type(v).__name__)
+def test_parameters_are_tensors(case: zoo.Case, value: object) -> None:
+    layer, A = make_layer(case), torch.ones(6, 4, dtype=torch.float64)
+    with pytest.raises(InputError, match=f"Parameter 1 must be a torch tensor, got {type(value).__name__}") as error:
+        layer(A, value)
+    assert isinstance(error.value, AttributeError)  # what CvxpyLayer raises for None
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex128])
+def test_parameters_are_floating_point(case: zoo.Case, dtype: torch.dtype) -> None:
+    with pytest.raises(InputError, match=f"Parameter 0 must have a floating-point dtype, got {dtype}"):
+        make_layer(case)(torch.ones(6, 4, dtype=dtype), torch.ones(6))
+
+
+def test_parameters_share_a_dtype(case: zoo.Case) -> None:
+    with pytest.raises(InputError, match=r"same dtype; got 0: torch.float32, 1: torch.float64"):
+        make_layer(case)(torch.ones(6, 4, dtype=torch.float32), torch.ones(6, dtype=torch.float64))
+
+
+def test_parameters_share_a_device(case: zoo.Case) -> None:
+    with pytest.raises(InputError, match=r"same device; got 0: cpu, 1: meta"):
+        make_layer(case)(torch.ones(6, 4), torch.ones(6, device="meta"))
+
+
+def test_sparse_tensors_get_advice(case: zoo.Case) -> None:
+    with pytest.raises(InputError, match=r"Parameter 0 is a sparse tensor; pass parameter.to_dense\(\)"):
+        make_layer(case)(torch.ones(6, 4).to_sparse(), torch.ones(6))
+
+
+def test_empty_batches_are_refused(case: zoo.Case) -> None:
+    with pytest.raises(InputError, match=r"Parameter 1 has an empty batch dimension: \(0, 6\)"):
+        make_layer(case)(torch.ones(6, 4), torch.ones(0, 6))
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_geometric_programs_need_positive_parameters(value: float) -> None:
+    case = zoo.build("box_volume")
+    params = tensors(case.values)
+    params[2] = torch.tensor(value, dtype=torch.float64)
+    with pytest.raises(InputError, match="Parameter 2 of a geometric program must be positive"):
+        make_layer(case)(*params)
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"backward": "sideways"}, InputError, "backward must be one of auto, direct, iterative, resolve"),
+        ({"on_fail": "ignore"}, InputError, "on_fail must be 'raise' or 'nan'"),
+        ({"delta": 0.0}, InputError, "delta must be positive"),
+        ({"delta": float("nan")}, InputError, "delta must be positive"),
+        ({"retry": "SCS"}, InputError, r"such as retry=\['SCS'\]"),
+        ({"retry": ["NOBODY"]}, InputError, "unknown solver 'NOBODY'"),
+        ({"smoothing": -1.0}, InputError, "smoothing radius must be positive"),
+        ({"smoothing": "much"}, InputError, "smoothing must be a radius"),
+        ({"smoothing": True}, InputError, "smoothing must be a radius"),
+        ({"solver": "NOBODY"}, InputError, "unknown solver 'NOBODY'; available here: "),
+        ({"solver": 3}, InputError, "solver must be a name or an ffo Solver, not int"),
+        ({"solver": "OSQP", "solver_args": {"epss": 1}}, UnknownSettingError, "did you mean 'eps"),
+        ({"solver": "OSQP", "solver_args": {"eps": -1.0}}, InputError, "eps must be a positive number"),
+        ({"solver": "OSQP", "solver_args": {"max_iters": "many"}}, InputError, "max_iters must be a positive number"),
+    ],
+    ids=lambda v: str(v) if isinstance(v, dict) else "",
+)
+def test_wrong_options_fail_when_the_layer_is_made(
+    case: zoo.Case, options: dict[str, object], error: type[FFOError], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        make_layer(case, **options)
+
+
+def test_wrong_draws() -> None:
+    with pytest.raises(InputError, match="draws must be a positive integer"):
+        Smoothing(0.1, draws=0)
+
+
+def test_a_missing_solver_names_the_pip_command(case: zoo.Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ffo.solvers.registry import adapter
+
+    monkeypatch.setattr(adapter("QOCO"), "installed", classmethod(lambda cls: False))
+    with pytest.raises(MissingSolverError, match=r"pip install qoco \(or: pip install 'ffo\[qoco\]'\)"):
+        make_layer(case, solver="qoco")
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ([1, 2], "got 2 keys for a batch of 3"),
+        ([1, 1, 2], "must be distinct"),
+        ([[1], [2], [3]], "must be hashable"),
+    ],
+)
+def test_wrong_keys(case: zoo.Case, keys: list[object], text: str) -> None:
+    values = case.batch(3, np.random.default_rng(0))
+    with pytest.raises(InputError, match=text):
+        make_layer(case)(*tensors(values), keys=keys)
