@@ -8,10 +8,10 @@ from ghost.yardstick import Entries, Loss, gradient_error
 from problems import FACES, MIXED, Known, beside, known_program, point
 
 from ffo.ghost.direct import Direct
-from ffo.ghost.face import ActiveSet, scale
+from ffo.ghost.face import ActiveSet, Scale, scale
 from ffo.ghost.iterative import Iterative
 from ffo.ghost.oracle import Linearization, linearize
-from ffo.ghost.polish import polish
+from ffo.ghost.polish import Polished, polish
 from ffo.program.cone import ConeProgram, Solution
 
 Array = np.ndarray
@@ -83,13 +83,30 @@ def test_never_worse_than_it_went_in(kind: str, noise: float, steps: int) -> Non
     start = known.disturbed(noise)
     before = natural_residual(known.program, start)
     done = polish(known.program, start.x, start.y, start.s, Direct(), steps=steps)
-    assert (done.certificate.natural_residual <= before * (1 + 1e-12)).all()
-    size = scale(known.program, start.x, start.y, start.s)  # the units polish reports in
-    after = np.maximum(
-        np.abs(known.program.stationarity(done.x, done.y)).max(axis=1) / size.dual,
-        np.abs((known.program.slack(done.x) - done.s) / size.rows).max(axis=1) / size.primal,
+    # in the units of the start nothing got worse; what is reported is in the units of the answer
+    assert (
+        residual_in(known.program, done, scale(known.program, start.x, start.y, start.s)) <= before * (1 + 1e-12)
+    ).all()
+    reported = residual_in(known.program, done, scale(known.program, done.x, done.y, done.s))
+    np.testing.assert_allclose(done.certificate.natural_residual, reported, rtol=1e-6, atol=1e-15)
+
+
+def residual_in(program: ConeProgram, done: Polished, size: Scale) -> np.ndarray:
+    return np.maximum(
+        np.abs(program.stationarity(done.x, done.y)).max(axis=1) / size.dual,
+        np.abs((program.slack(done.x) - done.s) / size.rows).max(axis=1) / size.primal,
     )
-    np.testing.assert_allclose(after, done.certificate.natural_residual, rtol=1e-6, atol=1e-15)
+
+
+def test_a_start_far_away_does_not_excuse_the_answer() -> None:
+    """Sizes of a diverged start (y of 1e17) would make any residual look small."""
+    known = known_program(INEQUALITIES, 14, batch=4, batched=True)
+    start = known.solution
+    done = polish(known.program, start.x + 1.0, start.y + 1e17, start.s, Direct(), steps=1)
+    wrong = np.abs(done.x - known.x).max(axis=1) > 1e-3
+    assert wrong.any()
+    assert (done.certificate.natural_residual[wrong] > 1e-6).all()
+    assert not done.certificate.good[wrong].any()
 
 
 def test_returned_pair_is_complementary() -> None:

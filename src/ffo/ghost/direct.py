@@ -51,7 +51,7 @@ class DirectSolver(GhostSolver):
 
     def __init__(self, system: GhostSystem, previous: DirectSolver | None = None) -> None:
         self.system = system
-        self._factors = _Factors(system) if previous is None else previous._factors
+        self._factors: _Factors = previous._factors if previous else _Factors(system)
         self._borrowed = previous is not None
 
     def solve(self, r_x: Array, r_s: Array, accuracy: Array | None = None) -> Sensitivity:
@@ -163,7 +163,8 @@ def _least_squares(matrix: sp.csr_array, rhs: Array) -> tuple[Array, float]:
         z = scipy.linalg.lstsq(matrix.toarray(), rhs, cond=1e-11)[0]
     else:
         z = spl.lsmr(matrix, rhs, atol=1e-13, btol=1e-13, conlim=1e13, maxiter=20 * len(rhs))[0]
-    return z, float(np.linalg.norm(rhs - matrix @ z) / max(np.linalg.norm(rhs), 1e-300))
+    size = float(np.linalg.norm(rhs))
+    return z, float(np.linalg.norm(rhs - matrix @ z)) / (size or 1.0)
 
 
 def _upper_entries(system: GhostSystem) -> tuple[Array, Array, Array]:

@@ -39,10 +39,17 @@ class Linearization:
     certificate: Certificate
 
     def take(self, samples: Array) -> Linearization:
-        """The linearization of some of the samples; solvers are shared with this one."""
+        """The linearization of some (distinct) samples; solvers are shared with this one."""
         certificate = Certificate(**{k: v[samples] for k, v in vars(self.certificate).items()})
         return _Some(
-            self.program.take(samples), self.x[samples], self.y[samples], self.s[samples], (), certificate, self, samples
+            self.program.take(samples),
+            self.x[samples],
+            self.y[samples],
+            self.s[samples],
+            (),
+            certificate,
+            self,
+            samples,
         )
 
     def sensitivity(self, r_x: Array, r_s: Array) -> Sensitivity:

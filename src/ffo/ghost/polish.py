@@ -136,15 +136,16 @@ class _Run:
         self.settled[who] = True
 
     def result(self) -> Polished:
-        parts = tuple(
-            Part(who, self.home[who] == k, solver) for k, (who, solver) in enumerate(self.solvers)
-        )
+        parts = tuple(Part(who, self.home[who] == k, solver) for k, (who, solver) in enumerate(self.solvers))
+        # Judged in the sizes of the answer: those of a start far away would excuse anything.
+        best = self.best
+        natural = _residual(self.program, best.x, best.y, best.s, scale(self.program, best.x, best.y, best.s))
         certificate = Certificate(
             unsettled=~self.settled,
             margin_ratio=self.ratio,
             weakly_active=self.weak,
-            error=self.error,
-            natural_residual=self.best.natural,
+            error=np.maximum(self.error, natural),
+            natural_residual=natural,
             ghost_residual=np.full(self.program.batch, np.nan),
         )
         return Polished(self.best.x, self.best.y, self.best.s, parts, certificate)
@@ -165,8 +166,13 @@ class _Best:
 
 def _natural(program: ConeProgram, x: Array, active: ActiveSet, sizes: Scale) -> Array:
     """(batch,) residual of the optimality conditions at x and the cleaned pair, in natural units."""
-    dual = _max(program.stationarity(x, active.y)) / sizes.dual
-    primal = _max((program.slack(x) - active.s) / sizes.rows) / sizes.primal
+    return _residual(program, x, active.y, active.s, sizes)
+
+
+def _residual(program: ConeProgram, x: Array, y: Array, s: Array, sizes: Scale) -> Array:
+    """The same for a complementary pair y, s."""
+    dual = _max(program.stationarity(x, y)) / sizes.dual
+    primal = _max((program.slack(x) - s) / sizes.rows) / sizes.primal
     return np.maximum(dual, primal)
 
 

@@ -114,4 +114,3 @@ class _OriginalResolve(GhostSolver):
         data = np.maximum(np.abs(program.q).max(axis=1, initial=0.0), 1e-3)
         step = self.way.accuracy ** (1 / 3) * data / np.where(size > 0, size, 1.0)
         return step[:, None]
-

@@ -157,17 +157,17 @@ class _Layout:
         self.bound_entries = np.zeros(pattern.nnz)
         triplets: dict[Name, list[tuple[Array, Array, Array]]] = {}
         start = 0
-        for name, entry, row, _, sign in parts:
+        for parameter, entry, row, _, signs in parts:
             mine = place[start : start + len(row)]
             start += len(row)
-            if name is None:
-                self.bound_entries[mine] = sign
+            if parameter is None:
+                self.bound_entries[mine] = signs
             else:
-                triplets.setdefault(name, []).append((mine, entry, sign))
+                triplets.setdefault(parameter, []).append((mine, entry, signs))
         for name, found in triplets.items():
-            where, entry, sign = (np.concatenate(c) for c in zip(*found, strict=True))
+            where, places, weights = (np.concatenate(column) for column in zip(*found, strict=True))
             shape = (pattern.nnz, len(self.structure.matrices[name].rows))
-            maps[name]["A"] = sp.csc_array((sign, (where, entry)), shape=shape)
+            maps[name]["A"] = sp.csc_array((weights, (where, places)), shape=shape)
         return pattern
 
     def sides(self, maps: dict[Name, dict[Block, sp.csc_array]]) -> None:

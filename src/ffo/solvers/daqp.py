@@ -42,9 +42,7 @@ _WORDS = {
 
 class DAQPSolver(Solver):
     name = "DAQP"
-    capabilities = Capabilities(
-        frozenset({Zero, Nonneg}), quadratic=True, module="daqp", package="daqp", extra="daqp", threads=True
-    )
+    capabilities = Capabilities(frozenset({Zero, Nonneg}), quadratic=True, module="daqp", package="daqp", threads=True)
     native_settings = frozenset(
         """primal_tol dual_tol zero_tol pivot_tol progress_tol cycle_tol iter_limit fval_bound eps_prox eta_prox
         rel_subopt abs_subopt sing_tol refactor_tol time_limit eq_reduction""".split()

@@ -87,10 +87,10 @@ class _PIQPWorkspace(Workspace):
         self.solver.setup(**matrices, **self._vectors(sample))
 
     def update(self, sample: int) -> None:
-        matrices = {}
-        for name, feed in (("P", self.P), ("A", self.E), ("G", self.G)):
-            if feed is not None and not feed.shared:
-                matrices[name] = feed(sample)
+        feeds = {name: f for name, f in (("P", self.P), ("A", self.E), ("G", self.G)) if f is not None}
+        # All matrices or none: DenseSolver.update of PIQP 0.6 is wrong when only some are given.
+        changed = any(not f.shared for f in feeds.values())
+        matrices = {name: f(sample) for name, f in feeds.items()} if changed else {}
         self.solver.update(**matrices, **self._vectors(sample))
 
     def run(self, sample: int, warm: Point | None) -> Point:

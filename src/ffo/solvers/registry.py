@@ -93,7 +93,7 @@ def get_solver(solver: str | Solver, settings: Mapping[str, Any] | None = None, 
 def choose(program: ConeProgram) -> str:
     """Name of the default solver for a program, from measurements of time, accuracy and failures.
 
-    Small QPs: DAQP where it is installed (exact; 45 us at n = 30, PIQP 85 us), whose active-set steps
+    Small QPs: DAQP (exact; 45 us at n = 30, PIQP 85 us), whose active-set steps
     lose beyond about 60 variables. Other QPs: PIQP (0.4 ms on the sparse QP with n = 500, Clarabel 2 ms).
     Both solved all of 1200 random QPs (n < 60; singular P, rows scaled from 1e-4 to 1e4, repeated rows).
     LPs: Clarabel, and HiGHS beyond 100 variables, where it is as fast or much faster; both solved all of

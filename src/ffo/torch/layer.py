@@ -35,7 +35,8 @@ class FFOLayer(torch.nn.Module):
         variables: what to return: variables of the problem or dual variables of its constraints
             (`constraint.dual_variables[0]`), in this order.
         solver: a name in CVXPY's spelling, an `ffo.solvers.base.Solver`, or None for the default of
-            the problem's class (PIQP for linear and quadratic programs, Clarabel otherwise).
+            the problem's class and size (`ffo.solvers.registry.choose`: DAQP for small and PIQP for
+            larger QPs, HiGHS for larger LPs, Clarabel for everything else).
         gp: whether the problem is a geometric program.
         verbose: whether the solver may print.
         canon_backend: CVXPY's canonicalisation backend (default "COO").
