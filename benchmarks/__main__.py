@@ -17,7 +17,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(SUITES))
     parser.add_argument("--all", action="store_true", help="run every benchmark")
     parser.add_argument("--repeats", type=int, default=7, help="repetitions of which the median counts")
-    parser.add_argument("--large", action="store_true", help="also run peers that need more than 24 GB of memory")
+    parser.add_argument(
+        "--large",
+        action="store_true",
+        help="let peers build as they are, even where that takes more than 24 GB of memory",
+    )
     chosen = parser.parse_args(arguments)
     names = list(SUITES) if chosen.all else chosen.names
     unknown = [name for name in names if name not in SUITES]

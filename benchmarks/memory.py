@@ -13,6 +13,7 @@ import sys
 import time
 import tracemalloc
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks import peers
@@ -30,7 +31,7 @@ CONTENDERS: dict[str, peers.Contender] = {
     "ffo": peers.ffo,
     "ffo-iterative": lambda case: peers.ffo(case, backward="iterative"),
     "cvxpylayers": peers.cvxpylayers,
-    "cvxpylayers-coo": peers.cvxpylayers_coo,
+    "cvxpylayers-lean": peers.cvxpylayers_lean,
     "moreau": peers.moreau,
     "qpth": peers.qpth,
     "qplayer": peers.qplayer,
@@ -73,7 +74,14 @@ def footprint(contender: str, case: str, n: int, timeout: float = 900.0) -> Foot
 
 
 def peak_megabytes() -> float:
-    """Peak resident set of this process."""
+    """Peak resident set of this process.
+
+    On Linux from VmHWM: ru_maxrss of a child starts at the peak of the process that spawned it.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
+        return int(line.split()[1]) / 2**10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
