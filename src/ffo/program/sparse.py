@@ -118,11 +118,15 @@ class SparseBatch:
 
     def row_norms_squared(self, batch: int) -> Array:
         """(batch, rows) squared Euclidean norms of the rows."""
+        return np.broadcast_to(self._row_norms_squared, (batch, self.shape[0]))
+
+    @cached_property
+    def _row_norms_squared(self) -> Array:
         values = np.atleast_2d(self.values) ** 2
         base = np.arange(len(values))[:, None] * self.shape[0]
         where = (self.indices[None, :] + base).ravel()
         norms = np.bincount(where, weights=values.ravel(), minlength=len(values) * self.shape[0])
-        return np.broadcast_to(norms.reshape(len(values), self.shape[0]), (batch, self.shape[0]))
+        return norms.reshape(len(values), self.shape[0])
 
 
 @dataclass(frozen=True)

@@ -46,11 +46,14 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Point:
-    """One sample's answer: x (n,), y (m,), s (m,) and the verdict of the solver."""
+    """One sample's answer: x (n,), y (m,), s (m,) and the verdict of the solver.
+
+    s is None where the solver has no slacks of its own: b - Ax, projected onto the cone, stands in.
+    """
 
     x: Array
     y: Array
-    s: Array
+    s: Array | None
     status: Status
     iterations: int = -1
     detail: str = ""
@@ -160,7 +163,7 @@ class Solver(ABC):
         self.check(program)
         start = time.perf_counter()
         points, setup = solve_samples(self, program, warm)
-        return gather(points, setup_time=setup, solve_time=time.perf_counter() - start - setup)
+        return gather(points, program, setup_time=setup, solve_time=time.perf_counter() - start - setup)
 
 
 def failed(program: ConeProgram, status: Status, detail: str = "", iterations: int = -1) -> Point:
@@ -169,12 +172,21 @@ def failed(program: ConeProgram, status: Status, detail: str = "", iterations: i
     return Point(np.full(program.n, np.nan), nothing, nothing.copy(), status, iterations, detail)
 
 
-def gather(points: list[Point], setup_time: float = 0.0, solve_time: float = 0.0) -> Solution:
-    """One `Solution` from the answers of its samples."""
+def gather(points: list[Point], program: ConeProgram, setup_time: float = 0.0, solve_time: float = 0.0) -> Solution:
+    """One `Solution` from the answers of the samples of a program."""
+    x = np.stack([p.x for p in points])
+    slacks = [p.s for p in points if p.s is not None]
+    if len(slacks) == len(points):
+        s = np.stack(slacks)
+    else:  # for all samples at once, which is what makes it cheap
+        s = program.cones.project(program.slack(x))
+        for k, p in enumerate(points):
+            if p.s is not None:
+                s[k] = p.s
     return Solution(
-        x=np.stack([p.x for p in points]),
+        x=x,
         y=np.stack([p.y for p in points]),
-        s=np.stack([p.s for p in points]),
+        s=s,
         status=np.array([p.status for p in points], dtype=int),
         iterations=np.array([p.iterations for p in points], dtype=int),
         setup_time=setup_time,

@@ -117,4 +117,4 @@ class _DAQPWorkspace(Workspace):
         y = split.duals(sample, dual[self.equalities], np.maximum(dual[self.inequalities], 0.0), bound)
         x = np.array(x)
         words = "" if status.ok else _WORDS.get(flag, f"exit flag {flag}")
-        return Point(x, y, split.slacks(sample, x), status, info["iterations"], words)
+        return Point(x, y, None, status, info["iterations"], words)

@@ -121,14 +121,14 @@ class _Record:
         self.residual[rows], self.iterations[rows] = residual[keep], answer.iterations[keep]
         self.limits[rows] = limit
         self.setup, self.time = self.setup + answer.setup_time, self.time + answer.solve_time
-        details = answer.detail or {}
-        for place in np.flatnonzero(keep):
-            k = int(samples[place])
+        for k in rows.tolist():
             self.answered[k] = solver.name
-            text = _detail(answer, int(place), status, residual, details)
             self.detail.pop(k, None)
+        details = answer.detail or {}
+        for place in np.flatnonzero(keep & (status != Status.SOLVED)).tolist():
+            text = _detail(answer, place, status, residual, details)
             if text:
-                self.detail[k] = text
+                self.detail[int(samples[place])] = text
 
     def close(self, retried: Array) -> tuple[Solution, Report]:
         solution = Solution(
@@ -138,8 +138,6 @@ class _Record:
 
 
 def _detail(answer: Solution, k: int, status: Array, residual: Array, details: dict[int, str]) -> str:
-    if status[k] == Status.SOLVED:
-        return ""
     said = details.get(k, "")
     if answer.status[k] == Status.SOLVED:
         said = "the solver claimed success"

@@ -75,6 +75,7 @@ class _SCSWorkspace(Workspace):
         if warm is None or self.empty:
             result = self.solver.solve(warm_start=False)
         else:
+            assert warm.s is not None  # it comes from a Solution
             y, s = warm.y[self.order.rows], warm.s[self.order.rows]
             result = self.solver.solve(warm_start=True, x=np.array(warm.x), y=y, s=s)
         info = result["info"]
