@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import numpy as np
@@ -35,16 +35,19 @@ class MatrixPattern:
     rows: Array
     cols: Array
     shape: tuple[int, int]
+    dense: bool = False
 
-    @classmethod
-    def full(cls, rows: int, cols: int) -> MatrixPattern:
+    @staticmethod
+    @lru_cache(maxsize=32)
+    def full(rows: int, cols: int) -> MatrixPattern:
         """All entries, in C order."""
         i, j = np.divmod(np.arange(rows * cols, dtype=np.int64), max(cols, 1))
-        return cls(i, j, (rows, cols))
+        return MatrixPattern(i, j, (rows, cols), dense=True)
 
     @cached_property
     def key(self) -> tuple[object, ...]:
-        return self.shape, self.rows.tobytes(), self.cols.tobytes()
+        """Equal keys mean equal patterns."""
+        return (self.shape,) if self.dense else (self.shape, self.rows.tobytes(), self.cols.tobytes())
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,12 @@ class Structure:
     sides: Mapping[Name, Array]
 
     @property
+    def key(self) -> tuple[object, ...]:
+        """Equal keys mean equal structures."""
+        matrices = tuple((name, self.matrices[name].key) for name in sorted(self.matrices))
+        return self.n, matrices, tuple((name, self.sides[name].tobytes()) for name in sorted(self.sides))
+
+    @property
     def parameters(self) -> tuple[Name, ...]:
         """The blocks that are present, in the order their values are given."""
         vectors = {"p", *self.sides} | ({"b"} if "A" in self.matrices else set())
@@ -77,10 +86,10 @@ class Structure:
         return (self.matrices["A" if name == "b" else "G"].shape[0],)
 
 
-def quadratic_problem(structure: Structure) -> CanonicalProblem:
+def quadratic_problem(structure: Structure, duals: bool = False) -> CanonicalProblem:
     """The parametrised cone program of a structure.
 
-    Its outputs are z (n,), the multipliers nu of Az = b, lam of Gz <= h (negative where the lower side
+    Its output is z (n,). With `duals`, its outputs are z (n,), the multipliers nu of Az = b, lam of Gz <= h (negative where the lower side
     is active) and mu of the bounds (negative where lb is active).
     """
     layout = _Layout(structure)
@@ -98,7 +107,7 @@ def quadratic_problem(structure: Structure) -> CanonicalProblem:
     sizes = [structure.size(name) for name in structure.parameters]
     cone = cones.Product([(cones.Zero(), layout.equalities), (cones.Nonneg(), layout.m - layout.equalities)])
     affine = AffineMap([s[0] for s in sizes], entries, constants, P, A, cone)
-    return CanonicalProblem(affine, layout.recovery(), tuple(sizes))
+    return CanonicalProblem(affine, layout.recovery(duals), tuple(sizes))
 
 
 def _quadratic(structure: Structure, maps: dict[Name, dict[Block, sp.csc_array]]) -> Pattern:
@@ -183,9 +192,11 @@ class _Layout:
                 data = (np.full(len(at), sign), (rows[at], at))
                 maps[name]["b"] = sp.csc_array(data, shape=(self.m, len(rows)))  # type: ignore[index]
 
-    def recovery(self) -> Recovery:
+    def recovery(self, duals: bool) -> Recovery:
         n, m = self.structure.n, self.m
         primal = Output(sp.csr_array(sp.eye_array(n)), dual=False, exponential=False, shape=(n,))
+        if not duals:
+            return Recovery([primal], n, m)
         nu = sp.csr_array(sp.eye_array(self.equalities, m))
         outputs = [
             primal,

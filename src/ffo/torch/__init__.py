@@ -2,5 +2,6 @@
 
 from ffo.engine import Smoothing
 from ffo.torch.layer import FFOLayer
+from ffo.torch.qp import FFOQPLayer, QPSolution
 
-__all__ = ["FFOLayer", "Smoothing"]
+__all__ = ["FFOLayer", "FFOQPLayer", "QPSolution", "Smoothing"]

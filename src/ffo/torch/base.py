@@ -1,0 +1,195 @@
+"""What all layers share: options, one call in NumPy, and its way through autograd."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from ffo.engine import Engine, Info, Options, Outcome
+from ffo.engine.smoothing import Sampler
+from ffo.errors import GradientWarning, InputError
+from ffo.program.canonical import CanonicalProblem
+from ffo.torch.function import Slot, Solve
+
+NumpyArray = np.ndarray
+
+
+class OptimizationLayer(torch.nn.Module):
+    """A layer that solves a parametrised problem for each sample of a batch.
+
+    Attributes:
+        info: report on the last call; None before any.
+    """
+
+    info: Info | None
+    #: whether gradients of parameters shared by the batch are sums or means over it
+    reduction: Literal["sum", "mean"] = "sum"
+
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+        self.engine = Engine(options)
+        self.sampler = Sampler(options.smoothing) if options.smoothing else None
+        self.info = None
+
+    def _run(
+        self,
+        canonical: CanonicalProblem,
+        params: Sequence[torch.Tensor],
+        batched: tuple[bool, ...],
+        batch: int | None,
+        solver_args: Mapping[str, Any] | None,
+        keys: Sequence[Hashable] | torch.Tensor | None,
+        warm_start: bool | None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Solve a canonical problem for tensors that have been checked."""
+        given = _keys(keys, batch)
+        if given is None and (self.engine.options.warm_start if warm_start is None else warm_start):
+            given = list(range(batch or 1))
+        derivative = torch.is_grad_enabled() and any(p.requires_grad for p in params)
+        call = LayerCall(self, canonical, batched, batch, derivative, given, dict(solver_args or {}))
+        if not params:
+            outputs, _ = call.solve([])
+            return tuple(torch.from_numpy(v).to(torch.get_default_dtype()) for v in outputs)
+        return Solve.apply(Slot(call), *params)
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """What backward needs of a forward pass."""
+
+    outcome: Outcome
+    values: list[NumpyArray]
+    draws: int
+
+    @property
+    def solved(self) -> NumpyArray:
+        """(batch * draws,) true where the sample was solved in all of its draws."""
+        ok = self.outcome.info.ok.reshape(-1, self.draws).all(axis=1)
+        return np.repeat(ok, self.draws)
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One call of a layer, in NumPy."""
+
+    layer: OptimizationLayer
+    canonical: CanonicalProblem
+    batched: tuple[bool, ...]
+    batch: int | None
+    derivative: bool
+    keys: list[Hashable] | None
+    overrides: dict[str, Any]
+
+    def parameter_dims(self) -> list[int]:
+        return [len(s) for s in self.canonical.shapes]
+
+    def folded(self, samples: int, batched: Sequence[bool]) -> LayerCall:
+        """The call in which a mapped dimension of `samples` has joined the batch."""
+        if self.keys is not None:
+            raise InputError("keys= and warm_start= cannot be used under torch.func.vmap: pass a batch instead")
+        return replace(self, batched=tuple(batched), batch=samples * (self.batch or 1))
+
+    def solve(self, values: list[NumpyArray]) -> tuple[list[NumpyArray], LayerRecord]:
+        flat = self._flat(values)
+        program = self.canonical.map.apply(flat)
+        sampler = self.layer.sampler
+        draws = sampler.smoothing.draws if sampler else 1
+        keys = self.keys
+        if sampler:
+            program = sampler.perturb(program)
+            keys = None if keys is None else [(k, d) for k in keys for d in range(draws)]
+        outcome = self.layer.engine.run(
+            program,
+            self.derivative,
+            keys,
+            self.overrides,
+            check_convexity=self.canonical.map.touches("P"),
+            copies=draws,
+        )
+        self.layer.info = outcome.info
+        outputs = self.canonical.recovery.apply(outcome.x, outcome.y)
+        return [self._averaged(v, draws) for v in outputs], LayerRecord(outcome, flat, draws)
+
+    def adjoint(
+        self, record: LayerRecord, gradients: list[NumpyArray | None], wanted: Sequence[bool], apart: bool
+    ) -> list[NumpyArray | None]:
+        outcome, recovery = record.outcome, self.canonical.recovery
+        outcome.prepare()
+        spread = [None if g is None else self._spread(g, record.draws) for g in gradients]
+        solved = record.solved
+        c_x, c_y = recovery.adjoint(spread, np.where(solved[:, None], outcome.x, 0.0))
+        data = outcome.adjoint(np.where(solved[:, None], c_x, 0.0), np.where(solved[:, None], c_y, 0.0))
+        warn_of_doubt(outcome.info)
+        values = record.values
+        if apart:  # as if every parameter were batched
+            values = [np.broadcast_to(v, (self.batch or 1, v.shape[-1])) for v in values]
+        found = self.canonical.map.adjoint(data, values, wanted)
+        if self.layer.reduction == "mean" and not apart:
+            size = self.batch or 1
+            found = [g if g is None or b else g / size for g, b in zip(found, self.batched, strict=True)]
+        return [
+            None if g is None else g.reshape(g.shape[:-1] + shape)
+            for g, shape in zip(found, self.canonical.shapes, strict=True)
+        ]
+
+    def tangent(self, record: LayerRecord, tangents: list[NumpyArray | None]) -> list[NumpyArray]:
+        outcome = record.outcome
+        flat = [
+            None if t is None else t.reshape((-1, size) if t.ndim > dims else (size,))
+            for t, dims, size in zip(tangents, self.parameter_dims(), self.canonical.map.sizes, strict=True)
+        ]
+        change = self.canonical.map.tangent(flat, record.values, len(outcome.x) // record.draws)
+        if record.draws > 1:
+            change = change.repeat(record.draws)
+        dx, dy = outcome.tangent(change)
+        found = self.canonical.recovery.tangent(dx, dy, np.where(outcome.info.ok[:, None], outcome.x, 0.0))
+        return [self._averaged(v, record.draws) for v in found]
+
+    def _flat(self, values: list[NumpyArray]) -> list[NumpyArray]:
+        sizes = self.canonical.map.sizes
+        return [v.reshape((-1, s) if b else (s,)) for v, b, s in zip(values, self.batched, sizes, strict=True)]
+
+    def _averaged(self, v: NumpyArray, draws: int) -> NumpyArray:
+        if draws > 1:
+            v = v.reshape(-1, draws, *v.shape[1:]).mean(axis=1)
+        return v if self.batch is not None else v[0]
+
+    def _spread(self, g: NumpyArray, draws: int) -> NumpyArray:
+        full = g if self.batch is not None else g[None]
+        return np.repeat(full / draws, draws, axis=0) if draws > 1 else full
+
+
+def _keys(keys: Sequence[Hashable] | torch.Tensor | None, batch: int | None) -> list[Hashable] | None:
+    if keys is None:
+        return None
+    listed = keys.tolist() if isinstance(keys, (torch.Tensor, np.ndarray)) else list(keys)
+    if len(listed) != (batch or 1):
+        raise InputError(f"keys must name every sample: got {len(listed)} keys for a batch of {batch or 1}")
+    try:
+        distinct = len(set(listed))
+    except TypeError as error:
+        raise InputError(f"keys must be hashable, such as the samples' indices in the data set: {error}") from None
+    if distinct != len(listed):
+        raise InputError("keys must be distinct within a batch")
+    return listed
+
+
+def warn_of_doubt(info: Info) -> None:
+    """Say so when a gradient that was just computed cannot be fully trusted."""
+    certificate = info.certificate
+    if certificate is None:
+        return
+    doubtful = np.flatnonzero(~certificate.good & info.ok)
+    if len(doubtful):
+        first = int(doubtful[0])
+        warnings.warn(
+            f"the gradient of {len(doubtful)} of {len(info.status)} samples is in doubt (see "
+            f"layer.info.certificate); sample {first}: {'; '.join(certificate.reasons(first))}",
+            GradientWarning,
+            stacklevel=2,
+        )
