@@ -89,8 +89,8 @@ class Structure:
 def quadratic_problem(structure: Structure, duals: bool = False) -> CanonicalProblem:
     """The parametrised cone program of a structure.
 
-    Its output is z (n,). With `duals`, its outputs are z (n,), the multipliers nu of Az = b, lam of Gz <= h (negative where the lower side
-    is active) and mu of the bounds (negative where lb is active).
+    Its output is z (n,). With `duals`, its outputs are z, the multipliers nu of Az = b, lam of
+    Gz <= h (negative where the lower side is active) and mu of the bounds (negative where lb is active).
     """
     layout = _Layout(structure)
     maps: dict[Name, dict[Block, sp.csc_array]] = {name: {} for name in structure.parameters}
