@@ -11,6 +11,7 @@ fail, larger stalls); iterative refinement against the unregularised system remo
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,7 @@ import scipy.sparse as sp
 import scipy.sparse.linalg as spl
 
 from ffo.ghost.problem import GhostSolver, GhostSystem, Sensitivity, Way
+from ffo.threads import one_blas_thread
 
 Array = np.ndarray
 
@@ -28,6 +30,8 @@ REGULARISATION = 1e-7
 BLOCK = 400
 #: share of stored entries above which a block is factorized as a dense matrix
 DENSE = 0.3
+#: rows from which a dense factorization is left to as many threads as the library likes
+THREADED = 1500
 REFINEMENTS = 12
 ACCURACY = 1e-13
 #: relative residual above which a sample is solved again in the least-squares sense
@@ -216,22 +220,33 @@ class _DenseBlock:
 
 
 def _factor_blocks(upper: sp.csc_array, sample: Array) -> list[tuple[int, int, qdldl.Solver | _DenseBlock]]:
-    """Cut a block-diagonal matrix between samples and factorize the pieces."""
+    """Cut a block-diagonal matrix between samples and factorize the pieces.
+
+    Small samples are gathered, full ones are factorized one by one as dense matrices.
+    """
     size = len(sample)
     if not size:
         return []
     starts = np.flatnonzero(np.concatenate([[True], sample[1:] != sample[:-1]]))
     ends = np.append(starts[1:], size)
-    blocks, start = [], 0
-    for end in ends:
-        if end - start < BLOCK and end != size:
-            continue
-        lo, hi = upper.indptr[start], upper.indptr[end]
-        piece = sp.csc_array(
-            (upper.data[lo:hi], upper.indices[lo:hi] - start, upper.indptr[start : end + 1] - lo),
-            shape=(end - start, end - start),
-        )
-        full = piece.nnz > DENSE * (end - start) ** 2 / 2 and end - start > 50
-        blocks.append((start, int(end), _DenseBlock(piece) if full else qdldl.Solver(piece, upper=True)))
-        start = int(end)
+    width, stored = ends - starts, upper.indptr[ends] - upper.indptr[starts]
+    full = (stored > DENSE * width**2 / 2) & (width > 50)
+    blocks: list[tuple[int, int, qdldl.Solver | _DenseBlock]] = []
+    first = 0
+    with one_blas_thread() if full.any() and width.max() < THREADED else nullcontext():
+        for k, end in enumerate(ends.tolist()):
+            last = k + 1 == len(ends)
+            if not (full[k] or last or full[k + 1] or end - first >= BLOCK):
+                continue
+            piece = _piece(upper, first, end)
+            blocks.append((first, end, _DenseBlock(piece) if full[k] else qdldl.Solver(piece, upper=True)))
+            first = end
     return blocks
+
+
+def _piece(upper: sp.csc_array, start: int, end: int) -> sp.csc_array:
+    lo, hi = upper.indptr[start], upper.indptr[end]
+    return sp.csc_array(
+        (upper.data[lo:hi], upper.indices[lo:hi] - start, upper.indptr[start : end + 1] - lo),
+        shape=(end - start, end - start),
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
@@ -20,6 +21,7 @@ from ffo.cones import PSD
 from ffo.errors import FFOError, Status
 from ffo.program.cone import ConeProgram, Solution
 from ffo.solvers.base import Point, Solver, Workspace, failed
+from ffo.threads import one_blas_thread
 
 #: Seconds of work left, and seconds per solve, below which other threads cost more than they save
 #: (at 150 us a solve the threads pass the GIL to and fro and gain nothing; at 1 ms two gain 1.5x to 1.8x).
@@ -56,6 +58,20 @@ def executor() -> ThreadPoolExecutor:
         return _executor
 
 
+def share(work: Callable[[range], None], count: int, cheap: bool = False) -> None:
+    """Run `work` on 0..count-1, in as many ranges as there are CPUs unless each item is cheap."""
+    threads = 1 if cheap else min(cpus(), count)
+    if threads <= 1:
+        work(range(count))
+        return
+    edges = [round(k * count / threads) for k in range(threads + 1)]
+    ranges = [range(a, b) for a, b in pairwise(edges)]
+    pending = [executor().submit(work, r) for r in ranges[1:]]
+    work(ranges[0])
+    for p in pending:
+        p.result()
+
+
 def solve_samples(solver: Solver, program: ConeProgram, warm: Solution | None = None) -> tuple[list[Point], float]:
     """Solve every sample; returns the answers in order and the seconds of set-up in this thread."""
     with _one_blas_thread(program):
@@ -66,9 +82,7 @@ def _one_blas_thread(program: ConeProgram) -> AbstractContextManager[Any]:
     """Solvers call LAPACK on each PSD block, too small for threads of its own: these halve Clarabel's speed."""
     if PSD not in program.cones.kinds:
         return nullcontext()
-    from threadpoolctl import threadpool_limits
-
-    return threadpool_limits(1)
+    return one_blas_thread()
 
 
 def _solve_all(solver: Solver, program: ConeProgram, warm: Solution | None) -> tuple[list[Point], float]:

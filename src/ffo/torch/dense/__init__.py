@@ -1,0 +1,1 @@
+"""Batches of small or dense quadratic programs, as sequences of batched operations on any device."""

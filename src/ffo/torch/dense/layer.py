@@ -1,0 +1,231 @@
+"""The dense path of FFOQPLayer through autograd: everything stays on the tensors' device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from ffo.engine.info import Info, Times
+from ffo.errors import DerivativeError, Status
+from ffo.ghost.certificate import WEAK, Certificate
+from ffo.torch.base import warn_of_doubt
+from ffo.torch.dense.ghost import DenseGhost
+from ffo.torch.dense.program import DenseProgram, Tensor
+from ffo.torch.dense.solve import DenseSolution, solve_dense
+
+#: variables up to which dense tensors are treated as dense programs on the CPU, and everywhere else
+CPU_SIZE, DEVICE_SIZE = 200, 2000
+#: variables up to which they are even if most entries are zero, and the share of nonzeros beyond
+TINY, FILL = 30, 0.25
+
+
+def worthwhile(values: Mapping[Any, Tensor], n: int, rows: int) -> bool:
+    """Whether dense batched algebra beats the sparse core on these blocks (finite ones)."""
+    if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+        return False  # torch.func and forward mode go through the core
+    data = [v.detach() for name, v in values.items() if name in ("Q", "p", "G", "A", "b")]
+    if not all(bool(torch.isfinite(v).all()) for v in data):
+        return False  # the core says what is wrong
+    if values["p"].device.type != "cpu":
+        return n + rows <= DEVICE_SIZE
+    if n > CPU_SIZE or rows > 4 * CPU_SIZE:
+        return False
+    matrices = [v.detach() for name, v in values.items() if name in ("Q", "G", "A")]
+    total = sum(v.numel() for v in matrices)
+    return n <= TINY or sum(int(torch.count_nonzero(v)) for v in matrices) >= FILL * total
+
+
+class UnverifiedError(Exception):
+    """Some sample could not be verified: the whole batch goes to the sparse core."""
+
+
+@contextmanager
+def one_thread(device: torch.device) -> Iterator[None]:
+    """One CPU thread inside: batches of small matrices lose more to threads than they gain (ten times,
+    measured on two cores). What the caller has set is restored."""
+    threads = torch.get_num_threads()
+    if device.type != "cpu" or threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True)
+class DensePlan:
+    """Which blocks there are, and what is wanted of them.
+
+    Attributes:
+        names: blocks in the order their values are passed; n: variables; equal, rows: numbers of
+            equalities and of rows of G.
+    """
+
+    names: tuple[str, ...]
+    n: int
+    equalities: int
+    inequalities: int
+    batch: int | None
+    derivative: bool
+    reduction: Literal["sum", "mean"]
+
+    def program(self, values: Mapping[str, Tensor]) -> DenseProgram:
+        """The program of float64 values; a missing block is empty, zero or infinite."""
+        p = values["p"]
+        size = self.batch or 1
+        vector = lambda name, length, missing: _rows(values.get(name), size, length, missing, p)  # noqa: E731
+        Q = values["Q"].reshape(-1, self.n, self.n) if "Q" in values else p.new_zeros(1, self.n, self.n)
+        A = values["A"].reshape(-1, self.equalities, self.n) if "A" in values else p.new_zeros(1, 0, self.n)
+        G = values["G"].reshape(-1, self.inequalities, self.n) if "G" in values else p.new_zeros(1, 0, self.n)
+        both = max(len(A), len(G))
+        b = vector("b", self.equalities, 0.0)
+        equal = torch.zeros(self.equalities + self.inequalities, dtype=torch.bool, device=p.device)
+        equal[: self.equalities] = True
+        return DenseProgram(
+            Q=0.5 * (Q + Q.mT),
+            p=vector("p", self.n, 0.0),
+            R=torch.cat([A.expand(both, -1, -1), G.expand(both, -1, -1)], dim=1),
+            low=torch.cat([b, vector("lower", self.inequalities, -torch.inf)], dim=1),
+            upp=torch.cat([b, vector("h", self.inequalities, torch.inf)], dim=1),
+            lb=vector("lb", self.n, -torch.inf),
+            ub=vector("ub", self.n, torch.inf),
+            equal=equal,
+        )
+
+
+def _rows(value: Tensor | None, size: int, length: int, missing: float, like: Tensor) -> Tensor:
+    if value is None:
+        return like.new_full((size, length), missing)
+    return value.expand(size, length) if value.ndim == 1 else value
+
+
+class DenseSolve(torch.autograd.Function):
+    """(plan, report, *values) -> z, nu, lam, mu. `report` receives the `Info` of the call."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: DensePlan, report: Any, *values: Tensor) -> tuple[Tensor, ...]:
+        start = time.perf_counter()
+        wide = {name: v.detach().to(torch.float64) for name, v in zip(plan.names, values, strict=True)}
+        with one_thread(values[0].device):
+            program = plan.program(wide)
+            if not _convex(program.Q):
+                raise UnverifiedError
+            solution = solve_dense(program)
+            if not bool(solution.solved.all()):
+                raise UnverifiedError
+            ctx.solved = time.perf_counter()
+            ctx.ghost = DenseGhost(program, solution.rows, solution.bounds) if plan.derivative else None
+        ctx.plan, ctx.solution, ctx.program = plan, solution, program
+        ctx.shapes = [(v.shape, v.dtype) for v in values]
+        ctx.info = _info(solution, start, ctx.solved)
+        report(ctx.info)
+        outputs = _outputs(plan, solution)
+        return tuple(v.to(values[0].dtype) for v in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() and any(g is not None and g.requires_grad for g in gradients):
+            raise DerivativeError("ffo layers are differentiable once: second derivatives are not computed")
+        start = time.perf_counter()
+        wanted = dict(zip(ctx.plan.names, ctx.needs_input_grad[2:], strict=True))
+        with torch.no_grad(), one_thread(ctx.program.p.device):
+            found = _adjoint(ctx, gradients, wanted)
+        ctx.info.times = replace(ctx.info.times, backward=time.perf_counter() - start)
+        warn_of_doubt(ctx.info)
+        result = []
+        for name, (shape, dtype) in zip(ctx.plan.names, ctx.shapes, strict=True):
+            result.append(found[name].reshape(shape).to(dtype) if wanted[name] else None)
+        return (None, None, *result)
+
+
+def _convex(Q: Tensor) -> bool:
+    """Whether every Q is positive semidefinite to rounding (as in `ffo.engine.convexity`)."""
+    size = Q.abs().amax(dim=(1, 2)) if Q.numel() else Q.new_zeros(len(Q))
+    shift = 1e-9 * np.sqrt(Q.shape[1]) * torch.where(size > 0, size, torch.ones_like(size))
+    _, info = torch.linalg.cholesky_ex(Q + torch.diag_embed(shift.unsqueeze(1).expand(-1, Q.shape[1])))
+    return bool((info == 0).all())
+
+
+def _outputs(plan: DensePlan, solution: DenseSolution) -> list[Tensor]:
+    point, k = solution.point, plan.equalities
+    outputs = [point.z, point.lam[:, :k], point.lam[:, k:], point.mu]
+    return outputs if plan.batch is not None else [v[0] for v in outputs]
+
+
+def _adjoint(ctx: Any, gradients: tuple[Tensor | None, ...], wanted: Mapping[str, bool]) -> dict[str, Tensor]:
+    """Gradients of the blocks: the perturbed ghost, and the finite difference along it (see ghost.oracle)."""
+    plan, program, point = ctx.plan, ctx.program, ctx.solution.point
+    ghost: DenseGhost = ctx.ghost or DenseGhost(program, ctx.solution.rows, ctx.solution.bounds)
+    widths = (plan.n, plan.equalities, plan.inequalities, plan.n)
+    c_z, c_nu, c_lam, c_mu = (
+        program.p.new_zeros(program.batch, width) if g is None else g.reshape(program.batch, width).to(torch.float64)
+        for g, width in zip(gradients, widths, strict=True)
+    )
+    held = torch.where(ghost.bound_side != 0, -c_mu, torch.zeros_like(c_mu))
+    u, t, w, residual = ghost.solve(-c_z, -torch.cat([c_nu, c_lam], dim=1), held)
+    ctx.info.certificate = ctx.info.certificate.with_ghost_residual(residual.cpu().numpy())
+    rows, bounds, k = ghost.row_side, ghost.bound_side, plan.equalities
+    parts: dict[str, Any] = {
+        "p": lambda: u,
+        "b": lambda: -t[:, :k],
+        "h": lambda: torch.where(rows > 0, -t, torch.zeros_like(t))[:, k:],
+        "lower": lambda: torch.where(rows < 0, -t, torch.zeros_like(t))[:, k:],
+        "ub": lambda: torch.where(bounds > 0, -w, torch.zeros_like(w)),
+        "lb": lambda: torch.where(bounds < 0, -w, torch.zeros_like(w)),
+    }
+    found: dict[str, Tensor] = {}
+    for name, want in wanted.items():
+        if not want:
+            continue
+        shared = ctx.shapes[plan.names.index(name)][0][:-1] == torch.Size([])
+        if name in parts:
+            value = parts[name]()
+            value = value.sum(dim=0) if shared else value
+        elif name == "Q":
+            value = _outer(u, point.z, shared)
+            value = 0.5 * (value + value.mT)
+        else:
+            at = slice(0, k) if name == "A" else slice(k, None)
+            value = _outer(point.lam[:, at], u, shared) + _outer(t[:, at], point.z, shared)
+        if shared and plan.reduction == "mean":
+            value = value / program.batch
+        found[name] = value
+    return found
+
+
+def _outer(a: Tensor, b: Tensor, summed: bool) -> Tensor:
+    """a b' of every sample, or their sum over the batch as one product."""
+    return a.mT @ b if summed else a.unsqueeze(2) * b.unsqueeze(1)
+
+
+def _info(solution: DenseSolution, start: float, solved: float) -> Info:
+    natural = solution.verdict.natural.cpu().numpy()
+    margin = solution.verdict.margin.cpu().numpy()
+    batch = len(natural)
+    certificate = Certificate(
+        unsettled=np.zeros(batch, dtype=bool),
+        margin_ratio=natural / np.maximum(margin, 1e-300),
+        weakly_active=margin <= WEAK,
+        error=natural,
+        natural_residual=natural,
+        ghost_residual=np.full(batch, np.nan),
+    )
+    now = time.perf_counter()
+    return Info(
+        status=[Status.SOLVED] * batch,
+        solver=(solution.solver,) * batch,
+        residual=natural.copy(),
+        iterations=solution.iterations.cpu().numpy(),
+        retried=np.zeros(batch, dtype=bool),
+        rescued=np.zeros(batch, dtype=bool),
+        certificate=certificate,
+        times=Times(solve=solved - start, polish=now - solved, forward=now - start),
+    )

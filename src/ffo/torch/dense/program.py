@@ -1,0 +1,69 @@
+"""A batch of dense quadratic programs, and what it means to solve it.
+
+    minimize 1/2 z'Qz + p'z   subject to  low <= Rz <= upp,  lb <= z <= ub
+
+Equalities are rows with low = upp. Multipliers are signed: positive on an active upper side,
+negative on an active lower one, so that Qz + p + R'lam + mu = 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class DenseProgram:
+    """Q (batch or 1, n, n), p (batch, n), R (batch or 1, r, n), low and upp (batch, r), lb and ub
+    (batch, n), all float64 on one device; infinite sides are +-inf. `equal` (r,) marks equalities."""
+
+    Q: Tensor
+    p: Tensor
+    R: Tensor
+    low: Tensor
+    upp: Tensor
+    lb: Tensor
+    ub: Tensor
+    equal: Tensor
+
+    @property
+    def batch(self) -> int:
+        return self.p.shape[0]
+
+    @property
+    def n(self) -> int:
+        return self.p.shape[1]
+
+    @property
+    def r(self) -> int:
+        return self.R.shape[1]
+
+    def rows(self, z: Tensor) -> Tensor:
+        """(batch, r) Rz."""
+        return times(self.R, z)
+
+    def stationarity(self, z: Tensor, lam: Tensor) -> Tensor:
+        """(batch, n) Qz + p + R'lam, which is -mu at a solution."""
+        return times(self.Q, z) + self.p + times(self.R.mT, lam)
+
+
+@dataclass(frozen=True)
+class Point:
+    """z and mu (batch, n), lam (batch, r)."""
+
+    z: Tensor
+    lam: Tensor
+    mu: Tensor
+
+
+def times(M: Tensor, v: Tensor) -> Tensor:
+    """(batch or 1, a, b) and (batch, b) -> (batch, a), one product when M is shared."""
+    return v @ M[0].mT if M.shape[0] == 1 else (M @ v.unsqueeze(-1)).squeeze(-1)
+
+
+def largest(v: Tensor) -> Tensor:
+    """(batch, k) -> (batch,) largest magnitude, 0 of nothing."""
+    return v.abs().amax(dim=1) if v.shape[1] else v.new_zeros(v.shape[0])
