@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import ffo.engine.engine as engine_module
+import ffo.engine.outcome as outcome_module
 from ffo.cones import Nonneg, Product, SecondOrder, Zero
 from ffo.engine import Engine, Options
 from ffo.engine.options import Smoothing
@@ -41,8 +42,8 @@ def test_solves_a_batch() -> None:
 
 def test_prepares_a_derivative_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    original = engine_module.linearize
-    monkeypatch.setattr(engine_module, "linearize", lambda *a: calls.append(len(a[0].q)) or original(*a))
+    original = outcome_module.linearize
+    monkeypatch.setattr(outcome_module, "linearize", lambda *a: calls.append(len(a[0].q)) or original(*a))
     outcome = Engine(Options()).run(projection(POINTS), derivative=False)
     assert calls == []
     assert outcome.info.certificate is None
@@ -67,7 +68,7 @@ def test_late_preparation_polishes_the_point() -> None:
 
 def test_derivative_asked_for_ahead_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = Engine(Options()).run(projection(POINTS), derivative=True)
-    monkeypatch.setattr(engine_module, "linearize", None)
+    monkeypatch.setattr(outcome_module, "linearize", None)
     outcome.adjoint(np.ones_like(POINTS), np.zeros_like(POINTS))
     outcome.tangent(replace(outcome.program, q=np.ones_like(POINTS)))
 
@@ -150,10 +151,11 @@ def test_smoothing_moves_inequalities_and_radii_alone() -> None:
     cones = Product([(Zero(), 2), (Nonneg(), 3), (SecondOrder(3), 2)])
     program = ConeProgram.from_matrices(np.eye(2), np.zeros((2, 2)), np.ones((11, 2)), np.zeros(11), cones)
     assert perturbed_rows(program).tolist() == [2, 3, 4, 5, 8]
-    moved = Sampler(Smoothing(0.5, draws=3, seed=1)).perturb(program)
+    moved, score = Sampler(Smoothing(0.5, draws=3, seed=1)).perturb(program)
+    assert score is None
     assert moved.batch == 6
     changed = np.flatnonzero(np.abs(moved.b).max(axis=0) > 0)
     assert changed.tolist() == [2, 3, 4, 5, 8]
     assert np.abs(moved.b).max() <= 0.5
-    again = Sampler(Smoothing(0.5, draws=3, seed=1)).perturb(program)
+    again, _ = Sampler(Smoothing(0.5, draws=3, seed=1)).perturb(program)
     np.testing.assert_array_equal(moved.b, again.b)

@@ -48,7 +48,8 @@ def assert_transposed(derivative: Linearization, known: Known) -> None:
     pulled = Entries.of_gradient(derivative.adjoint(*loss.parts)[0], known.program)
     for move in (*(change.only(name) for name in "PqAb"), change):
         delta = move.program(known.program)
-        dx, dy = derivative.tangent(delta)
+        along = derivative.tangent(delta)
+        dx, dy = along.u, along.w
         ds = delta.slack(known.x) - known.program.A.dot(dx)
         np.testing.assert_allclose(pulled.dot(move), loss(dx, dy, ds), rtol=1e-10, atol=1e-10)
 

@@ -166,7 +166,7 @@ def test_take(samples: list[int]) -> None:
     np.testing.assert_array_equal(part.certificate.good, whole.certificate.good[who])
     change = Entries.random(known.program).program(known.program)
     full, some = whole.tangent(change), part.tangent(change.take(who))
-    for a, b in zip(full, some, strict=True):
+    for a, b in ((full.u, some.u), (full.w, some.w)):
         np.testing.assert_allclose(b, a[who], rtol=1e-10, atol=1e-12)
     again = part.take(np.array([0]))
-    np.testing.assert_allclose(again.tangent(change.take(who[:1]))[0], full[0][who[:1]], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(again.tangent(change.take(who[:1])).u, full.u[who[:1]], rtol=1e-10, atol=1e-12)

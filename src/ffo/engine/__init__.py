@@ -1,7 +1,8 @@
 """One solve of a batch, with everything a layer promises around it; no framework needed."""
 
-from ffo.engine.engine import Engine, Outcome
+from ffo.engine.engine import Engine
 from ffo.engine.info import Info
 from ffo.engine.options import Options, Smoothing
+from ffo.engine.outcome import Outcome
 
 __all__ = ["Engine", "Info", "Options", "Outcome", "Smoothing"]

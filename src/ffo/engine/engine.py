@@ -10,23 +10,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from ffo.engine.apart import Joint, RowGroup, row_groups
 from ffo.engine.convexity import indefinite
 from ffo.engine.info import Info, Times
 from ffo.engine.memory import Memory
 from ffo.engine.options import Options
+from ffo.engine.outcome import Outcome, as_solution, linearize_at, linearize_some
+from ffo.engine.scaling import Scaled, scaling
 from ffo.errors import Status, solver_error
-from ffo.ghost.certificate import Certificate
 from ffo.ghost.direct import Direct
 from ffo.ghost.iterative import Iterative
-from ffo.ghost.oracle import Linearization, linearize
+from ffo.ghost.oracle import Linearization
 from ffo.ghost.problem import Way
 from ffo.ghost.resolve import Resolve
-from ffo.program.affine import DataGradient
-from ffo.program.cone import ConeProgram, Solution
+from ffo.program.cone import ConeProgram
 from ffo.solvers.base import Solver
 from ffo.solvers.forward import solve_checked
 from ffo.solvers.registry import choose, get_solver
@@ -40,66 +41,18 @@ ACCEPT = 1e-10
 MEASURED = 1e-8
 #: unknowns of one sample's ghost system beyond which factors are no longer tried by default
 DIRECT_LIMIT = 200_000
-#: failures whose point may still be near the solution
-_REPAIRABLE = (Status.INACCURATE, Status.ITERATION_LIMIT, Status.TIME_LIMIT, Status.NUMERICAL)
-
-
-@dataclass
-class Outcome:
-    """A solved batch: x (batch, n), y and s (batch, m), NaN where a sample failed.
-
-    `pieces` are the linearizations of groups of samples; samples in none of them failed, or no
-    derivative has been prepared yet.
-    """
-
-    program: ConeProgram
-    x: Array
-    y: Array
-    s: Array
-    pieces: list[tuple[Array, Linearization]]
-    info: Info
-    way: Way
-
-    def prepare(self) -> None:
-        """Polish, and make the derivative ready (done ahead when a gradient is expected)."""
-        if self.info.certificate is not None:
-            return
-        start = time.perf_counter()
-        todo = np.flatnonzero(self.info.ok)
-        todo = np.setdiff1d(todo, np.concatenate([who for who, _ in self.pieces] or [todo[:0]]))
-        if len(todo):
-            piece = _linearize(self.program, todo, self.x, self.y, self.s, self.way)
-            self.pieces.append((todo, piece))
-        for who, piece in self.pieces:
-            self.x[who], self.y[who], self.s[who] = piece.x, piece.y, piece.s
-            self.info.residual[who] = np.fmin(piece.certificate.natural_residual, self.info.residual[who])
-        self.info.certificate = _merge_certificates(self.pieces, len(self.x))
-        self.info.times = replace(self.info.times, polish=self.info.times.polish + time.perf_counter() - start)
-
-    def adjoint(self, c_x: Array, c_y: Array) -> DataGradient:
-        """Loss gradients in x and y -> gradient in the data; failed samples contribute zero."""
-        self.prepare()
-        start = time.perf_counter()
-        batch, n = self.x.shape
-        m = self.y.shape[1]
-        total = DataGradient(*(np.zeros((batch, k)) for k in (n, m, n, m, m)))
-        residual = np.full(batch, np.nan)
-        for who, piece in self.pieces:
-            part, residual[who] = piece.adjoint(c_x[who], c_y[who])
-            for name in ("x", "y", "u", "v", "db"):
-                getattr(total, name)[who] = getattr(part, name)
-        assert self.info.certificate is not None
-        self.info.certificate = self.info.certificate.with_ghost_residual(residual)
-        self.info.times = replace(self.info.times, backward=time.perf_counter() - start)
-        return total
-
-    def tangent(self, change: ConeProgram) -> tuple[Array, Array]:
-        """Derivative (dx, dy) along a change of the data; zero for failed samples."""
-        self.prepare()
-        dx, dy = np.zeros_like(self.x), np.zeros_like(self.y)
-        for who, piece in self.pieces:
-            dx[who], dy[who] = piece.tangent(change.take(who))
-        return dx, dy
+#: positions in the batch that are known, and their x, y, s; None without keys
+Recalled = tuple[Array, Array, Array, Array] | None
+#: failures whose point, if there is one, may still be near the solution (a solution found by Newton's
+#: method refutes a verdict of infeasibility or unboundedness)
+_REPAIRABLE = (
+    Status.INACCURATE,
+    Status.ITERATION_LIMIT,
+    Status.TIME_LIMIT,
+    Status.NUMERICAL,
+    Status.INFEASIBLE,
+    Status.UNBOUNDED,
+)
 
 
 class Engine:
@@ -158,6 +111,7 @@ class Engine:
         overrides: dict[str, object] | None = None,
         check_convexity: bool = True,
         copies: int = 1,
+        open_sides: bool = False,
     ) -> Outcome:
         """Solve every sample of a program.
 
@@ -168,18 +122,32 @@ class Engine:
             check_convexity: whether P depends on parameters, so that it may be indefinite.
             copies: how many neighbouring samples are copies of one sample of the caller's batch
                 (smoothing), whose number is the one to name in errors.
+            open_sides: whether +inf as the right-hand side of an inequality means that the sample
+                does not have this row (else it is bad data).
         """
         start = time.perf_counter()
-        program = program.pruned()
-        run = _Run(program, self.solver(program, overrides), self.options)
-        run.way = self.way(program, run.solver)
-        run.reject_bad_data(check_convexity)
-        if keys is not None:
-            run.from_memory(self._memory, keys)
-        run.solve()
-        run.rescue()
-        run.raise_failures(copies)
-        outcome = run.outcome(start)
+        original = program = program.pruned()
+        remembered = None if keys is None else self._memory.recall(keys, program.n, program.m)
+        units = scaling(program)
+        if units is not None:
+            program = units.apply(program)
+            if remembered is not None:
+                known, *point = remembered
+                remembered = (known, *units.take(known).inward(*point))
+        groups = row_groups(program) if open_sides else None
+        if groups is None:
+            run = self._solved(program, overrides, check_convexity, remembered)
+            _raise_failures(run, copies)
+            outcome = run.outcome(start)
+        else:
+            runs = [
+                (group, self._solved(group.part(program), overrides, check_convexity, group.recalled(remembered)))
+                for group in groups
+            ]
+            _raise_failures(_together(program, runs, self.options), copies)
+            outcome = Joint.of(program, [(group, run.outcome(start)) for group, run in runs])
+        if units is not None:
+            outcome = Scaled.of(original, outcome, units)
         if derivative:
             outcome.prepare()
         if keys is not None:
@@ -187,6 +155,19 @@ class Engine:
             self._memory.remember([keys[int(i)] for i in good], outcome.x[good], outcome.y[good], outcome.s[good])
         outcome.info.times = replace(outcome.info.times, forward=time.perf_counter() - start)
         return outcome
+
+    def _solved(
+        self, program: ConeProgram, overrides: dict[str, object] | None, check_convexity: bool, remembered: Recalled
+    ) -> _Run:
+        """Solved as far as it goes; failures are not raised yet."""
+        run = _Run(program, self.solver(program, overrides), self.options)
+        run.way = self.way(program, run.solver)
+        run.reject_bad_data(check_convexity)
+        if remembered is not None:
+            run.from_memory(*remembered)
+        run.solve()
+        run.rescue()
+        return run
 
 
 class _Run:
@@ -212,25 +193,24 @@ class _Run:
         self.status[bad] = Status.INVALID_INPUT
         self.detail.update({int(k): "the problem data has NaN or infinite entries" for k in bad})
         P = self.program.P
-        if not check_convexity or (len(bad) and P.shared):
-            return
         good = np.flatnonzero(self.status < 0)
+        if not check_convexity or not len(good):
+            return
         for k, value in indefinite(P.take(good)).items():
             who = good if P.shared else good[k : k + 1]
             self.status[who] = Status.INVALID_INPUT
             text = f"the quadratic term is not positive semidefinite: smallest eigenvalue {value:.3g}"
             self.detail.update({int(i): text for i in who})
 
-    def from_memory(self, memory: Memory, keys: Sequence[Hashable]) -> None:
+    def from_memory(self, known: Array, x: Array, y: Array, s: Array) -> None:
         """Newton's method from remembered solutions; kept where it ends in a solution."""
-        known, x, y, s = memory.recall(keys, self.program.n, self.program.m)
         fresh = self.status[known] < 0
         known, x, y, s = known[fresh], x[fresh], y[fresh], s[fresh]
         if not len(known) or not self.way.polishes:
             return
         start = time.perf_counter()
         with np.errstate(all="ignore"):
-            piece = linearize(self.program.take(known), _point(x, y, s), self.way)
+            piece = linearize_at(self.program.take(known), x, y, s, self.way)
             hit = self._accept(known, piece)
         self.iterations[known[hit]] = 0
         self.hits = int(hit.sum())
@@ -257,7 +237,7 @@ class _Run:
             return
         start = time.perf_counter()
         with np.errstate(all="ignore"):
-            piece = _linearize(self.program, failed, self.x, self.y, self.s, self.way)
+            piece = linearize_some(self.program, failed, self.x, self.y, self.s, self.way)
             saved = self._accept(failed, piece)
         self.times = replace(self.times, polish=self.times.polish + time.perf_counter() - start)
         self.rescued[failed[saved]] = True
@@ -266,7 +246,7 @@ class _Run:
 
     def _accept(self, who: Array, piece: Linearization) -> Array:
         """Take over the points of a piece that are solutions; true where they are."""
-        measured, verdict = judge(_point(piece.x, piece.y, piece.s), piece.program, MEASURED)
+        measured, verdict = judge(as_solution(piece.x, piece.y, piece.s), piece.program, MEASURED)
         good = (piece.certificate.natural_residual <= ACCEPT) & (verdict == Status.SOLVED)
         mine = who[good]
         if len(mine):
@@ -275,19 +255,12 @@ class _Run:
             self.pieces.append((mine, piece if good.all() else piece.take(np.flatnonzero(good))))
         return good
 
-    def raise_failures(self, copies: int) -> None:
-        failed = self.status != Status.SOLVED
-        if not failed.any():
-            return
-        if self.options.on_fail == "raise":
-            first = int(np.flatnonzero(failed)[0])
-            same = np.unique(np.flatnonzero(self.status == self.status[first]) // copies)
-            name = str(self.answered[first]) or self.solver.name
-            raise solver_error(Status(int(self.status[first])), same.tolist(), name, self.detail.get(first, ""))
-        for v in (self.x, self.y, self.s):
-            v[failed] = np.nan
-
     def outcome(self, start: float) -> Outcome:
+        """What became of the samples; NaN where they failed."""
+        failed = self.status != Status.SOLVED
+        if failed.any():
+            for v in (self.x, self.y, self.s):
+                v[failed] = np.nan
         info = Info(
             status=[Status(int(k)) for k in self.status],
             solver=tuple(map(str, self.answered)),
@@ -302,27 +275,21 @@ class _Run:
         return Outcome(self.program, self.x, self.y, self.s, self.pieces, info, self.way)
 
 
-def _point(x: Array, y: Array, s: Array) -> Solution:
-    return Solution(x, y, s, np.zeros(len(x), dtype=int), np.full(len(x), -1))
+def _raise_failures(run: _Run, copies: int) -> None:
+    """Raise the first failure, naming the samples that share it, if the user wants that."""
+    failed = np.flatnonzero(run.status != Status.SOLVED)
+    if not len(failed) or run.options.on_fail != "raise":
+        return
+    first = int(failed[0])
+    same = np.unique(np.flatnonzero(run.status == run.status[first]) // copies)
+    name = str(run.answered[first]) or run.solver.name
+    raise solver_error(Status(int(run.status[first])), same.tolist(), name, run.detail.get(first, ""))
 
 
-def _linearize(program: ConeProgram, who: Array, x: Array, y: Array, s: Array, way: Way) -> Linearization:
-    if len(who) == program.batch:
-        return linearize(program, _point(x, y, s), way)
-    return linearize(program.take(who), _point(x[who], y[who], s[who]), way)
-
-
-def _merge_certificates(pieces: list[tuple[Array, Linearization]], batch: int) -> Certificate:
-    """One certificate for the batch; samples in no piece were not solved."""
-    merged = Certificate(
-        unsettled=np.ones(batch, dtype=bool),
-        margin_ratio=np.full(batch, np.inf),
-        weakly_active=np.zeros(batch, dtype=bool),
-        error=np.full(batch, np.inf),
-        natural_residual=np.full(batch, np.nan),
-        ghost_residual=np.full(batch, np.nan),
-    )
-    for who, piece in pieces:
-        for name, values in vars(piece.certificate).items():
-            getattr(merged, name)[who] = values
-    return merged
+def _together(program: ConeProgram, runs: list[tuple[RowGroup, _Run]], options: Options) -> _Run:
+    """The verdicts on all groups of samples, numbered as in the whole batch."""
+    whole = _Run(program, runs[0][1].solver, options)
+    for group, run in runs:
+        whole.status[group.samples], whole.answered[group.samples] = run.status, run.answered
+        whole.detail.update({int(group.samples[k]): text for k, text in run.detail.items()})
+    return whole

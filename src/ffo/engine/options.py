@@ -21,21 +21,32 @@ class Smoothing:
     U(-radius, radius) draws; outputs and gradients are means over `draws` perturbed problems. The
     derivative of that mean exists where the solution itself has a kink.
 
+    That leaves the jumps of a linear program in its costs: no derivative of a vertex sees them. With
+    `costs`, the linear term is perturbed too, by normal draws, and the derivative in it is that of the
+    mean solution, E[(z - mean z) xi] / costs (the score-function estimator: unbiased, its error falls
+    like one over the root of `draws`).
+
     Attributes:
         radius: half width of the uniform perturbation, in units of the right-hand sides.
         draws: perturbed problems per sample.
         seed: seed of the draws; they go on from call to call.
+        costs: standard deviation of the perturbation of the linear term, in its units.
     """
 
-    radius: float
+    radius: float = 0.0
     draws: int = 16
     seed: int = 0
+    costs: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.radius > 0:
+        if not self.radius > 0 and not (self.radius == 0 and self.costs > 0):
             raise InputError(f"smoothing radius must be positive, not {self.radius!r}")
+        if not self.costs >= 0:
+            raise InputError(f"smoothing costs must not be negative: {self.costs!r}")
         if not (isinstance(self.draws, int) and self.draws > 0):
             raise InputError(f"smoothing draws must be a positive integer, not {self.draws!r}")
+        if self.costs and self.draws < 2:
+            raise InputError("smoothing costs needs two draws or more")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Constraint smoothing: perturbed copies of a batch."""
+"""Smoothing: perturbed copies of a batch, and the derivative of their mean in what was perturbed.
+
+For xi normal with standard deviation c, d/dp E f(p + xi) = E[(f(p + xi) - baseline) xi] / c^2, whatever
+f is; the baseline is the mean of the other draws, which leaves the estimate unbiased.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,24 @@ class Sampler:
         self.smoothing = smoothing
         self._random = np.random.default_rng(smoothing.seed)
 
-    def perturb(self, program: ConeProgram) -> ConeProgram:
-        """Every sample `draws` times, one after the other, each with its own perturbed b."""
+    def perturb(self, program: ConeProgram) -> tuple[ConeProgram, Array | None]:
+        """Every sample `draws` times, one after the other, each perturbed on its own; and the score
+        xi / c^2 of each draw of the costs, (batch * draws, n)."""
         repeated = program.repeat(self.smoothing.draws)
         rows = perturbed_rows(program)
-        radius = self.smoothing.radius
+        radius, costs = self.smoothing.radius, self.smoothing.costs
         b = repeated.b.copy()
         b[:, rows] += self._random.uniform(-radius, radius, size=(len(b), len(rows)))
-        return repeated.with_vectors(b=b)
+        if not costs:
+            return repeated.with_vectors(b=b), None
+        noise = self._random.normal(size=repeated.q.shape)
+        return repeated.with_vectors(q=repeated.q + costs * noise, b=b), noise / costs
+
+
+def centred(values: Array, draws: int) -> Array:
+    """(batch * draws, ...) each less the mean of the other draws of its sample."""
+    apart = values.reshape(-1, draws, *values.shape[1:])
+    return ((apart - apart.mean(axis=1, keepdims=True)) * (draws / (draws - 1))).reshape(values.shape)
 
 
 def perturbed_rows(program: ConeProgram) -> Array:

@@ -72,10 +72,9 @@ class Linearization:
         v = found.w if c_s is None else found.w - c_s
         return DataGradient(self.x, self.y, found.u, v, -v), found.residual
 
-    def tangent(self, change: ConeProgram) -> tuple[Array, Array]:
-        """Derivative (dx, dy) of the solution along a change of the data (dP, dq, dA, db)."""
-        found = self.sensitivity(-change.stationarity(self.x, self.y), change.slack(self.x))
-        return found.u, found.w
+    def tangent(self, change: ConeProgram) -> Sensitivity:
+        """Derivative u = dx, w = dy of the solution along a change of the data (dP, dq, dA, db)."""
+        return self.sensitivity(-change.stationarity(self.x, self.y), change.slack(self.x))
 
 
 @dataclass(frozen=True)
@@ -106,16 +105,17 @@ def _as_it_is(program: ConeProgram, solution: Solution, way: Way) -> Polished:
     active = ActiveSet(program, solution.s - sizes.tau * solution.y, sizes.tau)
     everyone = np.arange(program.batch)
     part = Part(everyone, np.ones(program.batch, dtype=bool), way.solver(GhostSystem(program, active)))
-    error = solution.residuals(program).worst
+    residual = solution.residuals(program).worst
     block = program.cones.block_norms(sizes.rows) * sizes.primal[:, None]
-    # An interior-point answer errs by about the square root of its residual.
-    ratio = (np.sqrt(error)[:, None] * block / np.maximum(active.margin, 1e-300)).max(axis=1, initial=0.0)
+    # An interior-point answer errs by about the square root of its residual, and differences of such
+    # answers by that to the power 2/3.
+    ratio = (np.sqrt(residual)[:, None] * block / np.maximum(active.margin, 1e-300)).max(axis=1, initial=0.0)
     certificate = Certificate(
         unsettled=np.zeros(program.batch, dtype=bool),
         margin_ratio=ratio,
         weakly_active=(active.margin <= WEAK * block).any(axis=1),
-        error=error,
-        natural_residual=error,
+        error=np.cbrt(residual),
+        natural_residual=residual,
         ghost_residual=np.full(program.batch, np.nan),
     )
     return Polished(solution.x, active.y, active.s, (part,), certificate)

@@ -110,8 +110,11 @@ class _Run:
         stale = _max(newton[:, None] * nearness[:, self.curved])
         same = (after.case == before.case).all(axis=1)
         still = (stale <= SETTLED) | (newton <= STILL)
+        # What the step itself lacks: it was solved to a relative residual only.
+        unsolved = newton * move.residual
+        still &= ~(unsolved > SETTLED)
         settled = same & still & (new_natural <= np.maximum(natural, ROUNDING))
-        self.error[who] = np.maximum(stale, new_natural)
+        self.error[who] = np.fmax(np.maximum(stale, new_natural), unsolved)
         # Could what error is left move a block to another face?
         self.ratio[who] = np.maximum(stale, _max(new_natural[:, None] * nearness))
         self.weak[who] = (after.margin <= WEAK * block).any(axis=1)

@@ -107,6 +107,11 @@ def _validate(
         if not problem.is_dpp("dgp"):
             raise InputError("Problem must be DPP for geometric programming.")
     elif not problem.is_dpp(quad_form_dpp="qp"):
+        if not problem.is_dcp():
+            raise InputError(
+                "Problem must be DPP. It is not even DCP: CVXPY cannot tell that it is convex. "
+                "problem.is_dcp() and the curvature of its parts show where."
+            )
         raise InputError(
             "Problem must be DPP. Note: quad_form(x, P) with parametric P is only supported in the "
             "objective, not in constraints. Products of two parameters are not DPP either: "

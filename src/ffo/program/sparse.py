@@ -116,6 +116,15 @@ class SparseBatch:
             return np.ascontiguousarray((self.matrix().T @ y.T).T)
         return (self._stacked.T @ y.ravel()).reshape(len(y), self.shape[1])
 
+    def largest_of_rows(self) -> Array:
+        """(batch or 1, rows) largest magnitude in each row, 0 in an empty one."""
+        indptr, _, order = self._by_rows
+        return _segment_max(np.abs(np.atleast_2d(self.values))[:, order], indptr)
+
+    def largest_of_columns(self) -> Array:
+        """(batch or 1, cols) largest magnitude in each column, 0 in an empty one."""
+        return _segment_max(np.abs(np.atleast_2d(self.values)), self.indptr)
+
     def row_norms_squared(self, batch: int) -> Array:
         """(batch, rows) squared Euclidean norms of the rows."""
         return np.broadcast_to(self._row_norms_squared, (batch, self.shape[0]))
@@ -164,6 +173,15 @@ class SymmetricBatch(SparseBatch):
         """One sample with both triangles."""
         upper = self.matrix(sample)
         return sp.csc_array(upper + sp.triu(upper, 1).T)
+
+
+def _segment_max(values: Array, indptr: Array) -> Array:
+    """(batch, nnz) -> (batch, segments) maxima between consecutive entries of indptr, 0 of nothing."""
+    out = np.zeros((len(values), len(indptr) - 1))
+    filled = np.flatnonzero(np.diff(indptr))
+    if len(filled):
+        out[:, filled] = np.maximum.reduceat(values, indptr[filled], axis=1)
+    return out
 
 
 def _as_symmetric(batch: SparseBatch) -> SymmetricBatch:

@@ -224,6 +224,20 @@ def _quadratic(name: str) -> bool:
     return name in defines.SOLVER_MAP_QP or (conic is not None and bool(conic.supports_quad_obj()))
 
 
+#: what to install for solvers that CVXPY drives
+_PACKAGES = {
+    "MOSEK": "mosek (or: pip install 'ffo[mosek]')",
+    "GUROBI": "gurobipy (or: pip install 'ffo[gurobi]')",
+    "ECOS": "ecos (or: pip install 'ffo[ecos]')",
+    "COPT": "coptpy",
+    "CVXOPT": "cvxopt",
+    "CPLEX": "cplex",
+    "SDPA": "sdpa-python",
+    "XPRESS": "xpress",
+    "SCIP": "pyscipopt",
+}
+
+
 @cache
 def _supported(name: str) -> frozenset[type[Cone]]:
     from cvxpy.reductions.solvers import defines
@@ -239,7 +253,8 @@ def _require_installed(name: str) -> None:
     import cvxpy
 
     if name not in cvxpy.installed_solvers():
+        package = _PACKAGES.get(name)
+        how = f"pip install {package}" if package else "see https://www.cvxpy.org/install for its package"
         raise MissingSolverError(
-            f"CVXPY knows the solver {name} but cannot use it here: install its Python package "
-            f"(see https://www.cvxpy.org/install for its name) and, for a commercial solver, its licence"
+            f"CVXPY knows the solver {name} but cannot use it here: {how}; a commercial solver also needs its licence"
         )

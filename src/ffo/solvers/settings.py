@@ -104,5 +104,5 @@ def _known_elsewhere() -> frozenset[str]:
 def _unknown(solver: type[Solver] | Solver, name: str) -> str:
     own = sorted(COMMON | solver.native_settings)
     close = difflib.get_close_matches(name, own, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = f"; did you mean {close[0]!r}?" if close else "."
     return f"no solver knows the setting {name!r}{hint} {solver.name} takes: {', '.join(own)}"

@@ -26,7 +26,7 @@ Array = np.ndarray
 #: Claims that measurements overrule.
 _JUDGED = (Status.SOLVED, Status.INACCURATE, Status.ITERATION_LIMIT, Status.TIME_LIMIT, Status.NUMERICAL)
 
-#: A feasible point farther away than this is none.
+#: A feasible point farther away than this, in units of the data, is none.
 FAR = 1e6
 
 
@@ -54,11 +54,13 @@ def _certified(answer: Solution, program: ConeProgram, status: Array) -> Array:
     """The statuses, replaced where the point proves that there is no solution."""
     with np.errstate(all="ignore"):
         y = _unit(program.cones.project_dual(answer.y))
-        infeasible = -_inner(program.b, y) > FAR * np.abs(program.A.tdot(y)).sum(axis=1)
+        far = FAR * np.maximum(np.abs(program.b).max(axis=1, initial=1.0), 1.0)
+        infeasible = -_inner(program.b, y) > far * np.abs(program.A.tdot(y)).sum(axis=1)
         x = _unit(answer.x)
         move = -program.A.dot(x)
         error = np.abs(move - program.cones.project(move)).sum(axis=1) + np.abs(program.P.dot(x)).sum(axis=1)
-        unbounded = -_inner(program.q, x) > FAR * error
+        far = FAR * np.maximum(np.abs(program.q).max(axis=1, initial=1.0), 1.0)
+        unbounded = -_inner(program.q, x) > far * error
     return np.where(infeasible, int(Status.INFEASIBLE), np.where(unbounded, int(Status.UNBOUNDED), status))
 
 

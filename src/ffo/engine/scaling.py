@@ -1,0 +1,163 @@
+"""Badly scaled data, brought to unit size before anything looks at it.
+
+Tolerances of solvers, judges of residuals and regularised factorizations all mean something at unit size
+only. With sizes f of the objective's gradient and l of the right-hand sides, and diagonal D and E, the
+program in x = l D x', s = l E^-1 s', y = f E y' has the data
+
+    P' = (l/f) D P D,   q' = D q / f,   A' = E A D,   b' = E b / l,
+
+and E is constant on the blocks of curved cones, which it therefore leaves alone. Data of moderate size is
+left as it is: nothing is computed twice for the common case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ffo.engine.outcome import Outcome
+from ffo.program.affine import DataGradient
+from ffo.program.cone import ConeProgram
+from ffo.program.sparse import SparseBatch, SymmetricBatch
+
+Array = np.ndarray
+
+#: sizes within [1 / MODERATE, MODERATE] are left alone
+MODERATE = 1e3
+PASSES = 8
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """D (batch or 1, n), E (batch or 1, m), l and f (batch, 1)."""
+
+    D: Array
+    E: Array
+    length: Array
+    force: Array
+
+    def take(self, samples: Array) -> Scaling:
+        D = self.D if len(self.D) == 1 else self.D[samples]
+        E = self.E if len(self.E) == 1 else self.E[samples]
+        return Scaling(D, E, self.length[samples], self.force[samples])
+
+    def apply(self, program: ConeProgram) -> ConeProgram:
+        """The data in the new units; linear in the data, so it serves changes of data too."""
+        P, A = program.P, program.A
+        ratio = self.length / self.force  # (batch, 1)
+        if len(self.D) == 1 and P.shared and (ratio == ratio[0]).all():
+            P_values = P.values * ratio[0, 0] * self.D[0, P.indices] * self.D[0, P.columns]
+        else:
+            P_values = P.values * ratio * self.D[:, P.indices] * self.D[:, P.columns]
+        A_values = A.values * (self.E[:, A.indices] * self.D[:, A.columns])
+        if len(self.D) == 1 and A.shared:
+            A_values = A_values[0]
+        return replace(
+            program,
+            P=SymmetricBatch(P.indptr, P.indices, P_values, P.shape),
+            q=self.D * program.q / self.force,
+            A=SparseBatch(A.indptr, A.indices, A_values, A.shape),
+            b=self.E * program.b / self.length,
+        )
+
+    def inward(self, x: Array, y: Array, s: Array) -> tuple[Array, Array, Array]:
+        """A point of the program in the units of the scaled one."""
+        return x / (self.length * self.D), y / (self.force * self.E), s * self.E / self.length
+
+    def outward(self, x: Array, y: Array, s: Array) -> tuple[Array, Array, Array]:
+        """A point of the scaled program in the units of the program."""
+        return x * self.length * self.D, y * self.force * self.E, s * self.length / self.E
+
+
+def scaling(program: ConeProgram) -> Scaling | None:
+    """How to bring a program to unit size; None where it is near enough."""
+    if not program.n:
+        return None
+    length, force = _sizes(program)
+    plain = Scaling(np.ones((1, program.n)), np.ones((1, program.m)), length, force)
+    rows, columns = _largest(plain.apply(program))
+    if all(_moderate(v) for v in (length, force, rows, columns)):
+        return None
+    if program.P.shared and _moderate(length / force / np.median(length / force)):
+        plain = replace(plain, length=force * np.median(length / force))  # P stays shared
+    return _equilibrated(program, plain)
+
+
+def _sizes(program: ConeProgram) -> tuple[Array, Array]:
+    """(batch, 1) each: a typical right-hand side (the median: large ones may stand for infinity) and
+    the size of the gradient of the objective."""
+    b = np.where(np.isfinite(program.b) & (program.b != 0), np.abs(program.b), np.nan)
+    known = ~np.isnan(b).all(axis=1)
+    length = np.full(program.batch, np.nan)
+    length[known] = np.nanmedian(b[known], axis=1) if known.any() else length[known]
+    force = np.abs(program.q).max(axis=1)
+    curvature = np.abs(np.atleast_2d(program.P.values)).max(axis=1, initial=0.0)
+    with np.errstate(all="ignore"):
+        length = np.where(np.isnan(length), force / curvature, length)
+        length = np.where(np.isfinite(length) & (length > 0), length, 1.0)
+        force = np.where(force > 0, force, curvature * length)
+    force = np.where(np.isfinite(force) & (force > 0), force, 1.0)
+    return length[:, None], force[:, None]
+
+
+def _moderate(v: Array) -> bool:
+    v = v[np.isfinite(v) & (v > 0)]
+    return bool(((v <= MODERATE) & (v >= 1 / MODERATE)).all())
+
+
+def _largest(program: ConeProgram) -> tuple[Array, Array]:
+    """Largest entries of the rows of A (batch or 1, m) and of the columns of P and A (batch or 1, n)."""
+    P, A = program.P, program.A
+    columns = np.maximum(A.largest_of_columns(), np.maximum(P.largest_of_columns(), P.largest_of_rows()))
+    return A.largest_of_rows(), columns
+
+
+def _equilibrated(program: ConeProgram, start: Scaling) -> Scaling:
+    """Rows and columns towards unit largest entry (Ruiz), blocks of curved cones as wholes."""
+    found = start
+    for _ in range(PASSES):
+        rows, columns = _largest(found.apply(program))
+        rows = program.cones.block_means(rows)
+        E = found.E / np.sqrt(np.where(rows > 0, rows, 1.0))
+        D = found.D / np.sqrt(np.where(columns > 0, columns, 1.0))
+        found = replace(found, D=D, E=E)
+    return found
+
+
+@dataclass
+class Scaled(Outcome):
+    """The outcome of a scaled program, in the units of the caller's."""
+
+    inner: Outcome | None = None
+    units: Scaling | None = None
+
+    @classmethod
+    def of(cls, program: ConeProgram, inner: Outcome, units: Scaling) -> Scaled:
+        x, y, s = units.outward(inner.x, inner.y, inner.s)
+        return cls(program, x, y, s, [], inner.info, inner.way, inner, units)
+
+    def prepare(self) -> None:
+        assert self.inner is not None
+        assert self.units is not None
+        self.inner.prepare()
+        self.x[:], self.y[:], self.s[:] = self.units.outward(self.inner.x, self.inner.y, self.inner.s)
+
+    def adjoint(self, c_x: Array, c_y: Array) -> DataGradient:
+        self.prepare()
+        assert self.inner is not None
+        assert self.units is not None
+        c = self.units
+        found = self.inner.adjoint(c_x * c.length * c.D, c_y * c.force * c.E)
+        solved = self.info.ok[:, None]
+        x, y = np.where(solved, self.x, 0.0), np.where(solved, self.y, 0.0)
+        v, db = found.v * c.E / c.length, found.db * c.E / c.length
+        return DataGradient(x, y, found.u * c.D / c.force, v, db)
+
+    def tangent(self, change: ConeProgram) -> tuple[Array, Array]:
+        self.prepare()
+        assert self.inner is not None
+        assert self.units is not None
+        dx, dy = self.inner.tangent(self.units.apply(change))
+        dx, dy, _ = self.units.outward(dx, dy, np.zeros_like(dy))
+        return dx, dy
