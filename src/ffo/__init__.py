@@ -5,11 +5,31 @@ equality-constrained *ghost problem* instead of differentiating and inverting a 
 
 The layers live in the front ends, and `import ffo` imports no framework and no solver:
 
-    from ffo.torch import FFOLayer
+    from ffo.torch import FFOLayer, FFOQPLayer
+    from ffo import solve_qp_batch  # NumPy, no gradients
 """
 
 from __future__ import annotations
 
-__all__ = ["__version__"]
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ffo.quadratic import QPBatch, solve_qp_batch
+
+__all__ = ["QPBatch", "__version__", "solve_qp_batch"]
 
 __version__ = "0.1.0.dev0"
+
+_LAZY = ("QPBatch", "solve_qp_batch")
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        from ffo import quadratic
+
+        return getattr(quadratic, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -23,13 +23,16 @@ class Entry:
     """A solver under contract.
 
     residual: the residual it reaches at its default accuracy; iterates: whether one iteration is too
-    few for it; curved_duals: whether its duals of second-order cones can be relied on.
+    few for it; curved_duals: whether its duals of second-order cones can be relied on; explains: whether
+    it tells infeasible from unbounded problems; linear: whether it takes linear programs.
     """
 
     name: str
     residual: float = CONVERGED
     iterates: bool = True
     curved_duals: bool = True
+    explains: bool = True
+    linear: bool = True
 
 
 SOLVERS = [
@@ -45,6 +48,16 @@ SOLVERS = [
     Entry("ECOS", residual=1e-4),
     Entry("GUROBI", residual=1e-6, iterates=False, curved_duals=False),
     Entry("MOSEK"),
+    Entry("qpsolvers:clarabel"),
+    Entry("qpsolvers:daqp", iterates=False, explains=False),
+    Entry("qpsolvers:ecos", residual=1e-4, linear=False),
+    Entry("qpsolvers:gurobi", residual=1e-6, iterates=False),
+    Entry("qpsolvers:highs", iterates=False, explains=False),
+    Entry("qpsolvers:osqp"),
+    Entry("qpsolvers:piqp"),
+    Entry("qpsolvers:proxqp", linear=False),
+    Entry("qpsolvers:quadprog", iterates=False, explains=False, linear=False),
+    Entry("qpsolvers:scs"),
 ]
 
 
@@ -72,6 +85,10 @@ def supported(solver: Solver, kind: str) -> None:
 def test_solves_known_programs(entry: Entry, kind: str, batched: bool) -> None:
     solver = make(entry)
     supported(solver, kind)
+    if kind in ("lp", "socp") and not entry.linear:
+        with pytest.raises(UnsupportedProblemError, match="no solver for linear programs"):
+            solver.solve(known_program(kind).program)
+        return
     known = known_program(kind, batch=3, batched=batched)
     solution = solver.solve(known.program)
     assert solution.status.tolist() == [Status.SOLVED] * 3, solution.detail
@@ -114,8 +131,12 @@ def test_set_up_reuse_gives_the_fresh_answer(entry: Entry) -> None:
 
 def test_names_what_cannot_be_solved(entry: Entry) -> None:
     solver = make(entry)
-    statuses = [int(solve_checked(solver, p())[0].status[0]) for p in (infeasible, crossed_bounds, unbounded)]
-    assert statuses == [Status.INFEASIBLE, Status.INFEASIBLE, Status.UNBOUNDED]
+    programs = (infeasible, crossed_bounds, unbounded) if entry.linear else (infeasible, crossed_bounds)
+    statuses = [int(solve_checked(solver, p())[0].status[0]) for p in programs]
+    if not entry.explains:
+        assert not {Status.SOLVED, Status.INACCURATE} & set(statuses)
+        return
+    assert statuses == [Status.INFEASIBLE, Status.INFEASIBLE, Status.UNBOUNDED][: len(statuses)]
 
 
 def test_eps_is_heard(entry: Entry) -> None:

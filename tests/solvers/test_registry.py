@@ -36,6 +36,25 @@ def test_cvxpys_other_solvers_come_through_the_generic_adapter() -> None:
         get_solver("CVXOPT")
 
 
+def test_solvers_of_qpsolvers_come_by_their_prefix() -> None:
+    pytest.importorskip("qpsolvers", reason="qpsolvers is an extra")
+    assert get_solver("QPsolvers:Clarabel").name == "qpsolvers:clarabel"
+    assert "qpsolvers:clarabel" in available()
+    with pytest.raises(InputError, match=r"qpsolvers knows no solver 'nosuch'.*qpsolvers:clarabel"):
+        get_solver("qpsolvers:nosuch")
+    with pytest.raises(MissingSolverError, match=r"pip install 'qpsolvers\[qpoases\]'"):
+        get_solver("qpsolvers:qpoases")
+    with pytest.raises(InputError, match="say 'qpsolvers:qpoases'"):
+        get_solver("qpOASES")
+
+
+def test_without_qpsolvers_its_prefix_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *a: None)
+    with pytest.raises(MissingSolverError, match=r"qpsolvers.*pip install qpsolvers .*ffo\[qpsolvers\]"):
+        get_solver("qpsolvers:quadprog")
+    assert not any(name.startswith("qpsolvers:") for name in available())
+
+
 @pytest.mark.parametrize("name", known())
 def test_a_missing_package_is_named_with_the_pip_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda *a: None)

@@ -15,7 +15,7 @@ import torch
 import zoo
 from layers import gradients, loss_of, make_layer, tensors
 
-import ffo.engine.engine as engine_module
+import ffo.engine.outcome as outcome_module
 from ffo.program.affine import AffineMap
 from ffo.torch import FFOLayer
 
@@ -51,7 +51,7 @@ class Spy:
 def test_no_derivative_work_without_gradients(
     mode: type, layer: FFOLayer, case: zoo.Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spy = Spy(monkeypatch, engine_module, "linearize")
+    spy = Spy(monkeypatch, outcome_module, "linearize")
     with mode():
         (x,) = layer(*tensors(case.values))
     assert not x.requires_grad
@@ -64,7 +64,7 @@ def test_no_derivative_work_without_gradients(
 
 
 def test_a_backward_costs_one_factorization(layer: FFOLayer, case: zoo.Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    spy = Spy(monkeypatch, engine_module, "linearize")
+    spy = Spy(monkeypatch, outcome_module, "linearize")
     (x,) = layer(*tensors(case.values))
     assert len(spy.calls) == 1
     x.sum().backward()

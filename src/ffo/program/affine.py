@@ -74,7 +74,8 @@ class Entry:
 class DataGradient:
     """Gradient of a loss in the data of every sample, in factored form (see `ghost.oracle`).
 
-    dL/dq = u, dL/db = db, dL/dP = sym(u x'), dL/dA = y u' + v x'; all (batch, ·).
+    dL/dq = u (or dq, where that is known otherwise), dL/db = db, dL/dP = sym(u x'), dL/dA = y u' + v x';
+    all (batch, ·).
     """
 
     x: Array
@@ -82,6 +83,7 @@ class DataGradient:
     u: Array
     v: Array
     db: Array
+    dq: Array | None = None
 
 
 class AffineMap:
@@ -218,7 +220,8 @@ class AffineMap:
     def _data_gradient(self, name: Block, g: DataGradient, summed: bool) -> Array:
         """Gradient in a block's stored entries: (length,) summed over the batch, or (batch, length)."""
         if name == "q":
-            return g.u.sum(axis=0) if summed else g.u
+            u = g.u if g.dq is None else g.dq
+            return u.sum(axis=0) if summed else u
         if name == "b":
             return g.db.sum(axis=0) if summed else g.db
         if name == "A":

@@ -16,8 +16,10 @@ class CanonicalProblem:
         map: parameters -> cone program data.
         recovery: cone program solution -> requested quantities.
         shapes: shape of each parameter, in the user's order.
+        open_sides: whether +inf as the right-hand side of an inequality means no constraint.
     """
 
     map: AffineMap
     recovery: Recovery
     shapes: tuple[tuple[int, ...], ...]
+    open_sides: bool = False

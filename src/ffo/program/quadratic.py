@@ -3,7 +3,7 @@
     minimize 1/2 z'Qz + p'z   subject to  Az = b,  lower <= Gz <= h,  lb <= z <= ub
 
 Rows of the cone program: equalities, then Gz <= h, -Gz <= -lower, z <= ub, -z <= -lb; sides that are
-infinite are left out. A matrix enters through all of its entries, or through the nonzeros of a given
+infinite in every sample are left out. A matrix enters through all of its entries, or through the nonzeros of a given
 pattern. Parameters are flattened in C order.
 """
 
@@ -50,25 +50,31 @@ class MatrixPattern:
         return (self.shape,) if self.dense else (self.shape, self.rows.tobytes(), self.cols.tobytes())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Structure:
-    """The shape of a quadratic program.
+    """The shape of a quadratic program; compared by its key.
 
     Attributes:
         n: number of variables.
         matrices: patterns of those of Q, G, A that are present.
-        sides: finite rows of h, lower (G's) and entries of ub, lb; absent where not given.
+        sides: which entries of h, lower, ub, lb are finite in some sample; absent where not given.
     """
 
     n: int
     matrices: Mapping[Name, MatrixPattern]
     sides: Mapping[Name, Array]
 
-    @property
+    @cached_property
     def key(self) -> tuple[object, ...]:
         """Equal keys mean equal structures."""
         matrices = tuple((name, self.matrices[name].key) for name in sorted(self.matrices))
         return self.n, matrices, tuple((name, self.sides[name].tobytes()) for name in sorted(self.sides))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Structure) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
 
     @property
     def parameters(self) -> tuple[Name, ...]:
@@ -86,10 +92,15 @@ class Structure:
         return (self.matrices["A" if name == "b" else "G"].shape[0],)
 
 
+#: structures whose canonical form is kept
+KEPT = 16
+
+
+@lru_cache(maxsize=KEPT)
 def quadratic_problem(structure: Structure, duals: bool = False) -> CanonicalProblem:
     """The parametrised cone program of a structure.
 
-    Its output is z (n,). With `duals`, its outputs are z, the multipliers nu of Az = b, lam of
+    Its output is z (n,). With `duals`, its outputs are z (n,), the multipliers nu of Az = b, lam of
     Gz <= h (negative where the lower side is active) and mu of the bounds (negative where lb is active).
     """
     layout = _Layout(structure)
@@ -107,7 +118,7 @@ def quadratic_problem(structure: Structure, duals: bool = False) -> CanonicalPro
     sizes = [structure.size(name) for name in structure.parameters]
     cone = cones.Product([(cones.Zero(), layout.equalities), (cones.Nonneg(), layout.m - layout.equalities)])
     affine = AffineMap([s[0] for s in sizes], entries, constants, P, A, cone)
-    return CanonicalProblem(affine, layout.recovery(duals), tuple(sizes))
+    return CanonicalProblem(affine, layout.recovery(duals), tuple(sizes), open_sides=True)
 
 
 def _quadratic(structure: Structure, maps: dict[Name, dict[Block, sp.csc_array]]) -> Pattern:

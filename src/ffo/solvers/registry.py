@@ -46,23 +46,27 @@ def known() -> tuple[str, ...]:
 
 
 def available() -> tuple[str, ...]:
-    """Names of all solvers that can be used here: native ones, then those of CVXPY.
+    """Names of all solvers that can be used here: native ones, then those of CVXPY and of qpsolvers.
 
-    Asking CVXPY makes it import the solver packages it finds.
+    Asking these makes them import the solver packages they find.
     """
-    native = [name for name, cls in adapters().items() if cls.installed()]
-    if importlib.util.find_spec("cvxpy") is None:
-        return tuple(native)
-    import cvxpy
+    from ffo.solvers.qpsolvers_any import installed
 
-    return (*native, *sorted(set(cvxpy.installed_solvers()) - set(_NATIVE)))
+    native = [name for name, cls in adapters().items() if cls.installed()]
+    others: list[str] = []
+    if importlib.util.find_spec("cvxpy") is not None:
+        import cvxpy
+
+        others = sorted(set(cvxpy.installed_solvers()) - set(_NATIVE))
+    return (*native, *others, *installed())
 
 
 def get_solver(solver: str | Solver, settings: Mapping[str, Any] | None = None, verbose: bool = False) -> Solver:
     """A configured solver.
 
     Args:
-        solver: a name in CVXPY's spelling (any case), or a `Solver`, which is returned as it is.
+        solver: a name in CVXPY's spelling (any case), "qpsolvers:NAME" for a solver of the qpsolvers
+            package, or a `Solver`, which is returned as it is.
         settings: `eps`, `max_iters` and the solver's own settings.
 
     Raises:
@@ -82,12 +86,19 @@ def get_solver(solver: str | Solver, settings: Mapping[str, Any] | None = None, 
     name = solver.upper()
     if name in _NATIVE:
         return adapter(name)(settings, verbose=verbose)
+    from ffo.solvers import qpsolvers_any
+
+    if solver.lower().startswith(qpsolvers_any.PREFIX):
+        return qpsolvers_any.QpsolversSolver(solver, settings, verbose=verbose)
     if importlib.util.find_spec("cvxpy") is not None:
         from ffo.solvers.cvxpy_any import CvxpySolver, cvxpy_names
 
         if name in cvxpy_names():
             return CvxpySolver(name, settings, verbose=verbose)
-    raise InputError(f"unknown solver {solver!r}; available here: {', '.join(available())}")
+    hint = (
+        f" (qpsolvers knows it: say {qpsolvers_any.PREFIX + solver.lower()!r})" if qpsolvers_any.known(solver) else ""
+    )
+    raise InputError(f"unknown solver {solver!r}{hint}; available here: {', '.join(available())}")
 
 
 def choose(program: ConeProgram) -> str:

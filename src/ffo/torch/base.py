@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ffo.engine import Engine, Info, Options, Outcome
-from ffo.engine.smoothing import Sampler
+from ffo.engine.smoothing import Sampler, centred
 from ffo.errors import GradientWarning, InputError
 from ffo.program.canonical import CanonicalProblem
 from ffo.torch.function import Slot, Solve
@@ -47,7 +47,7 @@ class OptimizationLayer(torch.nn.Module):
         warm_start: bool | None,
     ) -> tuple[torch.Tensor, ...]:
         """Solve a canonical problem for tensors that have been checked."""
-        given = _keys(keys, batch)
+        given = _keys(keys, batch) if warm_start is not False else None
         if given is None and (self.engine.options.warm_start if warm_start is None else warm_start):
             given = list(range(batch or 1))
         derivative = torch.is_grad_enabled() and any(p.requires_grad for p in params)
@@ -65,6 +65,7 @@ class LayerRecord:
     outcome: Outcome
     values: list[NumpyArray]
     draws: int
+    score: NumpyArray | None = None
 
     @property
     def solved(self) -> NumpyArray:
@@ -99,9 +100,9 @@ class LayerCall:
         program = self.canonical.map.apply(flat)
         sampler = self.layer.sampler
         draws = sampler.smoothing.draws if sampler else 1
-        keys = self.keys
+        keys, score = self.keys, None
         if sampler:
-            program = sampler.perturb(program)
+            program, score = sampler.perturb(program)
             keys = None if keys is None else [(k, d) for k in keys for d in range(draws)]
         outcome = self.layer.engine.run(
             program,
@@ -110,10 +111,11 @@ class LayerCall:
             self.overrides,
             check_convexity=self.canonical.map.touches("P"),
             copies=draws,
+            open_sides=self.canonical.open_sides,
         )
         self.layer.info = outcome.info
         outputs = self.canonical.recovery.apply(outcome.x, outcome.y)
-        return [self._averaged(v, draws) for v in outputs], LayerRecord(outcome, flat, draws)
+        return [self._averaged(v, draws) for v in outputs], LayerRecord(outcome, flat, draws, score)
 
     def adjoint(
         self, record: LayerRecord, gradients: list[NumpyArray | None], wanted: Sequence[bool], apart: bool
@@ -124,6 +126,8 @@ class LayerCall:
         solved = record.solved
         c_x, c_y = recovery.adjoint(spread, np.where(solved[:, None], outcome.x, 0.0))
         data = outcome.adjoint(np.where(solved[:, None], c_x, 0.0), np.where(solved[:, None], c_y, 0.0))
+        if record.score is not None:
+            data = replace(data, dq=self._score_gradient(record, spread))
         warn_of_doubt(outcome.info)
         values = record.values
         if apart:  # as if every parameter were batched
@@ -146,9 +150,32 @@ class LayerCall:
         change = self.canonical.map.tangent(flat, record.values, len(outcome.x) // record.draws)
         if record.draws > 1:
             change = change.repeat(record.draws)
-        dx, dy = outcome.tangent(change)
+        along = None if record.score is None else np.einsum("ij,ij->i", record.score, change.q)
+        dx, dy = outcome.tangent(change if along is None else change.with_vectors(q=np.zeros_like(change.q)))
+        warn_of_doubt(outcome.info)
         found = self.canonical.recovery.tangent(dx, dy, np.where(outcome.info.ok[:, None], outcome.x, 0.0))
+        if along is not None:
+            outputs = self.canonical.recovery.apply(*self._solved_points(record))
+            found = [
+                f + centred(v, record.draws) * along.reshape(-1, *(1,) * (v.ndim - 1))
+                for f, v in zip(found, outputs, strict=True)
+            ]
         return [self._averaged(v, record.draws) for v in found]
+
+    def _score_gradient(self, record: LayerRecord, gradients: Sequence[NumpyArray | None]) -> NumpyArray:
+        """Gradient in the linear term of the mean over perturbed costs (see `engine.smoothing`)."""
+        assert record.score is not None
+        outputs = self.canonical.recovery.apply(*self._solved_points(record))
+        loss = sum(
+            ((g * v).reshape(len(v), -1).sum(axis=1) for g, v in zip(gradients, outputs, strict=True) if g is not None),
+            start=np.zeros(len(record.score)),
+        )
+        return centred(loss, record.draws)[:, None] * record.score
+
+    @staticmethod
+    def _solved_points(record: LayerRecord) -> tuple[NumpyArray, NumpyArray]:
+        solved = record.solved[:, None]
+        return np.where(solved, record.outcome.x, 0.0), np.where(solved, record.outcome.y, 0.0)
 
     def _flat(self, values: list[NumpyArray]) -> list[NumpyArray]:
         sizes = self.canonical.map.sizes

@@ -21,7 +21,7 @@ NumpyArray = np.ndarray
 Record = Any
 Dims = Sequence[int | None]
 
-_SECOND = (
+SECOND = (
     "ffo layers are differentiable once: a second derivative (create_graph=True, or grad of grad) is "
     "not defined by the ghost problem. Use finite differences of the gradient instead."
 )
@@ -147,11 +147,11 @@ class Adjoint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> NoReturn:
-        raise DerivativeError(_SECOND)
+        raise DerivativeError(SECOND)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
-        raise DerivativeError(_SECOND)
+        raise DerivativeError(SECOND)
 
     @staticmethod
     def vmap(
@@ -197,11 +197,11 @@ class Tangent(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> NoReturn:
-        raise DerivativeError(_SECOND)
+        raise DerivativeError(SECOND)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
-        raise DerivativeError(_SECOND)
+        raise DerivativeError(SECOND)
 
     @staticmethod
     def vmap(
@@ -281,17 +281,19 @@ def _fold(
     return joint
 
 
-def check_tensors(parameters: Sequence[Any]) -> None:
-    """All parameters are floating-point tensors of one dtype on one device."""
-    for i, p in enumerate(parameters):
+def check_tensors(parameters: Sequence[Any], names: Sequence[str] | None = None) -> None:
+    """All parameters are floating-point tensors of one dtype on one device; `names` are for messages."""
+    labels = names or [f"Parameter {i}" for i in range(len(parameters))]
+    for label, p in zip(labels, parameters, strict=True):
         if not isinstance(p, torch.Tensor):
-            raise NotATensorError(f"Parameter {i} must be a torch tensor, got {type(p).__name__}")
+            raise NotATensorError(f"{label} must be a torch tensor, got {type(p).__name__}")
         if not p.is_floating_point():
-            raise InputError(f"Parameter {i} must have a floating-point dtype, got {p.dtype}")
+            raise InputError(f"{label} must have a floating-point dtype, got {p.dtype}")
         if p.layout is not torch.strided:
-            raise InputError(f"Parameter {i} is a sparse tensor; pass parameter.to_dense()")
+            raise InputError(f"{label} is a sparse tensor; pass parameter.to_dense()")
     for name in ("dtype", "device"):
         kinds = {getattr(p, name) for p in parameters}
         if len(kinds) > 1:
-            listed = ", ".join(f"{i}: {getattr(p, name)}" for i, p in enumerate(parameters))
+            short = names or range(len(parameters))
+            listed = ", ".join(f"{k}: {getattr(p, name)}" for k, p in zip(short, parameters, strict=True))
             raise InputError(f"All parameters must have the same {name}; got {listed}")

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 
-from ffo.engine import Options, Smoothing
+from ffo.engine import Info, Options, Smoothing
 from ffo.errors import InputError
 from ffo.ghost.problem import Way
-from ffo.program.canonical import CanonicalProblem
-from ffo.program.quadratic import MatrixPattern, Name, Structure, quadratic_problem
+from ffo.program.blocks import Blocks
+from ffo.program.quadratic import quadratic_problem
 from ffo.solvers.base import Solver
 from ffo.torch.base import OptimizationLayer
-from ffo.torch.function import check_tensors
-
-#: structures whose canonical form is kept
-STRUCTURES = 16
-#: the value of a side that is not there
-_INFINITE: dict[Name, float] = {"h": np.inf, "ub": np.inf, "lower": -np.inf, "lb": -np.inf}
+from ffo.torch.blocks import read_blocks
+from ffo.torch.dense.layer import DensePlan, DenseSolve, UnverifiedError, worthwhile
 
 
 class QPSolution(NamedTuple):
@@ -89,7 +82,6 @@ class FFOQPLayer(OptimizationLayer):
         super().__init__(options)
         self.duals = duals
         self.reduction = reduction
-        self._canonical: OrderedDict[object, CanonicalProblem] = OrderedDict()
 
     def forward(
         self,
@@ -114,7 +106,7 @@ class FFOQPLayer(OptimizationLayer):
             p: (n,).
             G, h: (m, n) and (m,); A, b: (p, n) and (p,); None or empty tensors where absent.
             lb, ub: (n,) bounds; lower: (m,) lower sides of the rows of G. Infinite entries are no
-                constraint.
+                constraint, for all samples or for some.
             solver_args, keys, warm_start: as in `FFOLayer`.
 
         Matrices may be sparse tensors (COO, CSR, CSC); their gradients then live on the nonzeros.
@@ -124,123 +116,35 @@ class FFOQPLayer(OptimizationLayer):
         """
         given = {"Q": Q, "p": p, "G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub, "lower": lower}
         blocks = read_blocks(given)
-        canonical = self._canonical_problem(blocks.structure)
+        if not solver_args and keys is None and not warm_start:
+            found = self._dense(blocks)
+            if found is not None:
+                return QPSolution(*found) if self.duals else found[0]
+        canonical = quadratic_problem(blocks.structure, self.duals)
         names = blocks.structure.parameters
         values = [blocks.values[name] for name in names]
         batched = tuple(v.ndim == 2 for v in values)
         found = self._run(canonical, values, batched, blocks.batch, solver_args, keys, warm_start)
         return QPSolution(*found) if self.duals else found[0]
 
-    def _canonical_problem(self, structure: Structure) -> CanonicalProblem:
-        key = structure.key
-        if key not in self._canonical:
-            self._canonical[key] = quadratic_problem(structure, self.duals)
-        self._canonical.move_to_end(key)
-        while len(self._canonical) > STRUCTURES:
-            self._canonical.popitem(last=False)
-        return self._canonical[key]
+    def _dense(self, blocks: Blocks[torch.Tensor]) -> tuple[torch.Tensor, ...] | None:
+        """The solution by dense batched algebra; None where that does not apply or does not verify."""
+        options, structure = self.engine.options, blocks.structure
+        plain = not (options.solver_args or options.warm_start or options.smoothing or options.verbose)
+        if not plain or options.solver is not None or options.backward not in ("auto", "direct"):
+            return None
+        rows = {name: structure.matrices[name].shape[0] if name in structure.matrices else 0 for name in ("A", "G")}
+        all_dense = all(m.dense for m in structure.matrices.values())
+        if not all_dense or not worthwhile(blocks.values, structure.n, rows["A"] + rows["G"]):
+            return None
+        names = structure.parameters
+        values = [blocks.values[name] for name in names]
+        derivative = torch.is_grad_enabled() and any(v.requires_grad for v in values)
+        plan = DensePlan(names, structure.n, rows["A"], rows["G"], blocks.batch, derivative, self.reduction)
+        try:
+            return DenseSolve.apply(plan, self._report, *values)
+        except UnverifiedError:
+            return None
 
-
-@dataclass(frozen=True)
-class Blocks:
-    """The blocks of a call: their structure, values (nonzeros,) or (batch, nonzeros), and the batch
-    size (None: unbatched)."""
-
-    structure: Structure
-    values: dict[Name, torch.Tensor]
-    batch: int | None
-
-
-def read_blocks(given: Mapping[str, torch.Tensor | None]) -> Blocks:
-    """Check the blocks of a call and take them apart."""
-    present: dict[Name, torch.Tensor] = {
-        name: t  # type: ignore[misc]
-        for name, t in given.items()
-        if t is not None and not (isinstance(t, torch.Tensor) and t.numel() == 0 and t.layout is torch.strided)
-    }
-    if "p" not in present:
-        raise InputError("p, the linear term, is needed (a vector of zeros if there is none)")
-    _check_pairs(present)
-    n = present["p"].shape[-1]
-    matrices: dict[Name, MatrixPattern] = {}
-    values: dict[Name, torch.Tensor] = {}
-    for name in ("Q", "G", "A"):
-        if name in present:
-            values[name], matrices[name] = _matrix(name, present[name], n)  # type: ignore[index]
-    _check_square(matrices, n)
-    for name, length in _lengths(matrices, n).items():
-        if name in present:
-            values[name] = _vector(name, present[name], length)
-    check_tensors(list(values.values()))
-    sides = {name: _finite(name, values[name]) for name in _INFINITE if name in values}
-    sizes = {name: v.shape[0] for name, v in values.items() if v.ndim == 2}
-    if len(set(sizes.values())) > 1:
-        raise InputError(f"Inconsistent batch sizes: {', '.join(f'{k}: {s}' for k, s in sizes.items())}")
-    if 0 in sizes.values():
-        raise InputError("The batch is empty. Skip empty batches before the layer.")
-    return Blocks(Structure(n, matrices, sides), values, next(iter(sizes.values()), None))
-
-
-def _check_pairs(present: Mapping[Name, torch.Tensor]) -> None:
-    for name, t in present.items():
-        if not isinstance(t, torch.Tensor):
-            raise InputError(f"{name} must be a torch tensor, got {type(t).__name__}")
-    for matrix, vectors in (("G", ("h", "lower")), ("A", ("b",))):
-        has = [v for v in vectors if v in present]
-        if matrix in present and not has:
-            raise InputError(f"{matrix} needs a right-hand side: give {' or '.join(vectors)}")
-        if has and matrix not in present:
-            raise InputError(f"{has[0]} was given without {matrix}")
-
-
-def _check_square(matrices: Mapping[Name, MatrixPattern], n: int) -> None:
-    if "Q" in matrices and matrices["Q"].shape != (n, n):
-        raise InputError(f"Q must be ({n}, {n}) like p has {n} entries, got {matrices['Q'].shape}")
-
-
-def _lengths(matrices: Mapping[Name, MatrixPattern], n: int) -> dict[Name, int]:
-    lengths: dict[Name, int] = {"p": n, "lb": n, "ub": n}
-    if "G" in matrices:
-        lengths["h"] = lengths["lower"] = matrices["G"].shape[0]
-    if "A" in matrices:
-        lengths["b"] = matrices["A"].shape[0]
-    return lengths
-
-
-def _vector(name: str, t: torch.Tensor, length: int) -> torch.Tensor:
-    if t.ndim not in (1, 2) or t.shape[-1] != length:
-        raise InputError(f"{name} must be ({length},) or (batch, {length}), got {tuple(t.shape)}")
-    return t
-
-
-def _matrix(name: str, t: torch.Tensor, n: int) -> tuple[torch.Tensor, MatrixPattern]:
-    """Values (nonzeros,) or (batch, nonzeros) of a matrix, and their pattern."""
-    if t.ndim not in (2, 3) or t.shape[-1] != n:
-        raise InputError(f"{name} must be (rows, {n}) or (batch, rows, {n}), got {tuple(t.shape)}")
-    rows = t.shape[-2]
-    if t.layout is torch.strided:
-        return t.reshape(*t.shape[:-2], rows * n), MatrixPattern.full(rows, n)
-    if t.layout is not torch.sparse_coo:
-        t = t.to_sparse_coo()
-    t = t.coalesce()
-    index, values = t.indices().cpu().numpy(), t.values()
-    if t.ndim == 2:
-        return values, MatrixPattern(index[0], index[1], (rows, n))
-    # Samples may have patterns of their own: their union, with zeros where a sample has no entry.
-    places, entry = np.unique(index[1] * n + index[2], return_inverse=True)
-    where = (torch.from_numpy(index[0]).to(t.device), torch.from_numpy(entry).to(t.device))
-    full = values.new_zeros(t.shape[0], len(places)).index_put(where, values)
-    return full, MatrixPattern(places // n, places % n, (rows, n))
-
-
-def _finite(name: Name, t: torch.Tensor) -> np.ndarray:
-    """Which entries of a side are constraints: those that are not infinite."""
-    absent = (t.detach() == _INFINITE[name]).cpu().numpy()
-    if absent.ndim == 2:
-        if (absent.any(axis=0) != absent.all(axis=0)).any():
-            raise InputError(
-                f"{name} is infinite at an entry for some samples of the batch and finite for others; "
-                "use a large finite value there, or call the layer once per group of samples"
-            )
-        absent = np.asarray(absent.all(axis=0))
-    return ~absent
+    def _report(self, info: Info) -> None:
+        self.info = info

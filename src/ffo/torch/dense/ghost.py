@@ -21,6 +21,8 @@ import torch
 from ffo.torch.dense.program import DenseProgram, Point, Tensor, largest, times
 
 REGULARISATION = 1e-8
+#: pivots of Q, relative to its diagonal, below which it counts as singular
+SINGULAR = 1e-5
 REFINEMENTS = 8
 ACCURACY = 1e-13
 
@@ -77,6 +79,12 @@ class DenseGhost:
         scale = torch.where(scale > 0, scale, torch.ones_like(scale)).unsqueeze(1)
         diagonal.add_(scale * (REGULARISATION + 1 - self.free.real))
         self.H, h_info = torch.linalg.cholesky_ex(H)
+        # Where Q alone is singular, active rows hold u: H + R'R has the same solution, for r_x + R'r_a.
+        pivots = self.H.diagonal(dim1=1, dim2=2).square()
+        weak = pivots.amin(dim=1, keepdim=True) < SINGULAR * scale if pivots.shape[1] else scale < 0
+        self.hold = torch.where(weak, scale, torch.zeros_like(scale))  # (batch, 1)
+        if bool(weak.any()):
+            self.H, h_info = torch.linalg.cholesky_ex(H + self.hold.unsqueeze(2) * (self.R.mT @ self.R))
         self.V = torch.linalg.solve_triangular(self.H, self.R.mT, upper=False)  # (batch, f, k)
         S = self.V.mT @ self.V
         diagonal = S.diagonal(dim1=1, dim2=2)
@@ -87,7 +95,8 @@ class DenseGhost:
         self.sound = (h_info == 0) & (s_info == 0)  # (batch,)
 
     def _approximate(self, r_x: Tensor, r_a: Tensor) -> tuple[Tensor, Tensor]:
-        half = torch.linalg.solve_triangular(self.H, r_x.unsqueeze(-1), upper=False)
+        held = r_x + self.hold * times(self.R.mT, r_a)
+        half = torch.linalg.solve_triangular(self.H, held.unsqueeze(-1), upper=False)
         t = torch.cholesky_solve(self.V.mT @ half - r_a.unsqueeze(-1), self.S)
         u = torch.linalg.solve_triangular(self.H.mT, half - self.V @ t, upper=True)
         return u.squeeze(-1), t.squeeze(-1)

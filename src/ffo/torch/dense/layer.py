@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from ffo.torch.base import warn_of_doubt
 from ffo.torch.dense.ghost import DenseGhost
 from ffo.torch.dense.program import DenseProgram, Tensor
 from ffo.torch.dense.solve import DenseSolution, solve_dense
+from ffo.torch.function import SECOND
 
 #: variables up to which dense tensors are treated as dense programs on the CPU, and everywhere else
 CPU_SIZE, DEVICE_SIZE = 200, 2000
@@ -124,6 +125,7 @@ class DenseSolve(torch.autograd.Function):
             ctx.solved = time.perf_counter()
             ctx.ghost = DenseGhost(program, solution.rows, solution.bounds) if plan.derivative else None
         ctx.plan, ctx.solution, ctx.program = plan, solution, program
+        ctx.save_for_backward(*values)
         ctx.shapes = [(v.shape, v.dtype) for v in values]
         ctx.info = _info(solution, start, ctx.solved)
         report(ctx.info)
@@ -132,18 +134,31 @@ class DenseSolve(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled() and any(g is not None and g.requires_grad for g in gradients):
-            raise DerivativeError("ffo layers are differentiable once: second derivatives are not computed")
         start = time.perf_counter()
         wanted = dict(zip(ctx.plan.names, ctx.needs_input_grad[2:], strict=True))
         with torch.no_grad(), one_thread(ctx.program.p.device):
             found = _adjoint(ctx, gradients, wanted)
         ctx.info.times = replace(ctx.info.times, backward=time.perf_counter() - start)
         warn_of_doubt(ctx.info)
-        result = []
+        result: list[Tensor | None] = []
         for name, (shape, dtype) in zip(ctx.plan.names, ctx.shapes, strict=True):
             result.append(found[name].reshape(shape).to(dtype) if wanted[name] else None)
+        if torch.is_grad_enabled():  # create_graph=True
+            causes = [*ctx.saved_tensors, *(g for g in gradients if g is not None)]
+            result = [None if r is None else _Once.apply(r, *causes) for r in result]
         return (None, None, *result)
+
+
+class _Once(torch.autograd.Function):
+    """A gradient and what it depends on, so that its own derivative is refused and not taken for zero."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *causes: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
+        raise DerivativeError(SECOND)
 
 
 def _convex(Q: Tensor) -> bool:

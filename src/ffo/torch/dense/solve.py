@@ -22,6 +22,8 @@ from ffo.torch.dense.verify import Verdict, verify
 STEPS = 6
 #: natural residual up to which a point on an active set is the solution
 ACCEPT = 1e-10
+#: natural residual up to which a point needs no polish
+EXACT = 1e-13
 #: variables from which one solve takes long enough for threads
 THREADED = 40
 #: DAQP's infinity, its code for an equality, and the violation that makes it pivot
@@ -49,7 +51,7 @@ def solve_dense(program: DenseProgram, eps: float = 1e-9) -> DenseSolution:
         name, (point, _, iterations) = "batched interior point", interior_point(program, eps)
     rows, bounds = identify(program, point)
     verdict = verify(program, point, rows, bounds)
-    solved = verdict.natural <= ACCEPT
+    solved = verdict.natural <= EXACT
     for _ in range(STEPS):
         if bool(solved.all()):
             break

@@ -58,7 +58,8 @@ def _sides(value: Tensor, low: Tensor, upp: Tensor, multiplier: Tensor, side: Te
     above, below = value - upp, low - value
     infinite = torch.full_like(value, torch.inf)
     held = torch.where(side > 0, above.abs(), below.abs())
-    violation = torch.where(side != 0, held, torch.maximum(above, below).clamp_min(0.0))
+    outside = torch.maximum(above, below).clamp_min(0.0)  # of either side: bounds may cross
+    violation = torch.where(side != 0, torch.maximum(held, outside), outside)
     wrong = torch.where(side > 0, -multiplier, multiplier).clamp_min(0.0)
     wrong = torch.where(equal | (side == 0), torch.zeros_like(wrong), wrong)
     slack = torch.where(side == 0, torch.minimum(-above, -below), infinite)

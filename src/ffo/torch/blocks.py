@@ -1,0 +1,81 @@
+"""The blocks of a quadratic program, given as dense or sparse tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import numpy as np
+import torch
+
+from ffo.errors import InputError
+from ffo.program.blocks import MATRICES, Blocks, check_shapes, is_absent, make_blocks, union_pattern
+from ffo.program.quadratic import MatrixPattern, Name
+from ffo.torch.function import check_tensors
+
+
+def read_blocks(given: Mapping[str, torch.Tensor | None]) -> Blocks[torch.Tensor]:
+    """Check the blocks of a call and take them apart."""
+    present: dict[Name, torch.Tensor] = {}
+    for key, t in given.items():
+        name = cast(Name, key)
+        if t is None:
+            continue
+        if not isinstance(t, torch.Tensor):
+            raise InputError(f"{name} must be a torch tensor, got {type(t).__name__}")
+        if not is_absent(name, tuple(t.shape)):
+            present[name] = t
+    batch = check_shapes({name: tuple(t.shape) for name, t in present.items()})
+    values: dict[Name, torch.Tensor] = {}
+    patterns: dict[Name, MatrixPattern] = {}
+    for name, t in present.items():
+        if name in MATRICES:
+            values[name], patterns[name] = _matrix(name, t)
+        else:
+            values[name] = t
+    check_tensors(list(values.values()), list(values))
+    return make_blocks(values, patterns, present["p"].shape[-1], batch, _equal)
+
+
+def _matrix(name: Name, t: torch.Tensor) -> tuple[torch.Tensor, MatrixPattern]:
+    """Values (nonzeros,) or (batch, nonzeros) of a matrix, and their pattern."""
+    rows, cols = t.shape[-2:]
+    if t.layout is torch.strided:
+        return t.reshape(*t.shape[:-2], rows * cols), MatrixPattern.full(rows, cols)
+    if t.layout in (torch.sparse_csr, torch.sparse_csc):
+        sample, index, values = _compressed(t)
+    else:
+        sample, index, values = _coordinates(name, t)
+    if t.ndim == 2:
+        return values, MatrixPattern(index[0], index[1], (rows, cols))
+    # Samples may have patterns of their own: their union, with zeros where a sample has no entry.
+    pattern, entry = union_pattern(index[0], index[1], (rows, cols))
+    where = (torch.from_numpy(sample).to(t.device), torch.from_numpy(entry).to(t.device))
+    return values.new_zeros(t.shape[0], len(pattern.rows)).index_put(where, values), pattern
+
+
+def _coordinates(name: Name, t: torch.Tensor) -> tuple[np.ndarray, np.ndarray, torch.Tensor]:
+    """Sample, (row, column) and value of each nonzero of a COO tensor."""
+    if t.layout is not torch.sparse_coo or t.sparse_dim() != t.ndim:
+        raise InputError(f"{name} must be dense, COO, CSR or CSC without dense dimensions; pass {name}.to_dense()")
+    t = t.coalesce()
+    index = t.indices().cpu().numpy()
+    return index[0], index[-2:], t.values()
+
+
+def _compressed(t: torch.Tensor) -> tuple[np.ndarray, np.ndarray, torch.Tensor]:
+    """The same for a CSR or CSC tensor; converted to COO, a batch of them would have no gradient."""
+    by_rows = t.layout is torch.sparse_csr
+    ends, inner = (t.crow_indices(), t.col_indices()) if by_rows else (t.ccol_indices(), t.row_indices())
+    counts = ends.diff(dim=-1).cpu().numpy().astype(np.int64)  # (*batch, rows or columns)
+    minor = inner.cpu().numpy().astype(np.int64).ravel()
+    major = np.repeat(np.tile(np.arange(counts.shape[-1]), counts.size // max(counts.shape[-1], 1)), counts.ravel())
+    index = np.stack([major, minor] if by_rows else [minor, major])
+    sample = np.repeat(np.arange(inner.shape[0] if t.ndim == 3 else 1), inner.shape[-1])
+    return sample, index, t.values().reshape(-1)
+
+
+def _equal(t: torch.Tensor, value: float) -> np.ndarray:
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # values are not to be seen here; the engine looks
+        return np.zeros(tuple(t.shape), dtype=bool)
+    return (t.detach() == value).cpu().numpy()
