@@ -1,0 +1,213 @@
+"""Half of the Maros-Meszaros collection: solved to which accuracy, and are the gradients right?
+
+`python -m benchmarks.maros FILE` treats one problem and prints JSON lines, one per stage, so that a
+hang or a crash costs one stage of one problem: the forward pass (solve and polish), the backward pass
+with its certificate, and the check of the gradient by differences of tight solves.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.quadratic import DECIDED, QuadraticProblem, difference, directions, read
+from benchmarks.report import Figure, Suite
+
+Array = np.ndarray
+#: seconds for the forward pass, for the backward pass, and for the check
+LIMITS = {"forward": 30, "backward": 30, "check": 150}
+RESIDUAL, AGREEMENT = 1e-6, 1e-3
+RETRY = ("CLARABEL", "QOCO")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One problem. `stage` is the last one that was completed.
+
+    Attributes:
+        seconds: of the forward pass with everything that a gradient needs; residual: after it.
+        good: the certificate's word on the gradient; doubts: its reasons.
+        error: largest disagreement of the gradient with differences, relative, over the directions in
+            which differences decide; worst: the direction; undecided: the others, and why.
+    """
+
+    problem: str
+    stage: str = ""
+    n: int = 0
+    rows: int = 0
+    solver: str = ""
+    seconds: float = math.nan
+    residual: float = math.nan
+    backward: float = math.nan
+    good: bool | None = None
+    error: float = math.nan
+    worst: str = ""
+    undecided: str = ""
+    reason: str = ""
+
+    @property
+    def solved(self) -> bool:
+        return self.residual <= RESIDUAL and self.seconds <= LIMITS["forward"]
+
+    @property
+    def wrong(self) -> bool:
+        """A gradient that is called good and that differences deny."""
+        return bool(self.good) and self.error > AGREEMENT
+
+
+def suite(data: Path, progress: Any) -> Suite:
+    """All problems of a folder."""
+    files = sorted(data.glob("*.npz"))
+    rows = []
+    for path in files:
+        progress(f"maros: {path.stem}")
+        rows.append(run(path))
+    checked = [row for row in rows if row.good and not math.isnan(row.error)]
+    worst = max((row.error for row in checked), default=math.nan)
+    missing = "" if files else f"no problems in {data}"
+    figures = [
+        Figure(
+            f"KKT residual <= {RESIDUAL:g} within {LIMITS['forward']} s",
+            float(sum(row.solved for row in rows)),
+            60,
+            f"of {len(rows)}",
+            reason=missing,
+        ),
+        Figure("wrong gradients called good", float(sum(row.wrong for row in rows)), 0, "", False, missing),
+        Figure(f"largest error of {len(checked)} good gradients", worst, AGREEMENT, "", False, missing),
+        Figure("good gradients that no difference could check", _unchecked(rows), 0, "", False, missing),
+    ]
+    return Suite("maros", figures, [asdict(row) for row in rows])
+
+
+def _unchecked(rows: list[Row]) -> float:
+    return float(sum(bool(row.good) and math.isnan(row.error) for row in rows))
+
+
+def run(path: Path) -> Row:
+    """One problem in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.maros", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    row = Row(**json.loads(lines[-1])) if lines else Row(path.stem)
+    if not done.returncode:
+        return row
+    stages = list(LIMITS)
+    stage = stages[stages.index(row.stage) + 1 if row.stage else 0]
+    if done.returncode == -signal.SIGALRM:
+        why = f"{stage}: longer than {LIMITS[stage]} s"
+    else:
+        why = f"{stage}: {(done.stderr.strip().splitlines() or [f'exit status {done.returncode}'])[-1][:160]}"
+    return replace(row, reason="; ".join(filter(None, (row.reason, why))))
+
+
+def stages(path: Path) -> Iterator[Row]:
+    """What is known about a problem, stage by stage."""
+    from ffo.torch import FFOQPLayer
+
+    problem = read(path)
+    layer = FFOQPLayer(duals=True, retry=RETRY, on_fail="nan")
+    tensors = problem.tensors(problem.values)
+    signal.alarm(LIMITS["forward"])
+    start = time.perf_counter()
+    solution = layer(**tensors)
+    row = Row(problem.name, "forward", len(problem.p), len(problem.h) + len(problem.b))
+    found = [v.detach().numpy() for v in solution]
+    info = layer.info
+    assert info is not None
+    row = replace(
+        row,
+        seconds=time.perf_counter() - start,
+        solver=info.solver[0],
+        residual=problem.residual(*found),
+        reason=" ".join(info.detail.values()),
+    )
+    yield row
+    signal.alarm(LIMITS["backward"])
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal(len(problem.p))
+    start = time.perf_counter()
+    gradients = torch.autograd.grad(solution.z @ torch.tensor(weights), list(tensors.values()))
+    row = replace(row, stage="backward", backward=time.perf_counter() - start)
+    certificate = layer.info.certificate
+    doubts = certificate.reasons(0)
+    row = replace(row, good=bool(certificate.good[0]), reason="; ".join(filter(None, [row.reason, *doubts])))
+    yield row
+    signal.alarm(LIMITS["check"])
+    named = {name: _values(g) for name, g in zip(tensors, gradients, strict=True)}
+    yield check(problem, row, found[0], named, weights, rng)
+    signal.alarm(0)
+
+
+def check(
+    problem: QuadraticProblem,
+    row: Row,
+    x: Array,
+    gradients: dict[str, Array],
+    weights: Array,
+    rng: np.random.Generator,
+) -> Row:
+    """Compare the gradient with differences, direction by direction."""
+    solve = TightSolver(problem)
+    # A direction moves the data by about its own size, so x by about its own.
+    floor = 1e-7 * float(np.linalg.norm(weights) * np.linalg.norm(x))
+    worst, error, undecided = "", math.nan, []
+    for name, direction in directions(problem, x, rng).items():
+        change = lambda t, d=direction: float(weights @ (solve(d, t) - x))  # noqa: E731
+        solve.failure = ""
+        found = difference(change, floor)
+        computed = sum(float(gradients[k] @ d) for k, d in direction.items() if k in gradients)
+        if not found.doubt <= DECIDED or found.kink > 100 * DECIDED:
+            why = "kink" if found.doubt <= DECIDED else (solve.failure or f"differences disagree by {found.doubt:.0e}")
+            undecided.append(f"{name}: {why}")
+            continue
+        off = abs(computed - found.value) / max(abs(computed), abs(found.value), floor)
+        if not off <= error:
+            worst, error = name, off
+    return replace(row, stage="check", error=error, worst=worst, undecided="; ".join(undecided))
+
+
+class TightSolver:
+    """The solution of the problem moved along a direction, each started from the one before."""
+
+    def __init__(self, problem: QuadraticProblem) -> None:
+        from ffo.torch import FFOQPLayer
+
+        self.problem = problem
+        self.layer = FFOQPLayer(solver_args={"eps": 1e-10}, retry=RETRY, on_fail="nan")
+        self.failure = ""
+
+    def __call__(self, direction: dict[str, Array], t: float) -> Array:
+        values = self.problem.values
+        for name, d in direction.items():
+            values[name] = values[name] + t * d  # infinite sides stay so
+        tensors = self.problem.tensors(values)
+        solution = self.layer(**tensors, keys=["this"])
+        info = self.layer.info
+        assert info is not None
+        if not info.ok[0]:
+            self.failure = f"the moved problem is {info.status[0].name}"
+        return solution.detach().numpy()
+
+
+def _values(gradient: torch.Tensor) -> Array:
+    return (gradient.coalesce().values() if gradient.is_sparse else gradient).detach().numpy()
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    for found in stages(Path(sys.argv[1])):
+        print(json.dumps(asdict(found)), flush=True)
