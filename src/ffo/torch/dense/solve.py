@@ -43,7 +43,7 @@ class DenseSolution:
     solver: str
 
 
-def solve_dense(program: DenseProgram, eps: float = 1e-9) -> DenseSolution:
+def solve_dense(program: DenseProgram, eps: float = 1e-7) -> DenseSolution:
     """Solve and verify every sample."""
     if program.p.device.type == "cpu":
         name, (point, iterations) = "DAQP", _daqp(program)
