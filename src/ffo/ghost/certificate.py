@@ -48,7 +48,10 @@ class Certificate:
 
     @property
     def good(self) -> Array:
-        """(batch,) true where nothing speaks against the gradient."""
+        """(batch,) true where nothing speaks against the gradient.
+
+        Whether the solution is unique shows only when a derivative is taken: read this after backward.
+        """
         solved = np.isnan(self.ghost_residual) | (self.ghost_residual <= RESIDUAL)
         quiet = ~self.unsettled & ~self.weakly_active & (self.margin_ratio <= MARGIN_RATIO)
         return quiet & (self.error <= ERROR) & solved
