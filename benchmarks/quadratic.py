@@ -21,6 +21,8 @@ STEPS = tuple(1e-4 * 8.0**-k for k in range(7))
 AGREED = 1e-6
 #: ... and above which the difference decides nothing
 DECIDED = 2e-4
+#: relative disagreement of forward and backward differences above which there is no derivative
+KINK = 2e-2
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,10 @@ class Difference:
     doubt: float
     kink: float
 
+    @property
+    def decided(self) -> bool:
+        return self.doubt <= DECIDED
+
 
 def difference(loss: Callable[[float], float], floor: float) -> Difference:
     """The derivative of `loss` at 0 (NaN where it cannot be told). Differences below `floor` are zero."""
@@ -199,7 +205,8 @@ def directions(problem: QuadraticProblem, x: Array, rng: np.random.Generator) ->
         "G": {"G": G.data * draw(G.nnz)},
         "A": {"A": A.data * by_column[A.indices]},
     }
-    return {name: d for name, d in found.items() if any(np.any(v) for v in d.values())}
+    there = {name: {k: v for k, v in d.items() if k not in problem.absent} for name, d in found.items()}
+    return {name: d for name, d in there.items() if any(np.any(v) for v in d.values())}
 
 
 def _finite(v: Array) -> Array:

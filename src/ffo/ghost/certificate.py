@@ -20,7 +20,7 @@ MARGIN_RATIO = 0.5
 WEAK = 1e-9
 #: estimated relative error above which the gradient is not called good
 ERROR = 1e-5
-#: relative residual of the ghost solve above which the gradient is not called good
+#: relative residual or error of the ghost solve above which the gradient is not called good
 RESIDUAL = 1e-6
 
 
@@ -35,8 +35,13 @@ class Certificate:
             being active: the derivative jumps there and a one-sided one is returned.
         error: estimate of the relative error of the solution, and so of the gradient.
         natural_residual: relative residual of the optimality conditions of the returned solution.
-        ghost_residual: relative residual of the last backward (ghost) solve; NaN before any. Large
-            where the solution is not unique: then the gradient is a least-squares one.
+        ghost_residual: relative residual of the last backward (ghost) solve, or its relative error
+            where that is larger (estimated by the direct way); NaN before any. Large where the
+            solution is not unique, or nearly so: then the gradient is a least-squares one.
+        dependent: active constraints, not all of them equalities, depend on each other: the solution has
+            one-sided derivatives in their right-hand sides and coefficients only. Derivatives in the
+            objective are not touched.
+        constraints: whether derivatives in constraints were asked for.
     """
 
     unsettled: Array
@@ -45,6 +50,13 @@ class Certificate:
     error: Array
     natural_residual: Array
     ghost_residual: Array
+    dependent: Array = None  # type: ignore[assignment]  # filled in below
+    constraints: Array = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        for name, value in (("dependent", False), ("constraints", True)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, np.full(len(self.unsettled), value))
 
     @property
     def good(self) -> Array:
@@ -54,10 +66,14 @@ class Certificate:
         """
         solved = np.isnan(self.ghost_residual) | (self.ghost_residual <= RESIDUAL)
         quiet = ~self.unsettled & ~self.weakly_active & (self.margin_ratio <= MARGIN_RATIO)
-        return quiet & (self.error <= ERROR) & solved
+        return quiet & (self.error <= ERROR) & solved & ~(self.dependent & self.constraints)
 
     def with_ghost_residual(self, residual: Array) -> Certificate:
         return replace(self, ghost_residual=residual)
+
+    def asked(self, constraints: bool) -> Certificate:
+        """The same for a backward pass that was asked for derivatives in A or b, or was not."""
+        return replace(self, constraints=np.full(len(self.unsettled), constraints))
 
     def reasons(self, sample: int) -> list[str]:
         """Why the gradient of a sample is not called good; empty if it is."""
@@ -70,9 +86,14 @@ class Certificate:
             found.append("the active set is not settled at this accuracy: solve with a smaller eps")
         elif self.error[k] > ERROR:
             found.append("the solution is inaccurate: solve with a smaller eps")
+        if self.dependent[k] and self.constraints[k]:
+            found.append(
+                "active constraints depend on each other: in their right-hand sides and coefficients the "
+                "derivative is one-sided (drop redundant ones, or smoothing= averages it)"
+            )
         if self.ghost_residual[k] > RESIDUAL:
             found.append(
-                "the ghost system is inconsistent: the solution is not unique, the gradient is a "
-                "least-squares one (a small quadratic term makes it unique)"
+                "the ghost system is inconsistent or nearly singular: the solution is not unique, the "
+                "gradient is a least-squares one (a small quadratic term makes it unique)"
             )
         return found

@@ -11,35 +11,35 @@ fail, larger stalls); iterative refinement against the unregularised system remo
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
-import qdldl
 import scipy.linalg
 import scipy.sparse as sp
-import scipy.sparse.linalg as spl
 
+from ffo.ghost.factors import SharpFactors, equilibrate, factor_blocks, regularised
 from ffo.ghost.problem import GhostSolver, GhostSystem, Sensitivity, Way
-from ffo.threads import one_blas_thread
 
 Array = np.ndarray
 
 REGULARISATION = 1e-7
-#: unknowns per factorized block: small samples are gathered, so that calls do not dominate
-BLOCK = 400
-#: share of stored entries above which a block is factorized as a dense matrix
-DENSE = 0.3
-#: rows from which a dense factorization is left to as many threads as the library likes
-THREADED = 1500
 REFINEMENTS = 12
 ACCURACY = 1e-13
-#: relative residual above which a sample is solved again in the least-squares sense
+#: estimated relative error that asks for no further refinement
+SMALL_ERROR = 1e-9
+#: relative residual or error above which a sample is solved again in the least-squares sense
 INCONSISTENT = 1e-8
-#: unknowns up to which that is done by a singular value decomposition, beyond by LSMR
+#: unknowns up to which that is done by a singular value decomposition, beyond by a sharper factorization
 LEAST_SQUARES_DENSE = 400
 #: relative residual that factors of a neighbouring system must reach, or new ones are made
 BORROWED = 1e-11
+#: estimated relative error of a Newton step that asks for sharper factors, if the matrix is nearly singular
+NEWTON_ERROR = 1e-3
+#: pivot (the largest entries of the matrix being 1) below which it may be, and rows depend on each other
+SMALL_PIVOT = 1e-4
+#: share of a random right-hand side that is left where they do
+LEFT = 1e-3
 
 
 @dataclass(frozen=True)
@@ -57,41 +57,109 @@ class DirectSolver(GhostSolver):
         self.system = system
         self._factors: _Factors = previous._factors if previous else _Factors(system)
         self._borrowed = previous is not None
+        self._sharper: dict[int, SharpFactors] = {}
+        self._units = _natural_units(system)
 
     def solve(self, r_x: Array, r_s: Array, accuracy: Array | None = None) -> Sensitivity:
         system = self.system
         rhs = system.right_hand_side(r_x, r_s)
         target = np.full(system.batch, ACCURACY) if accuracy is None else np.maximum(accuracy, ACCURACY)
-        z, relative = self._refine(rhs, target)
+        allowed = np.full(system.batch, SMALL_ERROR if accuracy is None else np.inf)
+        z, relative, error = self._refine(rhs, target, allowed)
         if self._borrowed and not (relative <= np.maximum(target, BORROWED)).all():
             self._factors, self._borrowed = _Factors(system), False
-            z, relative = self._refine(rhs, target)
-        if accuracy is None:
-            for k in np.flatnonzero(~(relative <= INCONSISTENT)):
-                at = np.flatnonzero(system.sample == k)
-                better, error = _least_squares(_restricted(system, at), rhs[at])
-                if not relative[k] <= error:
-                    z[at], relative[k] = better, error
+            z, relative, error = self._refine(rhs, target, allowed)
+        relative = np.maximum(relative, error) if accuracy is None else relative
+        for k in self._doubtful(relative, error, accuracy is None):
+            at = np.flatnonzero(system.sample == k)
+            better, doubt = self._least_squares(k, at, rhs[at])
+            if not relative[k] <= doubt or accuracy is not None:
+                z[at], relative[k] = better, doubt
         return system.sensitivity(z, relative)
 
-    def _refine(self, rhs: Array, target: Array) -> tuple[Array, Array]:
-        """Iterative refinement to relative residuals (batch,); keeps each sample's best iterate."""
+    def _doubtful(self, relative: Array, error: Array, exact: bool) -> list[int]:
+        """Samples whose solution the regularisation has spoilt.
+
+        That of a Newton step close to convergence is all rounding error, unless the matrix is nearly singular.
+        """
+        if exact:
+            return np.flatnonzero(~(relative <= INCONSISTENT)).tolist()
+        poor = np.flatnonzero(~(error <= NEWTON_ERROR))
+        return poor[self._factors.smallest_pivot[poor] <= SMALL_PIVOT].tolist() if len(poor) else []
+
+    def dependent(self) -> Array:
+        """(batch,) whether active rows, not all of them equalities, depend on each other.
+
+        A vector v with v'TA = 0 leaves a pivot of the size of the regularisation; where there is one, a
+        random right-hand side tells dependent rows (their share of it cannot be met) from nearly so.
+        """
         system = self.system
-        size = system.norms(rhs)
+        found = np.zeros(system.batch, dtype=bool)
+        inequality = np.zeros(system.size)
+        inequality[system.primal : system.primal + system.rows] = system.active.inequality
+        for k in np.flatnonzero(self._factors.smallest_pivot <= SMALL_PIVOT).tolist():
+            at = np.flatnonzero(system.sample == k)
+            rows = (at >= system.primal) & (at < system.primal + system.rows)
+            rhs = np.where(rows, np.random.default_rng(0).standard_normal(len(at)), 0.0) / self._units[at]
+            left = self._sharp(k, at).solve(rhs)[1] * self._units[at]
+            found[k] = np.linalg.norm(left * inequality[at]) > LEFT
+        return found
+
+    def _least_squares(self, k: int, at: Array, rhs: Array) -> tuple[Array, float]:
+        """Least-squares solution of one sample (what is left when the derivative is not unique), of small
+        norm, and its relative residual or error."""
+        units = self._units[at]
+        matrix = _restricted(self.system, at)
+        if not np.isfinite(rhs).all() or not np.isfinite(matrix.data).all():
+            return np.full(len(rhs), np.nan), np.inf
+        if len(rhs) > LEAST_SQUARES_DENSE:
+            z, left, error = self._sharp(k, at).solve(rhs)
+        else:
+            scaled = matrix.toarray() * units[:, None] * units
+            z = units * scipy.linalg.lstsq(scaled, units * rhs, cond=1e-13)[0]
+            left, error = rhs - matrix @ z, 0.0
+        return z, max(float(np.linalg.norm(left * units) / (np.linalg.norm(rhs * units) or 1.0)), error)
+
+    def _sharp(self, k: int, at: Array) -> SharpFactors:
+        """Factors of one sample's matrix with hardly any regularisation; made once."""
+        if k not in self._sharper:
+            system = self.system
+            positive = (at < system.primal) | (at >= system.primal + system.rows)
+            self._sharper[k] = SharpFactors(_restricted(system, at), positive, self._units[at])
+        return self._sharper[k]
+
+    def _norms(self, residual: Array) -> Array:
+        """(batch,) norm of each sample's part of a vector of residuals, in natural units."""
+        weights = (residual * self._units) ** 2
+        return np.sqrt(np.bincount(self.system.sample, weights=weights, minlength=self.system.batch))
+
+    def _refine(self, rhs: Array, target: Array, allowed: Array) -> tuple[Array, Array, Array]:
+        """Iterative refinement to relative residuals and errors (batch,); keeps each sample's best iterate.
+
+        The last step of refinement is as large as the error before it; after it the error is smaller, by
+        the ratio by which the residual fell.
+        """
+        system = self.system
+        size = self._norms(rhs)
         size = np.where(size > 0, size, 1.0)
-        best, best_norm = np.zeros_like(rhs), system.norms(rhs) / size
+        best, best_norm = np.zeros_like(rhs), self._norms(rhs) / size
+        error = np.where(best_norm > 0, 1.0, 0.0)
         z, residual = best, rhs
         for _ in range(REFINEMENTS):
-            z = z + self._factors.solve(residual, system)
+            step = self._factors.solve(residual, system)
+            z = z + step
             residual = rhs - system.formed_dot(z)
-            norm = system.norms(residual) / size
+            norm = self._norms(residual) / size
             better = norm < best_norm
+            shrunk = norm / np.where(best_norm > 0, best_norm, 1.0)
+            moved = self._norms(step / self._units**2) / np.maximum(self._norms(z / self._units**2), 1e-300)
+            error = np.where(better, moved * shrunk, error)
             best = z if better.all() else np.where(better[system.sample], z, best)
             stalled = ~(norm <= 0.3 * best_norm)
             best_norm = np.where(better, norm, best_norm)
-            if ((best_norm <= target) | stalled).all():
+            if (((best_norm <= target) & (error <= allowed)) | stalled).all():
                 break
-        return best, best_norm
+        return best, best_norm, error
 
 
 class _Factors:
@@ -122,10 +190,20 @@ class _Factors:
         row, col = rank[row], rank[col]
         inside = (row >= 0) & (col >= 0)
         matrix = sp.csc_array((value[inside], (row[inside], col[inside])), shape=(len(order), len(order)))
-        self.order, self.scale = order, _equilibrate(matrix)
+        self.order, self.scale = order, equilibrate(matrix)
         positive = (order < system.primal) | (order >= system.primal + system.rows)
         shift = np.where(positive, REGULARISATION, -REGULARISATION)
-        self.blocks = _factor_blocks(_regularised(matrix, self.scale, shift), system.sample[order])
+        self.batch, self.sample = system.batch, system.sample[order]
+        self.blocks = factor_blocks(regularised(matrix, self.scale, shift), self.sample)
+
+    @cached_property
+    def smallest_pivot(self) -> Array:
+        """(batch,) in the equilibrated matrix; infinite where nothing was factorized."""
+        smallest = np.full(self.batch, np.inf)
+        if self.blocks:
+            pivots = np.concatenate([np.abs(block.pivots()) for _, _, block in self.blocks])
+            np.minimum.at(smallest, self.sample, pivots)
+        return smallest
 
     def solve(self, residual: Array, system: GhostSystem) -> Array:
         """K^{-1} times a vector, up to the regularisation; `system` may differ slightly from the
@@ -147,6 +225,20 @@ class _Factors:
         return z
 
 
+def _natural_units(system: GhostSystem) -> Array:
+    """(size,) factors that make the residuals of rows comparable with those of u.
+
+    With sizes l of x and f of the gradient, rows a_i of A have residuals of size |a_i| l: in the words of
+    the active set, f / (|a_i| l) = |a_i| / tau_i. Divided by the same factors, unknowns are comparable.
+    """
+    squared = system.program.A.row_norms_squared(system.batch)
+    rows = np.sqrt(system.program.cones.block_means(np.where(squared > 0, squared, 1.0)))
+    T = system.active.T
+    first = T.indices[np.minimum(T.indptr[:-1], max(T.nnz - 1, 0))]  # units are constant on a block
+    own = (rows / system.active.tau).ravel()[first]
+    return np.concatenate([np.ones(system.primal), own, np.ones(system.size - system.primal - system.rows)])
+
+
 def _restricted(system: GhostSystem, at: Array) -> sp.csr_array:
     """The system restricted to the unknowns `at` of one sample."""
     primal, rows = system.primal, system.rows
@@ -156,19 +248,6 @@ def _restricted(system: GhostSystem, at: Array) -> sp.csr_array:
     C, delta = system.active.C[t][:, k], sp.diags_array(system.active.delta[t])
     corner = sp.csr_array((len(k), len(k)))
     return sp.csr_array(sp.block_array([[P, TA.T, None], [TA, -delta, C], [None, C.T, corner]]))
-
-
-def _least_squares(matrix: sp.csr_array, rhs: Array) -> tuple[Array, float]:
-    """Least-norm least-squares solution (what is left when the derivative is not unique) and its
-    relative residual."""
-    if not np.isfinite(rhs).all() or not np.isfinite(matrix.data).all():
-        return np.full(len(rhs), np.nan), np.inf
-    if len(rhs) <= LEAST_SQUARES_DENSE:
-        z = scipy.linalg.lstsq(matrix.toarray(), rhs, cond=1e-11)[0]
-    else:
-        z = spl.lsmr(matrix, rhs, atol=1e-13, btol=1e-13, conlim=1e13, maxiter=20 * len(rhs))[0]
-    size = float(np.linalg.norm(rhs))
-    return z, float(np.linalg.norm(rhs - matrix @ z)) / (size or 1.0)
 
 
 def _upper_entries(system: GhostSystem) -> tuple[Array, Array, Array]:
@@ -183,70 +262,3 @@ def _upper_entries(system: GhostSystem) -> tuple[Array, Array, Array]:
     row = np.concatenate([upper.indices, TA.indices, t0 + C.coords[0], every])
     col = np.concatenate([P_col, t0 + TA_row, k0 + C.coords[1], every])
     return row, col, np.concatenate([upper.data, TA.data, C.data, diagonal])
-
-
-def _equilibrate(upper: sp.csc_array) -> Array:
-    """Symmetric scaling towards rows of unit largest entry (Ruiz)."""
-    size = upper.shape[0]
-    row, col = upper.indices, np.repeat(np.arange(size), np.diff(upper.indptr))
-    scale, magnitude = np.ones(size), np.abs(upper.data)
-    for _ in range(3):
-        entries = magnitude * scale[row] * scale[col]
-        largest = np.zeros(size)
-        np.maximum.at(largest, row, entries)
-        np.maximum.at(largest, col, entries)
-        scale /= np.sqrt(np.where(largest > 0, largest, 1.0))
-    return scale
-
-
-def _regularised(upper: sp.csc_array, scale: Array, shift: Array) -> sp.csc_array:
-    """The scaled matrix with its diagonal, the last entry of each column, shifted."""
-    upper.sort_indices()
-    data = upper.data * scale[upper.indices] * np.repeat(scale, np.diff(upper.indptr))
-    data[upper.indptr[1:] - 1] += shift
-    return sp.csc_array((data, upper.indices, upper.indptr), shape=upper.shape)
-
-
-class _DenseBlock:
-    """LU factors of a block too full for sparse elimination."""
-
-    def __init__(self, upper: sp.csc_array) -> None:
-        full = upper.toarray()
-        full += np.triu(full, 1).T
-        self._factors = scipy.linalg.lu_factor(full, overwrite_a=True, check_finite=False)
-
-    def solve(self, rhs: Array) -> Array:
-        return scipy.linalg.lu_solve(self._factors, rhs, check_finite=False)
-
-
-def _factor_blocks(upper: sp.csc_array, sample: Array) -> list[tuple[int, int, qdldl.Solver | _DenseBlock]]:
-    """Cut a block-diagonal matrix between samples and factorize the pieces.
-
-    Small samples are gathered, full ones are factorized one by one as dense matrices.
-    """
-    size = len(sample)
-    if not size:
-        return []
-    starts = np.flatnonzero(np.concatenate([[True], sample[1:] != sample[:-1]]))
-    ends = np.append(starts[1:], size)
-    width, stored = ends - starts, upper.indptr[ends] - upper.indptr[starts]
-    full = (stored > DENSE * width**2 / 2) & (width > 50)
-    blocks: list[tuple[int, int, qdldl.Solver | _DenseBlock]] = []
-    first = 0
-    with one_blas_thread() if full.any() and width.max() < THREADED else nullcontext():
-        for k, end in enumerate(ends.tolist()):
-            last = k + 1 == len(ends)
-            if not (full[k] or last or full[k + 1] or end - first >= BLOCK):
-                continue
-            piece = _piece(upper, first, end)
-            blocks.append((first, end, _DenseBlock(piece) if full[k] else qdldl.Solver(piece, upper=True)))
-            first = end
-    return blocks
-
-
-def _piece(upper: sp.csc_array, start: int, end: int) -> sp.csc_array:
-    lo, hi = upper.indptr[start], upper.indptr[end]
-    return sp.csc_array(
-        (upper.data[lo:hi], upper.indices[lo:hi] - start, upper.indptr[start : end + 1] - lo),
-        shape=(end - start, end - start),
-    )

@@ -19,6 +19,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from ffo.cones.base import Faces
+from ffo.cones.zero import Zero
 from ffo.program.cone import ConeProgram
 
 Array = np.ndarray
@@ -100,6 +101,12 @@ class ActiveSet:
     def row_sample(self) -> Array:
         """(rows,) the sample of each row."""
         return _join([p.row_sample for p in self._parts], int)
+
+    @cached_property
+    def inequality(self) -> Array:
+        """(rows,) false for rows of equalities."""
+        kinds = [np.full(p.rows, not isinstance(g.cone, Zero)) for p, g in zip(self._parts, self._groups, strict=True)]
+        return _join(kinds, bool)
 
     @cached_property
     def aux_sample(self) -> Array:

@@ -7,8 +7,8 @@ At the cleaned pair (s, y) of an approximate solution one step is
 An interior-point answer at 1e-8, whose x is good to 1e-5 on curved cones, comes out at 1e-10 or
 better. A sample is settled when a step leaves its active structure alone (and moves no curved block far
 enough to change its curvature); its ghost solver then serves the backward pass. The others go on together.
-Where steps run out, the iterate with the smallest natural residual is kept, so polish never makes a
-solution worse.
+Where steps run out, the iterate with the smallest natural residual is kept, or the point that was given
+if its optimality conditions hold better: polish never makes a solution worse.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ffo.ghost.certificate import WEAK, Certificate
+from ffo.ghost.direct import DirectSolver
 from ffo.ghost.face import ActiveSet, Scale, scale
 from ffo.ghost.problem import GhostSolver, GhostSystem, Way
-from ffo.program.cone import ConeProgram
+from ffo.program.cone import ConeProgram, Solution
 
 Array = np.ndarray
 
@@ -31,6 +32,8 @@ SETTLED = 1e-7
 STILL = 1e-14
 #: relative step below which the factors of the previous point serve the new one, with refinement
 CLOSE = 1e-2
+#: measured residual of a point worth returning as it is
+SOLVED = 1e-5
 #: natural residual below which rounding decides
 ROUNDING = 1e-14
 
@@ -74,6 +77,7 @@ class _Run:
         self.program, self.sizes = program, scale(program, x, y, s)
         self.active: ActiveSet | None = ActiveSet(program, s - self.sizes.tau * y, self.sizes.tau)
         batch = program.batch
+        self.start = (x, y, s)
         self.x, self.w = x.copy(), self.active.w.copy()
         self.natural = _natural(program, x, self.active, self.sizes)
         self.best = _Best(x.copy(), self.active.y.copy(), self.active.s.copy(), np.full(batch, np.inf))
@@ -138,8 +142,28 @@ class _Run:
         self.home[who] = len(self.solvers) - 1
         self.settled[who] = True
 
+    def _restore(self) -> None:
+        """Where nothing settled, the given point, if it is a solution and what was found a worse one.
+
+        Cleaning for a wrong active set moves s and y by more than a solver's tolerance.
+        """
+        who = np.flatnonzero(~self.settled)
+        if not len(who):
+            return
+        program = self.program.take(who)
+        given, found = (_worst(program, *(v[who] for v in point)) for point in (self.start, self.best.point))
+        back = who[(given <= SOLVED) & ~(found <= given)]
+        x, y, s = self.start
+        self.best.put(back, x[back], y[back], s[back], self.best.natural[back])
+        self.home[back] = 0
+
     def result(self) -> Polished:
+        self._restore()
         parts = tuple(Part(who, self.home[who] == k, solver) for k, (who, solver) in enumerate(self.solvers))
+        dependent = np.zeros(self.program.batch, dtype=bool)
+        for part in parts:
+            if part.mine.any() and isinstance(part.solver, DirectSolver):  # others have no pivots to look at
+                dependent[part.members[part.mine]] = part.solver.dependent()[part.mine]
         # Judged in the sizes of the answer: those of a start far away would excuse anything.
         best = self.best
         natural = _residual(self.program, best.x, best.y, best.s, scale(self.program, best.x, best.y, best.s))
@@ -150,6 +174,7 @@ class _Run:
             error=np.maximum(self.error, natural),
             natural_residual=natural,
             ghost_residual=np.full(self.program.batch, np.nan),
+            dependent=dependent,
         )
         return Polished(self.best.x, self.best.y, self.best.s, parts, certificate)
 
@@ -162,6 +187,10 @@ class _Best:
     y: Array
     s: Array
     natural: Array
+
+    @property
+    def point(self) -> tuple[Array, Array, Array]:
+        return self.x, self.y, self.s
 
     def put(self, who: Array, x: Array, y: Array, s: Array, natural: Array) -> None:
         self.x[who], self.y[who], self.s[who], self.natural[who] = x, y, s, natural
@@ -177,6 +206,14 @@ def _residual(program: ConeProgram, x: Array, y: Array, s: Array, sizes: Scale) 
     dual = _max(program.stationarity(x, y)) / sizes.dual
     primal = _max((program.slack(x) - s) / sizes.rows) / sizes.primal
     return np.maximum(dual, primal)
+
+
+def _worst(program: ConeProgram, x: Array, y: Array, s: Array) -> Array:
+    """(batch,) the residual by which answers of solvers are judged; NaN for points that are not finite."""
+    finite = np.isfinite(np.concatenate([x, y, s], axis=1)).all(axis=1)[:, None]
+    x, y, s = (np.where(finite, v, 0.0) for v in (x, y, s))  # projections of NaN may raise
+    nothing = np.zeros(len(x), dtype=int)
+    return np.where(finite[:, 0], Solution(x, y, s, nothing, nothing).residuals(program).worst, np.nan)
 
 
 def _take(sizes: Scale, samples: Array) -> Scale:
