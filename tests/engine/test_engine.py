@@ -40,6 +40,16 @@ def test_solves_a_batch() -> None:
     assert outcome.pieces == []
 
 
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_right_hand_sides_of_rounding_error_are_not_the_scale(size: float) -> None:
+    """Most of b is 1e-16 of the rest, where zero was meant."""
+    b = size * np.array([1.0, -2.0, *np.full(8, 1e-16)])
+    program = ConeProgram.from_matrices(np.eye(10), np.zeros(10), np.eye(10), b, Product([(Zero(), 10)]))
+    outcome = Engine(Options(solver="CLARABEL")).run(program, derivative=True)
+    np.testing.assert_allclose(outcome.x[0, :2], b[:2], rtol=1e-9)
+    np.testing.assert_allclose(outcome.x[0, 2:], 0, atol=1e-9 * size)
+
+
 def test_prepares_a_derivative_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     original = outcome_module.linearize

@@ -34,6 +34,8 @@ STILL = 1e-14
 CLOSE = 1e-2
 #: measured residual of a point worth returning as it is
 SOLVED = 1e-5
+#: natural residual that Newton's method passes unless the active set is wrong
+CONVERGED = 1e-9
 #: natural residual below which rounding decides
 ROUNDING = 1e-14
 
@@ -143,11 +145,13 @@ class _Run:
         self.settled[who] = True
 
     def _restore(self) -> None:
-        """Where nothing settled, the given point, if it is a solution and what was found a worse one.
+        """Where Newton's method did not converge, the given point, if it is a solution and what was found a
+        worse one.
 
-        Cleaning for a wrong active set moves s and y by more than a solver's tolerance.
+        Cleaning for a wrong active set moves s and y by more than a solver's tolerance, and where its
+        equations have no solution, steps end at their least squares one.
         """
-        who = np.flatnonzero(~self.settled)
+        who = np.flatnonzero(~self.settled | ~(self.best.natural <= CONVERGED))
         if not len(who):
             return
         program = self.program.take(who)
@@ -156,6 +160,7 @@ class _Run:
         x, y, s = self.start
         self.best.put(back, x[back], y[back], s[back], self.best.natural[back])
         self.home[back] = 0
+        self.settled[back] = False
 
     def result(self) -> Polished:
         self._restore()
