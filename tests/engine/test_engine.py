@@ -42,12 +42,15 @@ def test_solves_a_batch() -> None:
 
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
 def test_right_hand_sides_of_rounding_error_are_not_the_scale(size: float) -> None:
-    """Most of b is 1e-16 of the rest, where zero was meant."""
-    b = size * np.array([1.0, -2.0, *np.full(8, 1e-16)])
-    program = ConeProgram.from_matrices(np.eye(10), np.zeros(10), np.eye(10), b, Product([(Zero(), 10)]))
+    """Most of b is 1e-16 of the rest, where zero was meant: x1 + x2 = b1, x3 + x4 = b2, ..., x >= 0."""
+    b = size * np.array([1.0, 2.0, *np.full(8, 1e-16)])
+    A = np.vstack([np.repeat(np.eye(10), 2, axis=1), -np.eye(20)])
+    cones = Product([(Zero(), 10), (Nonneg(), 20)])
+    program = ConeProgram.from_matrices(np.eye(20), np.arange(20.0) % 2, A, np.concatenate([b, np.zeros(20)]), cones)
     outcome = Engine(Options(solver="CLARABEL")).run(program, derivative=True)
-    np.testing.assert_allclose(outcome.x[0, :2], b[:2], rtol=1e-9)
-    np.testing.assert_allclose(outcome.x[0, 2:], 0, atol=1e-9 * size)
+    pairs = outcome.x.reshape(10, 2)
+    np.testing.assert_allclose(pairs.sum(axis=1), b, rtol=1e-9, atol=1e-9 * size)
+    np.testing.assert_allclose(pairs[:2, 0] - pairs[:2, 1], np.minimum(b[:2], 1.0), rtol=1e-9)
 
 
 def test_prepares_a_derivative_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
