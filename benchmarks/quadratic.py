@@ -63,8 +63,10 @@ class QuadraticProblem:
     def residual(self, x: Array, nu: Array, lam: Array, mu: Array) -> float:
         """Worst residual of the optimality conditions, each relative to its largest term (at least 1).
 
-        lam and mu are negative where the lower side of a row or bound is active.
+        lam and mu are negative where the lower side of a row or bound is active. Infinite if there is no point.
         """
+        if not all(np.isfinite(v).all() for v in (x, nu, lam, mu)):
+            return np.inf
         Qx, Ax, Gx = self.Q @ x, self.A @ x, self.G @ x
         up, down = np.maximum(lam, 0), np.maximum(-lam, 0)
         above, below = np.maximum(mu, 0), np.maximum(-mu, 0)
