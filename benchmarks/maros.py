@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ DATA = Path(__file__).parents[2] / "shared" / "data" / "maros_meszaros"
 #: seconds for the forward pass, for the backward pass, and for the check
 LIMITS = {"forward": 30, "backward": 30, "check": 300}
 RESIDUAL, AGREEMENT = 1e-6, 1e-3
+WORKERS = 2
 #: solved problems that are asked for
 SOLVED = 60
 #: blocks of the objective: their gradients may be good where those of the constraints are not
@@ -80,12 +83,15 @@ class Row:
 
 
 def suite(progress: Any, data: Path = DATA) -> Suite:
-    """All problems of a folder."""
+    """All problems of a folder, two at a time."""
     files = sorted(data.glob("*.npz"))
-    rows = []
-    for path in files:
-        progress(f"maros: {path.stem} ({len(rows) + 1} of {len(files)})")
-        rows.append(run(path))
+
+    def one(path: Path) -> Row:
+        progress(f"maros: {path.stem}")
+        return run(path)
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        rows = list(pool.map(one, files))
     checked = [row for row in rows if row.checked]
     worst = max((row.error for row in checked), default=math.nan)
     missing = "" if files else f"no problems in {data}"
@@ -101,15 +107,25 @@ def suite(progress: Any, data: Path = DATA) -> Suite:
 
 
 def _cells(row: Row) -> dict[str, Any]:
-    cells = asdict(row)
-    del cells["stage"]
-    return {**cells, "reason": row.reason if row.solved else f"NOT SOLVED: {row.reason}"}
+    """What the table shows of a problem."""
+    cells = {"case": row.problem, **asdict(row)}
+    for name in ("problem", "stage", "undecided"):
+        del cells[name]
+    undecided = f"undecided by differences: {row.undecided}" if row.undecided else ""
+    failed = "" if row.solved else "NOT SOLVED"
+    return {**cells, "reason": "; ".join(filter(None, (failed, row.reason, undecided)))}
+
+
+def _short(reasons: list[str]) -> str:
+    """The reasons without the advice that comes with them."""
+    return "; ".join(reason.split(":")[0] for reason in reasons)
 
 
 def run(path: Path) -> Row:
     """One problem in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.maros", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=alone)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     row = Row(**json.loads(lines[-1])) if lines else Row(path.stem)
     if not done.returncode:
@@ -157,9 +173,10 @@ def stages(path: Path) -> Iterator[Row]:
     gradients = torch.autograd.grad(solution.z @ torch.tensor(weights), list(tensors.values()))
     row = replace(row, stage="backward", backward=time.perf_counter() - start)
     certificate = info.certificate
+    assert certificate is not None
     verdicts = {"all": certificate, "objective": certificate.asked(constraints=False)}
     good = next((name for name, verdict in verdicts.items() if verdict.good[0]), "none")
-    row = replace(row, good=good, reason="; ".join(certificate.reasons(0)))
+    row = replace(row, good=good, reason=_short(certificate.reasons(0)))
     yield row
     if row.good == "none":
         return
@@ -213,8 +230,16 @@ class TightSolver:
         self.problem, self.keys = problem, keys
         self.layer = FFOQPLayer(solver_args={"eps": 1e-10}, on_fail="nan")
         self.failure = ""
+        self._middle: Array | None = None
 
     def __call__(self, direction: dict[str, Array], t: float) -> Array:
+        if t:
+            return self._solve(direction, t)
+        if self._middle is None:
+            self._middle = self._solve({}, t)
+        return self._middle
+
+    def _solve(self, direction: dict[str, Array], t: float) -> Array:
         values = self.problem.values
         for name, d in direction.items():
             values[name] = values[name] + t * d  # infinite sides stay so

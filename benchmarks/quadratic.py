@@ -16,7 +16,7 @@ import torch
 
 Array = np.ndarray
 #: steps of the differences, relative to the size of the data
-STEPS = tuple(1e-4 * 8.0**-k for k in range(7))
+STEPS = tuple(1e-4 * 8.0**-k for k in range(12))
 #: relative disagreement of neighbouring steps below which a smaller step is not tried, ...
 AGREED = 1e-6
 #: ... and above which the difference decides nothing

@@ -20,7 +20,7 @@ from ffo.engine.info import Info, Times
 from ffo.engine.memory import Memory
 from ffo.engine.options import Options
 from ffo.engine.outcome import Outcome, as_solution, linearize_at, linearize_some
-from ffo.engine.scaling import Scaled, scaling
+from ffo.engine.scaling import Scaled, Scaling, scaling
 from ffo.errors import Status, solver_error
 from ffo.ghost.direct import Direct
 from ffo.ghost.iterative import Iterative
@@ -150,6 +150,8 @@ class Engine:
         groups = row_groups(program) if open_sides else None
         if groups is None:
             run = self._solved(program, overrides, check_convexity, remembered)
+            if units is not None:
+                self._in_given_units(run, original, units, overrides)
             _raise_failures(run, copies)
             outcome = run.outcome(start)
         else:
@@ -181,6 +183,18 @@ class Engine:
         run.solve(self.others(program, run.solver, overrides))
         run.rescue()
         return run
+
+    def _in_given_units(
+        self, run: _Run, original: ConeProgram, units: Scaling, overrides: dict[str, object] | None
+    ) -> None:
+        """Samples that failed at unit size, solved in the units they came in.
+
+        Sizes are read off the data, and these may mislead (right-hand sides of 1e-12 that mean zero).
+        """
+        failed = np.flatnonzero(np.isin(run.status, _REPAIRABLE))
+        if len(failed):
+            again = self._solved(original.take(failed), overrides, False, None)
+            run.adopt(failed, again, units.take(failed).inward(again.x, again.y, again.s))
 
 
 class _Run:
@@ -241,6 +255,16 @@ class _Run:
         self.residual[todo], self.retried[todo] = report.residual, report.retried
         self.detail.update({int(todo[k]): text for k, text in (solution.detail or {}).items()})
         self.times = replace(self.times, setup=solution.setup_time, solve=solution.solve_time)
+
+    def adopt(self, who: Array, other: _Run, point: tuple[Array, Array, Array]) -> None:
+        """Take over what another run of the same samples has solved, at these points."""
+        solved = other.status == Status.SOLVED
+        mine = who[solved]
+        self.x[mine], self.y[mine], self.s[mine] = (v[solved] for v in point)
+        for name in ("status", "answered", "residual", "iterations", "retried", "rescued"):
+            getattr(self, name)[mine] = getattr(other, name)[solved]
+        for k in mine.tolist():
+            self.detail.pop(k, None)
 
     def rescue(self) -> None:
         """Newton's method from the points of failed samples."""
