@@ -19,7 +19,12 @@ from ffo.torch.dense.program import DenseProgram
 
 D = torch.float64
 #: ways whose multipliers are positive on both of two equal rows
-INTERIOR = {"clarabel": {"solver": "CLARABEL"}, "qoco": {"solver": "QOCO"}}
+INTERIOR = {
+    "clarabel": {"solver": "CLARABEL"},
+    "qoco": {"solver": "QOCO"},
+    "iterative": {"solver": "CLARABEL", "backward": "iterative"},
+    "resolve": {"solver": "CLARABEL", "backward": "resolve"},
+}
 
 
 def twice(rows: int = 2) -> dict[str, torch.Tensor]:
@@ -91,7 +96,7 @@ def test_equalities_that_repeat_each_other_are_no_reason_to_warn() -> None:
         "A": torch.tensor([row, [2 * v for v in row]], dtype=D),
         "b": torch.tensor([1.0, 2.0], dtype=D),
     }
-    for options in ({}, {"solver": "CLARABEL"}):
+    for options in ({}, {"solver": "CLARABEL"}, {"solver": "CLARABEL", "backward": "iterative"}):
         layer = FFOQPLayer(**options)
         with warnings.catch_warnings():
             warnings.simplefilter("error", GradientWarning)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ffo.ghost.certificate import WEAK, Certificate
-from ffo.ghost.direct import DirectSolver
 from ffo.ghost.face import ActiveSet, Scale, scale
 from ffo.ghost.problem import GhostSolver, GhostSystem, Way
 from ffo.program.cone import ConeProgram, Solution
@@ -167,8 +166,9 @@ class _Run:
         parts = tuple(Part(who, self.home[who] == k, solver) for k, (who, solver) in enumerate(self.solvers))
         dependent = np.zeros(self.program.batch, dtype=bool)
         for part in parts:
-            if part.mine.any() and isinstance(part.solver, DirectSolver):  # others have no pivots to look at
-                dependent[part.members[part.mine]] = part.solver.dependent()[part.mine]
+            if part.mine.any():
+                found = np.broadcast_to(part.solver.dependent(), len(part.members))
+                dependent[part.members[part.mine]] = found[part.mine]
         # Judged in the sizes of the answer: those of a start far away would excuse anything.
         best = self.best
         natural = _residual(self.program, best.x, best.y, best.s, scale(self.program, best.x, best.y, best.s))
