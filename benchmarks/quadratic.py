@@ -162,6 +162,10 @@ class Difference:
     def decided(self) -> bool:
         return self.doubt <= DECIDED
 
+    @property
+    def smooth(self) -> bool:
+        return self.decided and self.kink <= KINK
+
 
 def difference(loss: Callable[[float], float], floor: float) -> Difference:
     """The derivative of `loss` at 0 (NaN where it cannot be told). Differences below `floor` are zero."""
@@ -176,7 +180,7 @@ def difference(loss: Callable[[float], float], floor: float) -> Difference:
         doubt, kink = abs(central - before) / size, abs(forward - backward) / size
         if doubt < best.doubt:
             best = Difference(float(value), float(doubt), float(kink))
-        if best.doubt < AGREED and best.kink < DECIDED:
+        if best.smooth and (best.doubt < AGREED or doubt > 10 * best.doubt):  # beyond, rounding takes over
             break
         before = central
     return best
