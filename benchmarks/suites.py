@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmarks import maros as collection
 from benchmarks import peers, problems
 from benchmarks.accuracy import compare, probes
 from benchmarks.memory import footprint
@@ -123,6 +124,11 @@ def accuracy(options: Options) -> Suite:
     return Suite("accuracy", figures, rows)
 
 
+def maros(options: Options) -> Suite:
+    """Problems of the Maros-Meszaros collection: residuals, and gradients against differences."""
+    return collection.suite(options.progress)
+
+
 SUITES: dict[str, Callable[[Options], Suite]] = {
     "qp": qp,
     "socp": socp,
@@ -130,7 +136,12 @@ SUITES: dict[str, Callable[[Options], Suite]] = {
     "memory": memory,
     "iterative": iterative,
     "accuracy": accuracy,
+    "maros": maros,
 }
+
+
+#: left out of --all: a quarter of an hour and more
+LONG = ("maros",)
 
 
 def _ours(n: int, norm_ball: bool = False) -> list[Entry]:

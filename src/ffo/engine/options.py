@@ -59,7 +59,7 @@ class Options:
     delta: float | None = None
     on_fail: Literal["raise", "nan"] = "raise"
     warm_start: bool = False
-    retry: Sequence[str | Solver] = ()
+    retry: Sequence[str | Solver] | None = None
     smoothing: Smoothing | None = None
     verbose: bool = False
 
@@ -72,6 +72,8 @@ class Options:
             raise InputError(f"delta must be positive, not {self.delta!r}")
         if isinstance(self.retry, str):
             raise InputError(f"retry must be a list of solvers, such as retry=[{self.retry!r}]")
+        if self.retry is not None:
+            object.__setattr__(self, "retry", tuple(self.retry))
         if isinstance(self.smoothing, (int, float)) and not isinstance(self.smoothing, bool):
             object.__setattr__(self, "smoothing", Smoothing(float(self.smoothing)))
         elif self.smoothing is not None and not isinstance(self.smoothing, Smoothing):

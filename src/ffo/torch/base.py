@@ -125,7 +125,8 @@ class LayerCall:
         spread = [None if g is None else self._spread(g, record.draws) for g in gradients]
         solved = record.solved
         c_x, c_y = recovery.adjoint(spread, np.where(solved[:, None], outcome.x, 0.0))
-        data = outcome.adjoint(np.where(solved[:, None], c_x, 0.0), np.where(solved[:, None], c_y, 0.0))
+        constraints = self.canonical.map.touches("A", "b", wanted=wanted)
+        data = outcome.adjoint(np.where(solved[:, None], c_x, 0.0), np.where(solved[:, None], c_y, 0.0), constraints)
         if record.score is not None:
             data = replace(data, dq=self._score_gradient(record, spread))
         warn_of_doubt(outcome.info)

@@ -62,7 +62,7 @@ class FFOQPLayer(OptimizationLayer):
         delta: float | None = None,
         on_fail: Literal["raise", "nan"] = "raise",
         warm_start: bool = False,
-        retry: Sequence[str | Solver] = (),
+        retry: Sequence[str | Solver] | None = None,
         smoothing: float | Smoothing | None = None,
         verbose: bool = False,
     ) -> None:
@@ -75,7 +75,7 @@ class FFOQPLayer(OptimizationLayer):
             delta=delta,
             on_fail=on_fail,
             warm_start=warm_start,
-            retry=tuple(retry) if not isinstance(retry, str) else retry,
+            retry=retry,
             smoothing=smoothing,  # type: ignore[arg-type]
             verbose=verbose,
         )

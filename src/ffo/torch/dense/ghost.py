@@ -23,6 +23,9 @@ from ffo.torch.dense.program import DenseProgram, Point, Tensor, largest, times
 REGULARISATION = 1e-8
 #: pivots of Q, relative to its diagonal, below which it counts as singular
 SINGULAR = 1e-5
+#: pivots of S, relative to its diagonal, below which active rows may depend on each other, and the share
+#: of a random right-hand side that is left where they do
+DEPENDENT, LEFT = 1e-5, 1e-3
 REFINEMENTS = 8
 ACCURACY = 1e-13
 
@@ -92,6 +95,7 @@ class DenseGhost:
         weight = torch.where(weight > 0, weight, torch.ones_like(weight)).unsqueeze(1)
         diagonal.add_(weight * (REGULARISATION + 1 - self.active.real))
         self.S, s_info = torch.linalg.cholesky_ex(S)
+        self.row_pivots = self.S.diagonal(dim1=1, dim2=2).square() / weight
         self.sound = (h_info == 0) & (s_info == 0)  # (batch,)
 
     def _approximate(self, r_x: Tensor, r_a: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,6 +140,26 @@ class DenseGhost:
             if bool(done.all()):
                 break
         return u, t, error
+
+    def dependent(self) -> Tensor:
+        """(batch,) whether active rows and bounds, not all of them equalities, depend on each other.
+
+        As in `ffo.ghost.direct`: where they do, a random right-hand side cannot be met, and what is left of
+        it is a combination of rows that vanishes (on the free variables; elsewhere bounds take part).
+        """
+        batch, k = self.row_pivots.shape
+        if not k or not bool((self.row_pivots < DEPENDENT).any()):
+            return torch.zeros(batch, dtype=torch.bool, device=self.R.device)
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randn(k, generator=generator, dtype=self.R.dtype).to(self.R.device) * self.active.real
+        u, _, _ = self._refine(drawn.new_zeros(batch, self.R.shape[2]), drawn)
+        left = drawn - times(self.R, u)
+        inequality = ~self.program.equal[self.active.index]
+        combined = times(self.program.R.mT, self.active.put(left * self.row_scale, self.program.r))
+        on_bounds = torch.where(self.bound_side != 0, combined, torch.zeros_like(combined)).norm(dim=1)
+        norms = self.active.take(self.program.R.norm(dim=2).expand(batch, -1))
+        size = (norms * self.row_scale).amax(dim=1)
+        return ((left * inequality).norm(dim=1) > LEFT) | (on_bounds > LEFT * size)
 
     def polished(self, point: Point) -> Point:
         """The solution of the equality-constrained program on the active set, from a point near it."""

@@ -186,7 +186,9 @@ def _adjoint(ctx: Any, gradients: tuple[Tensor | None, ...], wanted: Mapping[str
     )
     held = torch.where(ghost.bound_side != 0, -c_mu, torch.zeros_like(c_mu))
     u, t, w, residual = ghost.solve(-c_z, -torch.cat([c_nu, c_lam], dim=1), held)
-    ctx.info.certificate = ctx.info.certificate.with_ghost_residual(residual.cpu().numpy())
+    constraints = any(want for name, want in wanted.items() if name not in ("Q", "p"))
+    certificate = replace(ctx.info.certificate, dependent=ghost.dependent().cpu().numpy())
+    ctx.info.certificate = certificate.with_ghost_residual(residual.cpu().numpy()).asked(constraints)
     rows, bounds, k = ghost.row_side, ghost.bound_side, plan.equalities
     parts: dict[str, Any] = {
         "p": lambda: u,
