@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks import peers, problems
 from benchmarks.accuracy import compare, probes
+from benchmarks.bilevel import bilevel as bilevel_suite
 from benchmarks.memory import footprint
 from benchmarks.problems import Case, decision_qp
 from benchmarks.report import Figure, Suite
@@ -123,6 +124,11 @@ def accuracy(options: Options) -> Suite:
     return Suite("accuracy", figures, rows)
 
 
+def bilevel(options: Options) -> Suite:
+    """Oracle calls to Goldstein stationary points, errors of the hypergradient, and pictures of both."""
+    return bilevel_suite(options.progress)
+
+
 SUITES: dict[str, Callable[[Options], Suite]] = {
     "qp": qp,
     "socp": socp,
@@ -130,6 +136,7 @@ SUITES: dict[str, Callable[[Options], Suite]] = {
     "memory": memory,
     "iterative": iterative,
     "accuracy": accuracy,
+    "bilevel": bilevel,
 }
 
 
