@@ -89,7 +89,7 @@ def errors(found: Errors) -> Path:
     from benchmarks.hypergradient import DELTAS
 
     plt = _pyplot()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.8), layout="constrained")
     looks = (("#0072B2", "-"), ("#56B4E9", "--"), ("#009E73", "-."))
     for (tolerance, rows), (colour, style) in zip(found.by_delta.items(), looks, strict=True):
         words = f"Algorithm 1, solves to {tolerance:.0e}"
@@ -102,10 +102,13 @@ def errors(found: Errors) -> Path:
         words = f"FFOLayer, the {target} problem re-solved"
         left.loglog(DELTAS[::2], row, marker, color=colour, markersize=4, label=words)
     left.set(xlabel="δ", ylabel="relative error of the hypergradient", title="against the perturbation: O(δ)")
-    left.legend(frameon=False, loc="lower right")
-    for c, e in zip(found.calls, found.by_calls, strict=True):
-        right.semilogy(c, e, "o-", color="#0072B2", markersize=3, linewidth=1, alpha=0.7)
+    for k, (c, e) in enumerate(zip(found.calls, found.by_calls, strict=True)):
+        words = "Algorithm 1, δ² = inner error, five problems" if k == 0 else None
+        right.semilogy(c, e, "o-", color="#0072B2", markersize=3, linewidth=1, alpha=0.7, label=words)
     right.set(
         xlabel="gradient evaluations, both solves", ylabel="relative error", title="against oracle calls: O(log 1/ε)"
     )
+    right.legend(frameon=False)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
     return _save(figure, "hypergradient_error")
