@@ -177,7 +177,7 @@ def against_delta() -> dict[float, Array]:
     """Tolerance of the inner solves -> errors (seeds, deltas)."""
     errors: dict[float, list[list[float]]] = {tolerance: [] for tolerance in TOLERANCES}
     for seed in SEEDS:
-        problem, x = _instance(seed)
+        problem, x = instance(seed)
         expected = reference(problem, x)
         for tolerance in TOLERANCES:
             solved = [algorithm_one(problem, x, float(d), tolerance=tolerance)[0] for d in DELTAS]
@@ -189,7 +189,7 @@ def against_calls() -> tuple[Array, Array]:
     """Gradient evaluations and errors, (seeds, budgets) each."""
     calls, errors = [], []
     for seed in SEEDS:
-        problem, x = _instance(seed)
+        problem, x = instance(seed)
         expected = reference(problem, x)
         found = [algorithm_one(problem, x, None, evaluations=budget) for budget in BUDGETS]
         calls.append([used for _, used in found])
@@ -220,5 +220,5 @@ def _layer_gradient(**options: Any) -> Array:
     return np.concatenate([t.grad.numpy().ravel() for t in tensors])
 
 
-def _instance(seed: int) -> tuple[Lower, Array]:
+def instance(seed: int) -> tuple[Lower, Array]:
     return Lower.draw(seed), 0.5 * np.random.default_rng(100 + seed).standard_normal(6)
