@@ -80,7 +80,7 @@ def _calls_panel(axis: Any, runs: Sequence[Run], slopes: Sequence[Slope]) -> Non
     guide = 3 * top[-1] * (np.array(epsilons) / epsilons[-1]) ** -3.0
     axis.loglog(epsilons, guide, "k--", linewidth=1, label="slope of the bound, 3")
     axis.set(xlabel="ε", ylabel="oracle calls", xlim=(epsilons[0] * 0.72, epsilons[-1] * 1.1))
-    axis.set_xticks([0.1, 0.2, 0.5], ["0.1", "0.2", "0.5"])
+    axis.set_xticks(epsilons, [f"{e:.2g}" for e in epsilons])
     axis.minorticks_off()
 
 
