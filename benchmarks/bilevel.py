@@ -105,6 +105,7 @@ def by_minimize(problem: Problem, progress: Progress, seeds: Sequence[int]) -> l
                 delta=problem.delta,
                 epsilon=epsilon,
                 budget=PATIENCE,
+                stochastic=problem.noisy,
                 generator=torch.Generator().manual_seed(seed),
                 progress=False,
             )

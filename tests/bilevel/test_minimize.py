@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import cvxpy as cp
+import numpy as np
 import pytest
 import torch
 from bilevel_problems import A, D, above, kink_by_autograd, kink_by_qp, kink_layer
@@ -187,6 +188,36 @@ def test_calls_stay_within_a_constant_of_the_theory() -> None:
     assert found.converged
     assert float(found.x[1]) >= 1 / (1.3 * epsilon) - delta
     assert found.calls <= 2 * 27 / (delta * epsilon**3)
+
+
+def test_random_gradients_are_not_believed_in_short_windows() -> None:
+    """F(x) = 0.3 x with gradients 0.3 +- 1: short windows are small by chance, no true one ever is."""
+    noise = np.random.default_rng(0)
+
+    def upper(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (0.3 + noise.choice([-1.0, 1.0])) * x
+
+    def found(stochastic: bool) -> Reason:
+        run = minimize(
+            upper, lambda x: x, start(0.0)[0], delta=0.1, epsilon=0.15, budget=3000, stochastic=stochastic,
+            generator=generator(),
+        )  # fmt: skip
+        return run.reason
+
+    assert found(stochastic=False) is Reason.STATIONARY
+    assert found(stochastic=True) is Reason.BUDGET
+
+
+def test_random_gradients_without_a_slope_are_found_stationary() -> None:
+    noise = np.random.default_rng(0)
+    found = minimize(
+        lambda x, y: noise.choice([-1.0, 1.0]) * x + 0.5 * x**2, lambda x: x, start(1.0)[0], delta=0.2, epsilon=0.2,
+        budget=5000, stochastic=True, generator=generator(),
+    )  # fmt: skip
+    assert found.converged
+    assert abs(float(found.x)) <= 0.2 + 0.2 + 3 * 0.2 / 3  # stationary at 0; delta, epsilon, three standard errors
+    windows = np.diff([0, *found.history.calls])
+    assert windows[-1] >= 9 / 0.2**2
 
 
 def test_objective_that_is_not_finite_ends_the_run_with_what_was_found() -> None:

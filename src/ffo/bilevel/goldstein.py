@@ -98,7 +98,8 @@ class GoldsteinDescent(Optimizer):
         _check_window(window)
         super().__init__(params, {"radius": radius, "lr": lr, "maximize": maximize})
         self.generator = generator
-        self.state[WALK] = {"window": window, "filled": 0, "finished": 0, "path": 0.0, "value": 0.0}  # type: ignore[index]
+        walk = {"window": window, "filled": 0, "finished": 0, "path": 0.0, "value": 0.0}
+        self.state[WALK] = walk  # type: ignore[index]
 
     @classmethod
     def from_theory(

@@ -13,7 +13,7 @@ within a constant of the theory's gap L^2 / (delta epsilon^3).
 
 L is a bound on the gradients of one window at a time. Given by the user, it is only raised, by longer
 gradients. Otherwise it is the longest gradient of the window before, and a window that meets one twice as
-long ends there: where gradients are short, windows are.
+long ends there: where gradients are short, windows are. Of random gradients, it is the longest so far.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def minimize(
     budget: int,
     lipschitz: float | None = None,
     smoothing: float | Smoothing | None = None,
+    stochastic: bool = False,
     generator: torch.Generator | None = None,
     progress: bool | None = None,
     callback: Callable[[Window], bool | None] | None = None,
@@ -76,6 +77,9 @@ def minimize(
             says how many `draws` to average in an oracle call. The mean has a gradient where active sets
             are ambiguous. For layers of this package; a wrapped one is given its `smoothing=` where it
             is made.
+        stochastic: whether values of F are random (a minibatch in `upper`, a layer that smooths; implied by
+            `smoothing`). A short mean of random gradients may be small by chance: then only windows of the
+            theory's length for epsilon count, whose standard error is a third of epsilon or less.
         generator: source of all random numbers, the draws of `smoothing` included (default: torch's own).
         progress: whether to show a progress bar; None shows it on a terminal if `rich` is installed.
         callback: told every finished `Window`; true stops.
@@ -102,7 +106,8 @@ def minimize(
     draws = None
     if smoothing is not None:
         layer, draws = smoothed_layer(layer, smoothing, generator)
-    run = _Run(Objective(upper, layer, x0, draws), delta, epsilon, lipschitz, generator)
+    random = stochastic or smoothing is not None
+    run = _Run(Objective(upper, layer, x0, draws), delta, epsilon, lipschitz, random, generator)
     with progress_bar(progress, budget, epsilon) as report:
         while run.reason is None:
             run.call()
@@ -122,6 +127,7 @@ class _Run:
     delta: float
     epsilon: float
     lipschitz: float | None
+    stochastic: bool
     generator: torch.Generator | None
     reason: Reason | None = None
     calls: int = 0
@@ -165,14 +171,23 @@ class _Run:
         self.history.values.append(window.value)
         self.history.stationarity.append(window.stationarity)
         self.history.epsilon.append(min(self.tolerance, self.longest))
-        if window.stationarity <= self.epsilon:
+        if window.stationarity <= self.epsilon and not (self.stochastic and self._short):
             self.reason = Reason.STATIONARY
         elif self.reason is None:
             self._next_window(window)
         return window
 
+    @property
+    def _short(self) -> bool:
+        """Whether the last window was made for a larger tolerance than epsilon, or ended early."""
+        since = self.history.calls[-2] if len(self.history.calls) > 1 else 0
+        return self.tolerance > self.epsilon or self.calls - since < self.walk.window
+
     def _next_window(self, window: Window) -> None:
-        self.bound = self.longest_in_window if self.lipschitz is None else max(self.lipschitz, self.longest)
+        if self.lipschitz is None and not self.stochastic:
+            self.bound = max(self.longest_in_window, self.epsilon)
+        else:  # that a window met no long gradient may be chance
+            self.bound = max(self.lipschitz or 0.0, self.longest, self.epsilon)
         self.longest_in_window = 0.0
         tolerance = min(self.tolerance, self.bound)
         found = window.stationarity
@@ -190,10 +205,12 @@ class _Run:
         return value
 
     def result(self) -> Result:
-        walk, objective = self.walk, self.objective
-        if walk.best is None:
+        objective = self.objective
+        # the window that ended the run; of random gradients, it need not be the one of least mean
+        window = self.walk.last if self.reason is Reason.STATIONARY else self.walk.best
+        if window is None:
             raise NotFiniteError("the upper objective or its gradient is not finite at x0: start elsewhere")
-        walk.load_best()
+        objective.move_to(window.centre)
         with torch.no_grad():
             (y, value), _ = _without_doubts(objective.evaluate)
         assert self.reason is not None
@@ -201,8 +218,8 @@ class _Run:
             x=objective.point(),
             y=y,
             value=float(value),
-            stationarity=walk.best.stationarity,
-            radius=walk.best.radius,
+            stationarity=window.stationarity,
+            radius=window.radius,
             delta=self.delta,
             epsilon=self.epsilon,
             reason=self.reason,

@@ -44,13 +44,14 @@ class Result:
     """The best point that was found, and how good it is.
 
     Attributes:
-        x: centre of the best window, of the shape of `x0` (a tuple if that was a sequence).
+        x: centre of the window that reached epsilon, else of the best one; of the shape of `x0` (a tuple if
+            that was a sequence).
         y: what the layer answers at x (every draw, with smoothing).
         value: upper(x, y) (its mean over the draws, with smoothing).
         stationarity: norm of the mean of gradients taken within `radius` of x: with exact gradients of a
             deterministic problem, x is (radius, stationarity)-Goldstein stationary for certain. An oracle
-            that is wrong by alpha adds alpha; draws add their standard error over the window.
-        radius: length of the walk in the best window, at most `delta`.
+            that is wrong by alpha adds alpha; random gradients add their standard error over the window.
+        radius: length of the walk in that window, at most `delta`.
         delta, epsilon: what was asked for.
         reason: why it stopped.
         calls: oracle calls, each one forward and one backward pass of the layer.

@@ -71,6 +71,11 @@ class Objective:
     def gradient_norm(self) -> float:
         return math.hypot(*(0.0 if t.grad is None else float(t.grad.norm()) for t in self.x))
 
+    @torch.no_grad()
+    def move_to(self, point: Sequence[torch.Tensor]) -> None:
+        for t, value in zip(self.x, point, strict=True):
+            t.copy_(value)
+
     def point(self) -> Point:
         found = tuple(t.detach().clone() for t in self.x)
         return found[0] if self.single else found
