@@ -97,12 +97,7 @@ def minimize(
         >>> found.converged, round(float(found.x), 1)  # F(x) = |x - 1| - 1
         (True, 1.0)
     """
-    given = {"delta": delta, "epsilon": epsilon} | ({} if lipschitz is None else {"lipschitz": lipschitz})
-    for name, value in given.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise InputError(f"{name} must be positive and finite, not {value!r}")
-    if not (isinstance(budget, int) and budget > 0):
-        raise InputError(f"budget must be a positive number of oracle calls, not {budget!r}")
+    _check(delta, epsilon, budget, lipschitz)
     draws = None
     if smoothing is not None:
         layer, draws = smoothed_layer(layer, smoothing, generator)
@@ -117,6 +112,15 @@ def minimize(
             if run.calls % REPORT_EVERY == 0 or run.reason:
                 report(run.calls, run.best, run.value)
     return run.result()
+
+
+def _check(delta: float, epsilon: float, budget: int, lipschitz: float | None) -> None:
+    given = {"delta": delta, "epsilon": epsilon} | ({} if lipschitz is None else {"lipschitz": lipschitz})
+    for name, value in given.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise InputError(f"{name} must be positive and finite, not {value!r}")
+    if not (isinstance(budget, int) and budget > 0):
+        raise InputError(f"budget must be a positive number of oracle calls, not {budget!r}")
 
 
 @dataclass
