@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from benchmarks import maros as collection
 from benchmarks import peers, problems
 from benchmarks.accuracy import compare, probes
+from benchmarks.bilevel import bilevel as bilevel_suite
 from benchmarks.memory import footprint
 from benchmarks.problems import Case, decision_qp
 from benchmarks.report import Figure, Suite
@@ -129,6 +130,11 @@ def maros(options: Options) -> Suite:
     return collection.suite(options.progress)
 
 
+def bilevel(options: Options) -> Suite:
+    """Oracle calls to Goldstein stationary points, errors of the hypergradient, and pictures of both."""
+    return bilevel_suite(options.progress)
+
+
 SUITES: dict[str, Callable[[Options], Suite]] = {
     "qp": qp,
     "socp": socp,
@@ -137,6 +143,7 @@ SUITES: dict[str, Callable[[Options], Suite]] = {
     "iterative": iterative,
     "accuracy": accuracy,
     "maros": maros,
+    "bilevel": bilevel,
 }
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
 from ffo.errors import InputError
 from ffo.ghost.problem import Way
 from ffo.solvers.base import Solver
@@ -29,14 +31,17 @@ class Smoothing:
     Attributes:
         radius: half width of the uniform perturbation, in units of the right-hand sides.
         draws: perturbed problems per sample.
-        seed: seed of the draws; they go on from call to call.
+        seed: seed of the draws, or a NumPy generator of them; they go on from call to call.
         costs: standard deviation of the perturbation of the linear term, in its units.
+        average: whether outputs are means over the draws; false returns every draw, in a dimension in
+            front of the batch's, so that the mean can be taken of a loss that is not linear in them.
     """
 
     radius: float = 0.0
     draws: int = 16
-    seed: int = 0
+    seed: int | np.random.Generator = 0
     costs: float = 0.0
+    average: bool = True
 
     def __post_init__(self) -> None:
         if not self.radius > 0 and not (self.radius == 0 and self.costs > 0):
@@ -47,6 +52,8 @@ class Smoothing:
             raise InputError(f"smoothing draws must be a positive integer, not {self.draws!r}")
         if self.costs and self.draws < 2:
             raise InputError("smoothing costs needs two draws or more")
+        if self.costs and not self.average:
+            raise InputError("smoothing costs estimates the derivative of the mean solution: it needs average=True")
 
 
 @dataclass(frozen=True)

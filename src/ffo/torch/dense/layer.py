@@ -130,7 +130,8 @@ class DenseSolve(torch.autograd.Function):
         ctx.info = _info(solution, start, ctx.solved)
         report(ctx.info)
         outputs = _outputs(plan, solution)
-        return tuple(v.to(values[0].dtype) for v in outputs)
+        # copies: an output that ctx kept would keep ctx, as its grad_fn, and neither would ever be freed
+        return tuple(v.to(values[0].dtype, copy=True) for v in outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
