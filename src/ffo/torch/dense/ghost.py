@@ -6,9 +6,9 @@ ones F) and the active rows R_a,
     [ Q_FF  R_aF' ] [u]   [ r_x ]
     [ R_aF   0    ] [t] = [ r_a ]
 
-solved for the whole batch by two Cholesky factorizations, of H = Q_FF + eps and of
-S = R_aF H^-1 R_aF' + eps, and refinement against the unregularised system. Free variables and active
-rows are gathered first (as many as the busiest sample has), so that what is held costs nothing.
+solved for the whole batch by two Cholesky factorizations, of H = Q_FF + eps (none where Q is diagonal)
+and of S = R_aF H^-1 R_aF' + eps, and refinement against the unregularised system. Free variables and
+active rows are gathered first (as many as the busiest sample has), so that what is held costs nothing.
 Nothing leaves the device and nothing loops over samples.
 """
 
@@ -18,11 +18,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ffo.torch.dense.program import DenseProgram, Point, Tensor, largest, times
+from ffo.torch.dense.program import SINGULAR, DenseProgram, Point, Tensor, largest, times
 
 REGULARISATION = 1e-8
-#: pivots of Q, relative to its diagonal, below which it counts as singular
-SINGULAR = 1e-5
 REFINEMENTS = 8
 ACCURACY = 1e-13
 
@@ -34,13 +32,19 @@ class Chosen:
 
     index: Tensor
     real: Tensor
+    even: bool
 
     @classmethod
     def of(cls, mask: Tensor, dtype: torch.dtype) -> Chosen:
-        """The true entries of a (batch, size) mask."""
-        count = int(mask.sum(dim=1).max()) if mask.numel() else 0
+        """The true entries of a (batch, size) mask; `even` if all samples have as many."""
+        counts = mask.sum(dim=1)
+        count = int(counts.max()) if mask.numel() else 0
         index = torch.argsort(mask.to(torch.int8), dim=1, descending=True, stable=True)[:, :count]
-        return cls(index, torch.gather(mask, 1, index).to(dtype))
+        return cls(index, torch.gather(mask, 1, index).to(dtype), bool((counts == count).all()))
+
+    def everything(self, size: int) -> bool:
+        """Whether all entries were chosen (they stand in order then)."""
+        return self.even and self.index.shape[1] == size
 
     def take(self, v: Tensor) -> Tensor:
         """(batch, size) -> (batch, k), zero at the fillers."""
@@ -49,6 +53,38 @@ class Chosen:
     def put(self, v: Tensor, size: int) -> Tensor:
         """(batch, k) -> (batch, size), zero elsewhere."""
         return v.new_zeros(v.shape[0], size).scatter_add(1, self.index, self.real * v)
+
+
+@dataclass(frozen=True)
+class _Diagonal:
+    """H = diag(h), h (batch, f): its square root on either side."""
+
+    h: Tensor
+
+    def times(self, u: Tensor) -> Tensor:
+        return self.h * u
+
+    def half(self, X: Tensor) -> Tensor:
+        return X / self.h.sqrt().unsqueeze(2)
+
+    back = half
+
+
+@dataclass(frozen=True)
+class _Full:
+    """Q (batch, f, f), and the factor of H = LL'."""
+
+    Q: Tensor
+    L: Tensor
+
+    def times(self, u: Tensor) -> Tensor:
+        return times(self.Q, u)
+
+    def half(self, X: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(self.L, X, upper=False)
+
+    def back(self, X: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(self.L.mT, X, upper=True)
 
 
 class DenseGhost:
@@ -63,42 +99,46 @@ class DenseGhost:
         self.program, self.row_side, self.bound_side = program, rows, bounds
         self.free = Chosen.of(bounds == 0, program.p.dtype)
         self.active = Chosen.of(rows != 0, program.p.dtype)
-        self.Q = _minor(program.Q, self.free.index, self.free.index)
-        self.Q = self.Q * (self.free.real.unsqueeze(1) * self.free.real.unsqueeze(2))
-        R = _minor(program.R, self.active.index, self.free.index)
-        R = R * (self.active.real.unsqueeze(2) * self.free.real.unsqueeze(1))
+        R = _minor(program.R, self.active, self.free)
         size = R.norm(dim=2)
         self.row_scale = 1.0 / torch.where(size > 0, size, torch.ones_like(size))
         self.R = R * self.row_scale.unsqueeze(-1)  # (batch, k, f)
-        self._factorize()
-
-    def _factorize(self) -> None:
-        H = self.Q.clone()
-        diagonal = H.diagonal(dim1=1, dim2=2)
-        scale = diagonal.abs().amax(dim=1) if diagonal.shape[1] else H.new_ones(len(H))
-        scale = torch.where(scale > 0, scale, torch.ones_like(scale)).unsqueeze(1)
-        diagonal.add_(scale * (REGULARISATION + 1 - self.free.real))
-        self.H, h_info = torch.linalg.cholesky_ex(H)
-        # Where Q alone is singular, active rows hold u: H + R'R has the same solution, for r_x + R'r_a.
-        pivots = self.H.diagonal(dim1=1, dim2=2).square()
-        weak = pivots.amin(dim=1, keepdim=True) < SINGULAR * scale if pivots.shape[1] else scale < 0
-        self.hold = torch.where(weak, scale, torch.zeros_like(scale))  # (batch, 1)
-        if bool(weak.any()):
-            self.H, h_info = torch.linalg.cholesky_ex(H + self.hold.unsqueeze(2) * (self.R.mT @ self.R))
-        self.V = torch.linalg.solve_triangular(self.H, self.R.mT, upper=False)  # (batch, f, k)
+        self.hold: Tensor | None = None
+        self.curvature = self._curvature()
+        self.V = self.curvature.half(self.R.mT)  # (batch, f, k)
         S = self.V.mT @ self.V
         diagonal = S.diagonal(dim1=1, dim2=2)
-        weight = diagonal.amax(dim=1) if diagonal.shape[1] else S.new_ones(len(S))
-        weight = torch.where(weight > 0, weight, torch.ones_like(weight)).unsqueeze(1)
-        diagonal.add_(weight * (REGULARISATION + 1 - self.active.real))
-        self.S, s_info = torch.linalg.cholesky_ex(S)
-        self.sound = (h_info == 0) & (s_info == 0)  # (batch,)
+        diagonal.add_(_size(diagonal) * (REGULARISATION + 1 - self.active.real))
+        self.S, _ = torch.linalg.cholesky_ex(S)
+
+    def at(self, rows: Tensor, bounds: Tensor) -> bool:
+        """Whether this is the ghost of that active set."""
+        return torch.equal(self.row_side, rows) and torch.equal(self.bound_side, bounds)
+
+    def _curvature(self) -> _Diagonal | _Full:
+        program, free = self.program, self.free
+        if program.diagonal is not None:
+            diagonal = program.diagonal.expand(program.batch, -1)
+            return _Diagonal(free.take(diagonal) + 1 - free.real)
+        Q = _minor(program.Q, free, free)
+        H = Q.clone()
+        diagonal = H.diagonal(dim1=1, dim2=2)
+        scale = _size(diagonal)
+        diagonal.add_(scale * (REGULARISATION + 1 - free.real))
+        L, _ = torch.linalg.cholesky_ex(H)
+        # Where Q alone is singular, active rows hold u: H + R'R has the same solution, for r_x + R'r_a.
+        pivots = L.diagonal(dim1=1, dim2=2).square()
+        weak = pivots.amin(dim=1, keepdim=True) < SINGULAR * scale if pivots.shape[1] else scale < 0
+        if bool(weak.any()):
+            self.hold = torch.where(weak, scale, torch.zeros_like(scale))  # (batch, 1)
+            L, _ = torch.linalg.cholesky_ex(H + self.hold.unsqueeze(2) * (self.R.mT @ self.R))
+        return _Full(Q, L)
 
     def _approximate(self, r_x: Tensor, r_a: Tensor) -> tuple[Tensor, Tensor]:
-        held = r_x + self.hold * times(self.R.mT, r_a)
-        half = torch.linalg.solve_triangular(self.H, held.unsqueeze(-1), upper=False)
+        held = r_x if self.hold is None else r_x + self.hold * times(self.R.mT, r_a)
+        half = self.curvature.half(held.unsqueeze(-1))
         t = torch.cholesky_solve(self.V.mT @ half - r_a.unsqueeze(-1), self.S)
-        u = torch.linalg.solve_triangular(self.H.mT, half - self.V @ t, upper=True)
+        u = self.curvature.back(half - self.V @ t)
         return u.squeeze(-1), t.squeeze(-1)
 
     def solve(self, r_x: Tensor, r_rows: Tensor, r_bounds: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -109,12 +149,12 @@ class DenseGhost:
             values of the held variables, zero at free ones.
         """
         program = self.program
-        wanted_x = self.free.take(r_x - times(program.Q, r_bounds))
+        wanted_x = self.free.take(r_x - program.curved(r_bounds))
         wanted_a = self.active.take(r_rows - program.rows(r_bounds)) * self.row_scale
         u, t, error = self._refine(wanted_x, wanted_a)
         full_u = self.free.put(u, program.n) + r_bounds
         full_t = self.active.put(t * self.row_scale, program.r)
-        left = r_x - times(program.Q, full_u) - times(program.R.mT, full_t)
+        left = r_x - program.curved(full_u) - times(program.R.mT, full_t)
         return full_u, full_t, torch.where(self.bound_side != 0, left, torch.zeros_like(left)), error
 
     def _refine(self, wanted_x: Tensor, wanted_a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,7 +165,7 @@ class DenseGhost:
         for _ in range(REFINEMENTS):
             du, dt = self._approximate(left_x, left_a)
             new_u, new_t = u + du, t + dt
-            new_x = wanted_x - times(self.Q, new_u) - times(self.R.mT, new_t)
+            new_x = wanted_x - self.curvature.times(new_u) - times(self.R.mT, new_t)
             new_a = wanted_a - times(self.R, new_u)
             new_error = torch.maximum(largest(new_x), largest(new_a)) / scale
             better = (new_error < error).unsqueeze(1)
@@ -152,16 +192,22 @@ class DenseGhost:
         return Point(z, lam, torch.where(held, left, torch.zeros_like(left)))
 
 
-def _minor(M: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
-    """(batch or 1, a, b), (batch, i), (batch, j) -> (batch, i, j)."""
+def _minor(M: Tensor, rows: Chosen, cols: Chosen) -> Tensor:
+    """(batch or 1, a, b) -> (batch, i, j), the chosen rows and columns, zero at the fillers."""
     if M.shape[0] == 1:
-        return M[0][rows.unsqueeze(2), cols.unsqueeze(1)]
-    if cols.shape[1] == M.shape[2] and rows.shape[1] == M.shape[1] and _in_order(rows) and _in_order(cols):
-        return M
-    sample = torch.arange(M.shape[0], device=M.device).reshape(-1, 1, 1)
-    return M[sample, rows.unsqueeze(2), cols.unsqueeze(1)]
+        found = M[0].mT.contiguous()[cols.index].mT
+        found = found if rows.everything(M.shape[1]) else torch.take_along_dim(found, rows.index.unsqueeze(2), dim=1)
+    elif rows.everything(M.shape[1]) and cols.everything(M.shape[2]):
+        found = M
+    else:
+        sample = torch.arange(M.shape[0], device=M.device).reshape(-1, 1, 1)
+        found = M[sample, rows.index.unsqueeze(2), cols.index.unsqueeze(1)]
+    if not (rows.even and cols.even):
+        found = found * (rows.real.unsqueeze(2) * cols.real.unsqueeze(1))
+    return found
 
 
-def _in_order(index: Tensor) -> bool:
-    """Whether every sample's index is 0, 1, 2, ..."""
-    return bool((index == torch.arange(index.shape[1], device=index.device)).all())
+def _size(diagonal: Tensor) -> Tensor:
+    """(batch, k) -> (batch, 1) largest entry in magnitude, 1 where all are zero."""
+    size = largest(diagonal)
+    return torch.where(size > 0, size, torch.ones_like(size)).unsqueeze(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
@@ -16,30 +16,50 @@ from ffo.errors import DerivativeError, Status
 from ffo.ghost.certificate import WEAK, Certificate
 from ffo.torch.base import warn_of_doubt
 from ffo.torch.dense.ghost import DenseGhost
-from ffo.torch.dense.program import DenseProgram, Tensor
+from ffo.torch.dense.program import DenseProgram, Tensor, diagonal_only
 from ffo.torch.dense.solve import DenseSolution, solve_dense
 from ffo.torch.function import SECOND
 
 #: variables up to which dense tensors are treated as dense programs on the CPU, and everywhere else
 CPU_SIZE, DEVICE_SIZE = 200, 2000
+#: the same, and numbers in the batch's matrices, where Q is diagonal and all rows are equalities
+SEPARABLE_SIZE, SEPARABLE_ENTRIES = 4000, 50_000_000
 #: variables up to which they are even if most entries are zero, and the share of nonzeros beyond
 TINY, FILL = 30, 0.25
 
 
-def worthwhile(values: Mapping[Any, Tensor], n: int, rows: int) -> bool:
+def worthwhile(values: Mapping[Any, Tensor], n: int, equalities: int, inequalities: int, batch: int) -> bool:
     """Whether dense batched algebra beats the sparse core on these blocks (finite ones)."""
     if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
         return False  # torch.func and forward mode go through the core
-    data = [v.detach() for name, v in values.items() if name in ("Q", "p", "G", "A", "b")]
-    if not all(bool(torch.isfinite(v).all()) for v in data):
-        return False  # the core says what is wrong
-    if values["p"].device.type != "cpu":
-        return n + rows <= DEVICE_SIZE
-    if n > CPU_SIZE or rows > 4 * CPU_SIZE:
+    device = values["p"].device
+    with one_thread(device):
+        if device.type == "cpu":
+            suited = _suits_cpu(values, n, equalities, inequalities, batch)
+        else:
+            suited = n + equalities + inequalities <= DEVICE_SIZE
+        # What is not finite goes to the core, which says what is wrong.
+        return suited and all(_finite(v.detach()) for name, v in values.items() if name in ("Q", "p", "G", "A", "b"))
+
+
+def _suits_cpu(values: Mapping[Any, Tensor], n: int, equalities: int, inequalities: int, batch: int) -> bool:
+    matrices = {name: v.detach() for name, v in values.items() if name in ("Q", "G", "A")}
+    if n <= CPU_SIZE and equalities + inequalities <= 4 * CPU_SIZE:
+        return n <= TINY or _share(matrices.values()) >= FILL
+    if n > SEPARABLE_SIZE or inequalities or not equalities or batch * equalities * n > SEPARABLE_ENTRIES:
         return False
-    matrices = [v.detach() for name, v in values.items() if name in ("Q", "G", "A")]
-    total = sum(v.numel() for v in matrices)
-    return n <= TINY or sum(int(torch.count_nonzero(v)) for v in matrices) >= FILL * total
+    return "Q" in matrices and diagonal_only(matrices["Q"].reshape(-1, n, n)) and _share([matrices["A"]]) >= FILL
+
+
+def _finite(v: Tensor) -> bool:
+    least, most = torch.aminmax(v)  # either is NaN if any entry is
+    return bool(torch.isfinite(least) & torch.isfinite(most))
+
+
+def _share(matrices: Iterable[Tensor]) -> float:
+    """Nonzeros among all entries."""
+    matrices = list(matrices)
+    return sum(int(torch.count_nonzero(v)) for v in matrices) / max(1, sum(v.numel() for v in matrices))
 
 
 class UnverifiedError(Exception):
@@ -117,13 +137,15 @@ class DenseSolve(torch.autograd.Function):
         wide = {name: v.detach().to(torch.float64) for name, v in zip(plan.names, values, strict=True)}
         with one_thread(values[0].device):
             program = plan.program(wide)
-            if not _convex(program.Q):
+            if program.diagonal is None and not _convex(program.Q):
                 raise UnverifiedError
             solution = solve_dense(program)
             if not bool(solution.solved.all()):
                 raise UnverifiedError
             ctx.solved = time.perf_counter()
-            ctx.ghost = DenseGhost(program, solution.rows, solution.bounds) if plan.derivative else None
+            ctx.ghost = solution.ghost
+            if ctx.ghost is None and plan.derivative:
+                ctx.ghost = DenseGhost(program, solution.rows, solution.bounds)
         ctx.plan, ctx.solution, ctx.program = plan, solution, program
         ctx.save_for_backward(*values)
         ctx.shapes = [(v.shape, v.dtype) for v in values]
@@ -236,7 +258,7 @@ def _info(solution: DenseSolution, start: float, solved: float) -> Info:
     now = time.perf_counter()
     return Info(
         status=[Status.SOLVED] * batch,
-        solver=(solution.solver,) * batch,
+        solver=solution.solver,
         residual=natural.copy(),
         iterations=solution.iterations.cpu().numpy(),
         retried=np.zeros(batch, dtype=bool),

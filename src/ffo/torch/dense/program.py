@@ -8,11 +8,14 @@ negative on an active lower one, so that Qz + p + R'lam + mu = 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
 Tensor = torch.Tensor
+#: curvature, relative to the largest, below which a direction counts as flat
+SINGULAR = 1e-5
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,31 @@ class DenseProgram:
     def r(self) -> int:
         return self.R.shape[1]
 
+    @cached_property
+    def diagonal(self) -> Tensor | None:
+        """(batch or 1, n) of Q if that is all there is of it and none of it is flat, else None."""
+        diagonal = self.Q.diagonal(dim1=1, dim2=2)
+        if not self.n or bool((diagonal.amin(dim=1) <= SINGULAR * diagonal.amax(dim=1)).any()):
+            return None
+        return diagonal if diagonal_only(self.Q) else None
+
+    def take(self, samples: Tensor) -> DenseProgram:
+        """The program of some samples."""
+        part = {name: getattr(self, name)[samples] for name in ("p", "low", "upp", "lb", "ub")}
+        matrices = {name: M if len(M) == 1 else M[samples] for name, M in (("Q", self.Q), ("R", self.R))}
+        return replace(self, **part, **matrices)
+
+    def curved(self, z: Tensor) -> Tensor:
+        """(batch, n) Qz."""
+        return times(self.Q, z) if self.diagonal is None else self.diagonal * z
+
     def rows(self, z: Tensor) -> Tensor:
         """(batch, r) Rz."""
         return times(self.R, z)
 
     def stationarity(self, z: Tensor, lam: Tensor) -> Tensor:
         """(batch, n) Qz + p + R'lam, which is -mu at a solution."""
-        return times(self.Q, z) + self.p + times(self.R.mT, lam)
+        return self.curved(z) + self.p + times(self.R.mT, lam)
 
 
 @dataclass(frozen=True)
@@ -57,6 +78,20 @@ class Point:
     z: Tensor
     lam: Tensor
     mu: Tensor
+
+    def where(self, mine: Tensor, other: Point) -> Point:
+        """This one where `mine` (batch,), else the other."""
+        mine = mine.unsqueeze(1)
+        return Point(
+            torch.where(mine, self.z, other.z),
+            torch.where(mine, self.lam, other.lam),
+            torch.where(mine, self.mu, other.mu),
+        )
+
+
+def diagonal_only(Q: Tensor) -> bool:
+    """Whether nothing in Q (batch or 1, n, n) stands off the diagonal."""
+    return int(torch.count_nonzero(Q)) == int(torch.count_nonzero(Q.diagonal(dim1=1, dim2=2)))
 
 
 def times(M: Tensor, v: Tensor) -> Tensor:

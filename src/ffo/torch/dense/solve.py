@@ -1,9 +1,10 @@
 """Solve a batch of dense quadratic programs: a point, its active set, and a verified solution.
 
 On the CPU the point comes from DAQP (a dual active-set method: exact, and the fastest there is on small
-dense problems), on other devices from the batched interior-point method. The active set is then taken
-to the ghost, whose solution is kept only where it satisfies the optimality conditions; where it does
-not, the active set is read off anew (a semismooth Newton step), a few times.
+dense problems), or from Newton's method on the dual where Q is diagonal and the rows are equalities; on
+other devices from the batched interior-point method. The active set is then taken to the ghost, whose
+solution is kept only where it satisfies the optimality conditions; where it does not, the active set is
+read off anew (a semismooth Newton step), a few times.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import torch
 from ffo.solvers.pool import share
 from ffo.torch.dense.ghost import DenseGhost
 from ffo.torch.dense.interior import interior_point
-from ffo.torch.dense.program import DenseProgram, Point, Tensor, largest, times
+from ffo.torch.dense.program import DenseProgram, Point, Tensor, largest
+from ffo.torch.dense.separable import separable
 from ffo.torch.dense.verify import Verdict, verify
 
 STEPS = 6
@@ -24,6 +26,8 @@ STEPS = 6
 ACCEPT = 1e-10
 #: natural residual up to which a point needs no polish
 EXACT = 1e-13
+#: variables from which Newton's method on the dual is faster than DAQP
+NEWTON_SIZE = 150
 #: variables from which one solve takes long enough for threads
 THREADED = 40
 #: DAQP's infinity, its code for an equality, and the violation that makes it pivot
@@ -32,7 +36,8 @@ _INF, _EQUALITY, _PIVOT = 1e30, 5, 1e-6
 
 @dataclass(frozen=True)
 class DenseSolution:
-    """Verified solutions: `solved` (batch,) is false where no active set satisfies the conditions."""
+    """Verified solutions: `solved` (batch,) is false where no active set satisfies the conditions.
+    `ghost` is the one of these active sets, if verification had to make it."""
 
     point: Point
     rows: Tensor
@@ -40,35 +45,48 @@ class DenseSolution:
     verdict: Verdict
     solved: Tensor
     iterations: Tensor
-    solver: str
+    solver: tuple[str, ...]
+    ghost: DenseGhost | None
 
 
 def solve_dense(program: DenseProgram, eps: float = 1e-7) -> DenseSolution:
     """Solve and verify every sample."""
-    if program.p.device.type == "cpu":
-        name, (point, iterations) = "DAQP", _daqp(program)
-    else:
-        name, (point, _, iterations) = "batched interior point", interior_point(program, eps)
+    point, iterations, solver = _points(program, eps)
     rows, bounds = identify(program, point)
     verdict = verify(program, point, rows, bounds)
-    solved = verdict.natural <= EXACT
+    solved, ghost = verdict.natural <= EXACT, None
     for _ in range(STEPS):
         if bool(solved.all()):
             break
         ghost = DenseGhost(program, rows, bounds)
-        found = ghost.polished(point)
-        keep = solved.unsqueeze(1)
-        point = Point(
-            torch.where(keep, point.z, found.z),
-            torch.where(keep, point.lam, found.lam),
-            torch.where(keep, point.mu, found.mu),
-        )
+        point = point.where(solved, ghost.polished(point))
         verdict = verify(program, point, rows, bounds)
         solved = verdict.natural <= ACCEPT
         new_rows, new_bounds = identify(program, point)
         keep = solved.unsqueeze(1)
         rows, bounds = torch.where(keep, rows, new_rows), torch.where(keep, bounds, new_bounds)
-    return DenseSolution(point, rows, bounds, verdict, solved, iterations, name)
+    if ghost is not None and not ghost.at(rows, bounds):
+        ghost = None
+    return DenseSolution(point, rows, bounds, verdict, solved, iterations, solver, ghost)
+
+
+def _points(program: DenseProgram, eps: float) -> tuple[Point, Tensor, tuple[str, ...]]:
+    """A point near the solution, the iterations it took, and whose it is, by sample."""
+    batch = program.batch
+    if program.p.device.type != "cpu":
+        point, _, iterations = interior_point(program, eps)
+        return point, iterations, ("batched interior point",) * batch
+    diagonal = program.diagonal if program.n >= NEWTON_SIZE and bool(program.equal.all()) else None
+    if diagonal is None:
+        return *_daqp(program), ("DAQP",) * batch
+    point, iterations = separable(program, diagonal)
+    missed = iterations < 0
+    if bool(missed.any()):
+        which = torch.nonzero(missed).squeeze(1)
+        other, counts = _daqp(program.take(which))
+        for mine, theirs in ((point.z, other.z), (point.lam, other.lam), (point.mu, other.mu), (iterations, counts)):
+            mine[which] = theirs
+    return point, iterations, tuple("DAQP" if m else "dual Newton" for m in missed.tolist())
 
 
 def identify(program: DenseProgram, point: Point) -> tuple[Tensor, Tensor]:
@@ -81,7 +99,7 @@ def identify(program: DenseProgram, point: Point) -> tuple[Tensor, Tensor]:
     value = program.rows(point.z)
     primal = torch.maximum(largest(point.z), largest(value / norms))
     dual = torch.stack(
-        [largest(program.p), largest(times(program.Q, point.z)), largest(point.lam * norms), largest(point.mu)]
+        [largest(program.p), largest(program.curved(point.z)), largest(point.lam * norms), largest(point.mu)]
     ).amax(dim=0)
     ratio = torch.where((primal > 0) & (dual > 0), primal / dual.clamp_min(1e-300), torch.ones_like(primal))
     ratio = ratio.unsqueeze(1)

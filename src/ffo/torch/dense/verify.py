@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ffo.torch.dense.program import DenseProgram, Point, Tensor, largest, times
+from ffo.torch.dense.program import DenseProgram, Point, Tensor, largest
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def verify(program: DenseProgram, point: Point, rows: Tensor, bounds: Tensor) ->
     norms = program.R.norm(dim=2).expand(program.batch, program.r)
     norms = torch.where(norms > 0, norms, torch.ones_like(norms))
     value = program.rows(z)
-    Qz = times(program.Q, z)
+    Qz = program.curved(z)
     primal = torch.maximum(largest(z), largest(value / norms))
     dual = torch.stack([largest(program.p), largest(Qz), largest(lam * norms), largest(mu)]).amax(dim=0)
     primal, dual = _positive(primal), _positive(dual)
