@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ffo.torch.dense.program import SINGULAR, DenseProgram, Point, Tensor, largest, times
+from ffo.torch.dense.program import SINGULAR, DenseProgram, Point, Tensor, largest, positive, times
 
 REGULARISATION = 1e-8
 REFINEMENTS = 8
@@ -45,6 +45,11 @@ class Chosen:
     def everything(self, size: int) -> bool:
         """Whether all entries were chosen (they stand in order then)."""
         return self.even and self.index.shape[1] == size
+
+    @property
+    def filler(self) -> Tensor:
+        """(batch, k) 1 at the fillers, or a mere zero where there are none."""
+        return self.real.new_zeros(1, 1) if self.even else 1 - self.real
 
     def take(self, v: Tensor) -> Tensor:
         """(batch, size) -> (batch, k), zero at the fillers."""
@@ -81,10 +86,18 @@ class _Full:
         return times(self.Q, u)
 
     def half(self, X: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(self.L, X, upper=False)
+        return self._solved(self.L, X, upper=False)
 
     def back(self, X: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(self.L.mT, X, upper=True)
+        return self._solved(self.L.mT, X, upper=True)
+
+    @staticmethod
+    def _solved(L: Tensor, X: Tensor, upper: bool) -> Tensor:
+        if len(L) > 1:
+            return torch.linalg.solve_triangular(L, X, upper=upper)
+        columns = X.permute(1, 0, 2).reshape(X.shape[1], -1)  # of all samples side by side
+        found = torch.linalg.solve_triangular(L[0], columns, upper=upper)
+        return found.reshape(X.shape[1], X.shape[0], X.shape[2]).permute(1, 0, 2)
 
 
 class DenseGhost:
@@ -99,17 +112,16 @@ class DenseGhost:
         self.program, self.row_side, self.bound_side = program, rows, bounds
         self.free = Chosen.of(bounds == 0, program.p.dtype)
         self.active = Chosen.of(rows != 0, program.p.dtype)
+        self.held = not self.free.everything(program.n)
         R = _minor(program.R, self.active, self.free)
-        size = R.norm(dim=2)
-        self.row_scale = 1.0 / torch.where(size > 0, size, torch.ones_like(size))
+        self.row_scale = 1.0 / positive(R.norm(dim=2))
         self.R = R * self.row_scale.unsqueeze(-1)  # (batch, k, f)
         self.hold: Tensor | None = None
         self.curvature = self._curvature()
         self.V = self.curvature.half(self.R.mT)  # (batch, f, k)
         S = self.V.mT @ self.V
-        diagonal = S.diagonal(dim1=1, dim2=2)
-        diagonal.add_(_size(diagonal) * (REGULARISATION + 1 - self.active.real))
-        self.S, _ = torch.linalg.cholesky_ex(S)
+        size = _size(S.diagonal(dim1=1, dim2=2))
+        self.S, _ = torch.linalg.cholesky_ex(_raised(S, size * (REGULARISATION + self.active.filler)))
 
     def at(self, rows: Tensor, bounds: Tensor) -> bool:
         """Whether this is the ghost of that active set."""
@@ -118,20 +130,19 @@ class DenseGhost:
     def _curvature(self) -> _Diagonal | _Full:
         program, free = self.program, self.free
         if program.diagonal is not None:
-            diagonal = program.diagonal.expand(program.batch, -1)
-            return _Diagonal(free.take(diagonal) + 1 - free.real)
+            return _Diagonal(free.take(program.diagonal.expand(program.batch, -1)) + free.filler)
         Q = _minor(program.Q, free, free)
-        H = Q.clone()
-        diagonal = H.diagonal(dim1=1, dim2=2)
-        scale = _size(diagonal)
-        diagonal.add_(scale * (REGULARISATION + 1 - free.real))
-        L, _ = torch.linalg.cholesky_ex(H)
+        scale = _size(Q.diagonal(dim1=1, dim2=2))
+        L = program.factor
+        if L is None or self.held:
+            L, _ = torch.linalg.cholesky_ex(_raised(Q, scale * (REGULARISATION + free.filler)))
         # Where Q alone is singular, active rows hold u: H + R'R has the same solution, for r_x + R'r_a.
         pivots = L.diagonal(dim1=1, dim2=2).square()
         weak = pivots.amin(dim=1, keepdim=True) < SINGULAR * scale if pivots.shape[1] else scale < 0
         if bool(weak.any()):
             self.hold = torch.where(weak, scale, torch.zeros_like(scale))  # (batch, 1)
-            L, _ = torch.linalg.cholesky_ex(H + self.hold.unsqueeze(2) * (self.R.mT @ self.R))
+            H = Q + self.hold.unsqueeze(2) * (self.R.mT @ self.R)
+            L, _ = torch.linalg.cholesky_ex(_raised(H, scale * (REGULARISATION + free.filler)))
         return _Full(Q, L)
 
     def _approximate(self, r_x: Tensor, r_a: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,12 +160,15 @@ class DenseGhost:
             values of the held variables, zero at free ones.
         """
         program = self.program
+        if not self.held:
+            u, t, error = self._refine(r_x, self.active.take(r_rows) * self.row_scale)
+            return u, self.active.put(t * self.row_scale, program.r), torch.zeros_like(u), error
         wanted_x = self.free.take(r_x - program.curved(r_bounds))
         wanted_a = self.active.take(r_rows - program.rows(r_bounds)) * self.row_scale
         u, t, error = self._refine(wanted_x, wanted_a)
         full_u = self.free.put(u, program.n) + r_bounds
         full_t = self.active.put(t * self.row_scale, program.r)
-        left = r_x - program.curved(full_u) - times(program.R.mT, full_t)
+        left = r_x - program.curved(full_u) - program.pull(full_t)
         return full_u, full_t, torch.where(self.bound_side != 0, left, torch.zeros_like(left)), error
 
     def _refine(self, wanted_x: Tensor, wanted_a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -188,26 +202,37 @@ class DenseGhost:
         r_rows = torch.where(on_row, target - program.rows(z), torch.zeros_like(target))
         u, t, _, _ = self.solve(-program.stationarity(z, lam), r_rows, torch.zeros_like(z))
         z, lam = z + u, lam + t
+        if not self.held:
+            return Point(z, lam, torch.zeros_like(z))
         left = -program.stationarity(z, lam)
         return Point(z, lam, torch.where(held, left, torch.zeros_like(left)))
 
 
 def _minor(M: Tensor, rows: Chosen, cols: Chosen) -> Tensor:
-    """(batch or 1, a, b) -> (batch, i, j), the chosen rows and columns, zero at the fillers."""
-    if M.shape[0] == 1:
-        found = M[0].mT.contiguous()[cols.index].mT
-        found = found if rows.everything(M.shape[1]) else torch.take_along_dim(found, rows.index.unsqueeze(2), dim=1)
-    elif rows.everything(M.shape[1]) and cols.everything(M.shape[2]):
-        found = M
-    else:
+    """(batch or 1, a, b) -> (batch or 1, i, j), the chosen rows and columns, zero at the fillers."""
+    all_rows, all_cols = rows.everything(M.shape[1]), cols.everything(M.shape[2])
+    if all_rows and all_cols:
+        return M
+    if M.shape[0] > 1:
         sample = torch.arange(M.shape[0], device=M.device).reshape(-1, 1, 1)
         found = M[sample, rows.index.unsqueeze(2), cols.index.unsqueeze(1)]
+    elif all_cols:
+        found = M[0][rows.index]
+    else:  # whole rows of M' first
+        found = M[0].mT.contiguous()[cols.index].mT
+        found = found if all_rows else torch.take_along_dim(found, rows.index.unsqueeze(2), dim=1)
     if not (rows.even and cols.even):
         found = found * (rows.real.unsqueeze(2) * cols.real.unsqueeze(1))
     return found
 
 
+def _raised(H: Tensor, shift: Tensor) -> Tensor:
+    """H (batch or 1, k, k) with a shift (batch or 1, k or 1) on its diagonal."""
+    H = H.expand(max(len(H), len(shift)), -1, -1).clone()
+    H.diagonal(dim1=1, dim2=2).add_(shift)
+    return H
+
+
 def _size(diagonal: Tensor) -> Tensor:
     """(batch, k) -> (batch, 1) largest entry in magnitude, 1 where all are zero."""
-    size = largest(diagonal)
-    return torch.where(size > 0, size, torch.ones_like(size)).unsqueeze(1)
+    return positive(largest(diagonal)).unsqueeze(1)

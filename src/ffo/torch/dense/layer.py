@@ -106,20 +106,27 @@ class DensePlan:
         Q = values["Q"].reshape(-1, self.n, self.n) if "Q" in values else p.new_zeros(1, self.n, self.n)
         A = values["A"].reshape(-1, self.equalities, self.n) if "A" in values else p.new_zeros(1, 0, self.n)
         G = values["G"].reshape(-1, self.inequalities, self.n) if "G" in values else p.new_zeros(1, 0, self.n)
-        both = max(len(A), len(G))
         b = vector("b", self.equalities, 0.0)
         equal = torch.zeros(self.equalities + self.inequalities, dtype=torch.bool, device=p.device)
         equal[: self.equalities] = True
         return DenseProgram(
-            Q=0.5 * (Q + Q.mT),
+            Q=Q if torch.equal(Q, Q.mT) else 0.5 * (Q + Q.mT),
             p=vector("p", self.n, 0.0),
-            R=torch.cat([A.expand(both, -1, -1), G.expand(both, -1, -1)], dim=1),
+            R=_stacked(A, G),
             low=torch.cat([b, vector("lower", self.inequalities, -torch.inf)], dim=1),
             upp=torch.cat([b, vector("h", self.inequalities, torch.inf)], dim=1),
             lb=vector("lb", self.n, -torch.inf),
             ub=vector("ub", self.n, torch.inf),
             equal=equal,
         )
+
+
+def _stacked(A: Tensor, G: Tensor) -> Tensor:
+    """(batch or 1, rows of both, n), without a copy where there is only one."""
+    if not (A.shape[1] and G.shape[1]):
+        return A if A.shape[1] else G
+    both = max(len(A), len(G))
+    return torch.cat([A.expand(both, -1, -1), G.expand(both, -1, -1)], dim=1)
 
 
 def _rows(value: Tensor | None, size: int, length: int, missing: float, like: Tensor) -> Tensor:
@@ -137,7 +144,7 @@ class DenseSolve(torch.autograd.Function):
         wide = {name: v.detach().to(torch.float64) for name, v in zip(plan.names, values, strict=True)}
         with one_thread(values[0].device):
             program = plan.program(wide)
-            if program.diagonal is None and not _convex(program.Q):
+            if not program.convex:
                 raise UnverifiedError
             solution = solve_dense(program)
             if not bool(solution.solved.all()):
@@ -183,14 +190,6 @@ class _Once(torch.autograd.Function):
         raise DerivativeError(SECOND)
 
 
-def _convex(Q: Tensor) -> bool:
-    """Whether every Q is positive semidefinite to rounding (as in `ffo.engine.convexity`)."""
-    size = Q.abs().amax(dim=(1, 2)) if Q.numel() else Q.new_zeros(len(Q))
-    shift = 1e-9 * np.sqrt(Q.shape[1]) * torch.where(size > 0, size, torch.ones_like(size))
-    _, info = torch.linalg.cholesky_ex(Q + torch.diag_embed(shift.unsqueeze(1).expand(-1, Q.shape[1])))
-    return bool((info == 0).all())
-
-
 def _outputs(plan: DensePlan, solution: DenseSolution) -> list[Tensor]:
     point, k = solution.point, plan.equalities
     outputs = [point.z, point.lam[:, :k], point.lam[:, k:], point.mu]
@@ -227,20 +226,22 @@ def _adjoint(ctx: Any, gradients: tuple[Tensor | None, ...], wanted: Mapping[str
             value = parts[name]()
             value = value.sum(dim=0) if shared else value
         elif name == "Q":
-            value = _outer(u, point.z, shared)
-            value = 0.5 * (value + value.mT)
+            value = _outer((0.5 * u, point.z), (0.5 * point.z, u), shared)
         else:
             at = slice(0, k) if name == "A" else slice(k, None)
-            value = _outer(point.lam[:, at], u, shared) + _outer(t[:, at], point.z, shared)
+            value = _outer((point.lam[:, at], u), (t[:, at], point.z), shared)
         if shared and plan.reduction == "mean":
             value = value / program.batch
         found[name] = value
     return found
 
 
-def _outer(a: Tensor, b: Tensor, summed: bool) -> Tensor:
-    """a b' of every sample, or their sum over the batch as one product."""
-    return a.mT @ b if summed else a.unsqueeze(2) * b.unsqueeze(1)
+def _outer(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], summed: bool) -> Tensor:
+    """a b' + c d' of every sample, or the sum over the batch, as one product."""
+    (a, b), (c, d) = first, second
+    if summed:
+        return torch.cat([a, c]).mT @ torch.cat([b, d])
+    return torch.stack([a, c], dim=2) @ torch.stack([b, d], dim=1)
 
 
 def _info(solution: DenseSolution, start: float, solved: float) -> Info:

@@ -8,6 +8,7 @@ negative on an active lower one, so that Qz + p + R'lam + mu = 0.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -52,6 +53,30 @@ class DenseProgram:
             return None
         return diagonal if diagonal_only(self.Q) else None
 
+    @cached_property
+    def factor(self) -> Tensor | None:
+        """(batch or 1, n, n) Cholesky factor of Q plus a shift in the size of rounding (see
+        `ffo.engine.convexity`); None where Q is not positive semidefinite."""
+        size = self.Q.abs().amax(dim=(1, 2)) if self.Q.numel() else self.Q.new_zeros(len(self.Q))
+        H = self.Q.clone()
+        H.diagonal(dim1=1, dim2=2).add_((1e-9 * math.sqrt(self.n) * positive(size)).unsqueeze(1))
+        factor, info = torch.linalg.cholesky_ex(H)
+        return None if bool(info.any()) else factor
+
+    @cached_property
+    def convex(self) -> bool:
+        return self.diagonal is not None or self.factor is not None
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """(batch or 1, r) lengths of the rows, 1 for those that are zero."""
+        return positive(self.R.norm(dim=2))
+
+    @cached_property
+    def bounded(self) -> bool:
+        """Whether any variable of any sample has a bound."""
+        return bool((torch.isfinite(self.lb) | torch.isfinite(self.ub)).any())
+
     def take(self, samples: Tensor) -> DenseProgram:
         """The program of some samples."""
         part = {name: getattr(self, name)[samples] for name in ("p", "low", "upp", "lb", "ub")}
@@ -66,9 +91,13 @@ class DenseProgram:
         """(batch, r) Rz."""
         return times(self.R, z)
 
+    def pull(self, lam: Tensor) -> Tensor:
+        """(batch, n) R'lam."""
+        return times(self.R.mT, lam)
+
     def stationarity(self, z: Tensor, lam: Tensor) -> Tensor:
         """(batch, n) Qz + p + R'lam, which is -mu at a solution."""
-        return self.curved(z) + self.p + times(self.R.mT, lam)
+        return self.curved(z) + self.p + self.pull(lam)
 
 
 @dataclass(frozen=True)
@@ -89,6 +118,27 @@ class Point:
         )
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What the optimality conditions are made of at a point: Rz (batch, r), Qz and R'lam (batch, n); and
+    how large these are (batch,), in units of variables (`primal`) and of costs (`dual`)."""
+
+    point: Point
+    value: Tensor
+    curved: Tensor
+    pull: Tensor
+    primal: Tensor
+    dual: Tensor
+
+    @classmethod
+    def of(cls, program: DenseProgram, point: Point) -> Terms:
+        value, curved = program.rows(point.z), program.curved(point.z)
+        primal = torch.maximum(largest(point.z), largest(value / program.norms))
+        costs = (program.p, curved, point.lam * program.norms, point.mu)
+        dual = torch.stack([largest(v) for v in costs]).amax(dim=0)
+        return cls(point, value, curved, program.pull(point.lam), primal, dual)
+
+
 def diagonal_only(Q: Tensor) -> bool:
     """Whether nothing in Q (batch or 1, n, n) stands off the diagonal."""
     return int(torch.count_nonzero(Q)) == int(torch.count_nonzero(Q.diagonal(dim1=1, dim2=2)))
@@ -97,6 +147,11 @@ def diagonal_only(Q: Tensor) -> bool:
 def times(M: Tensor, v: Tensor) -> Tensor:
     """(batch or 1, a, b) and (batch, b) -> (batch, a), one product when M is shared."""
     return v @ M[0].mT if M.shape[0] == 1 else (M @ v.unsqueeze(-1)).squeeze(-1)
+
+
+def positive(v: Tensor) -> Tensor:
+    """1 where v is not positive."""
+    return torch.where(v > 0, v, torch.ones_like(v))
 
 
 def largest(v: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from ffo.solvers.pool import share
 from ffo.torch.dense.ghost import DenseGhost
 from ffo.torch.dense.interior import interior_point
-from ffo.torch.dense.program import DenseProgram, Point, Tensor, largest
+from ffo.torch.dense.program import DenseProgram, Point, Tensor, Terms, positive
 from ffo.torch.dense.separable import separable
 from ffo.torch.dense.verify import Verdict, verify
 
@@ -52,19 +52,22 @@ class DenseSolution:
 def solve_dense(program: DenseProgram, eps: float = 1e-7) -> DenseSolution:
     """Solve and verify every sample."""
     point, iterations, solver = _points(program, eps)
-    rows, bounds = identify(program, point)
-    verdict = verify(program, point, rows, bounds)
+    terms = Terms.of(program, point)
+    rows, bounds = identify(program, terms)
+    verdict = verify(program, terms, rows, bounds)
     solved, ghost = verdict.natural <= EXACT, None
     for _ in range(STEPS):
         if bool(solved.all()):
             break
         ghost = DenseGhost(program, rows, bounds)
         point = point.where(solved, ghost.polished(point))
-        verdict = verify(program, point, rows, bounds)
+        terms = Terms.of(program, point)
+        verdict = verify(program, terms, rows, bounds)
         solved = verdict.natural <= ACCEPT
-        new_rows, new_bounds = identify(program, point)
-        keep = solved.unsqueeze(1)
-        rows, bounds = torch.where(keep, rows, new_rows), torch.where(keep, bounds, new_bounds)
+        if not bool(solved.all()):
+            new_rows, new_bounds = identify(program, terms)
+            keep = solved.unsqueeze(1)
+            rows, bounds = torch.where(keep, rows, new_rows), torch.where(keep, bounds, new_bounds)
     if ghost is not None and not ghost.at(rows, bounds):
         ghost = None
     return DenseSolution(point, rows, bounds, verdict, solved, iterations, solver, ghost)
@@ -89,22 +92,18 @@ def _points(program: DenseProgram, eps: float) -> tuple[Point, Tensor, tuple[str
     return point, iterations, tuple("DAQP" if m else "dual Newton" for m in missed.tolist())
 
 
-def identify(program: DenseProgram, point: Point) -> tuple[Tensor, Tensor]:
+def identify(program: DenseProgram, terms: Terms) -> tuple[Tensor, Tensor]:
     """Active sides of rows and bounds: where the multiplier outweighs the slack, in comparable units.
 
     The rule of `ffo.ghost.face`: s against tau y with tau = |a|^2 l / f.
     """
-    norms = program.R.norm(dim=2).expand(program.batch, program.r)
-    norms = torch.where(norms > 0, norms, torch.ones_like(norms))
-    value = program.rows(point.z)
-    primal = torch.maximum(largest(point.z), largest(value / norms))
-    dual = torch.stack(
-        [largest(program.p), largest(program.curved(point.z)), largest(point.lam * norms), largest(point.mu)]
-    ).amax(dim=0)
-    ratio = torch.where((primal > 0) & (dual > 0), primal / dual.clamp_min(1e-300), torch.ones_like(primal))
-    ratio = ratio.unsqueeze(1)
-    rows = _side(value, program.low, program.upp, point.lam * norms**2 * ratio)
+    point = terms.point
+    comparable = (terms.primal > 0) & (terms.dual > 0)
+    ratio = torch.where(comparable, terms.primal / positive(terms.dual), torch.ones_like(terms.dual)).unsqueeze(1)
+    rows = _side(terms.value, program.low, program.upp, point.lam * program.norms**2 * ratio)
     rows = torch.where(program.equal, torch.ones_like(rows), rows)
+    if not program.bounded:
+        return rows, torch.zeros(point.z.shape, dtype=rows.dtype, device=rows.device)
     return rows, _side(point.z, program.lb, program.ub, point.mu * ratio)
 
 
@@ -122,7 +121,7 @@ def _daqp(program: DenseProgram) -> tuple[Point, Tensor]:
     Q, R = program.Q.numpy(), np.ascontiguousarray(program.R.numpy())
     p = program.p.numpy()
     upper, lower = program.upp.numpy(), program.low.numpy()
-    bounded = bool(torch.isfinite(program.ub).any() or torch.isfinite(program.lb).any())
+    bounded = program.bounded
     if bounded:
         upper = np.concatenate([program.ub.numpy(), upper], axis=1)
         lower = np.concatenate([program.lb.numpy(), lower], axis=1)
