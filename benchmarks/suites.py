@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks import peers, problems
+from benchmarks import peers, problems, qp_layers
 from benchmarks.accuracy import compare, probes
 from benchmarks.memory import footprint
 from benchmarks.problems import Case, decision_qp
@@ -108,6 +108,13 @@ def iterative(options: Options) -> Suite:
     return Suite("iterative", [figure], [p.as_dict() for p in prints])
 
 
+def qplayer(options: Options) -> Suite:
+    """FFOQPLayer against qpth, QPLayer, and Moreau through cvxpylayers and called directly."""
+    outcomes = [qp_layers.play(match, options.repeats, options.progress) for match in qp_layers.MATCHES]
+    figures = [figure for outcome in outcomes for figure in outcome.figures]
+    return Suite("QP layers", figures, [row for outcome in outcomes for row in outcome.rows])
+
+
 def accuracy(options: Options) -> Suite:
     """Gradients at default settings against differences of tight solves."""
     figures, rows = [], []
@@ -127,6 +134,7 @@ SUITES: dict[str, Callable[[Options], Suite]] = {
     "qp": qp,
     "socp": socp,
     "small": small,
+    "qplayer": qplayer,
     "memory": memory,
     "iterative": iterative,
     "accuracy": accuracy,

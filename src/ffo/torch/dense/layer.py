@@ -70,10 +70,11 @@ class UnverifiedError(Exception):
 def one_thread(device: torch.device) -> Iterator[None]:
     """One CPU thread inside: batches of small matrices lose more to threads than they gain (ten times,
     measured on two cores). What the caller has set is restored."""
-    threads = torch.get_num_threads()
-    if device.type != "cpu" or threads == 1:
+    if device.type != "cpu":
         yield
         return
+    # Even where it is 1 already: other libraries set OpenMP's number, which torch reports, but not MKL's.
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
