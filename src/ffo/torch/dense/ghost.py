@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ffo.torch.dense.program import SINGULAR, DenseProgram, Point, Tensor, largest, positive, times
+from ffo.torch.dense.program import SINGULAR, DenseProgram, Point, Tensor, largest, positive, raised, times, triangular
 
 REGULARISATION = 1e-8
 REFINEMENTS = 8
-ACCURACY = 1e-13
+ACCURACY = 1e-12
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,11 @@ class Chosen:
         count = int(counts.max()) if mask.numel() else 0
         index = torch.argsort(mask.to(torch.int8), dim=1, descending=True, stable=True)[:, :count]
         return cls(index, torch.gather(mask, 1, index).to(dtype), bool((counts == count).all()))
+
+    @classmethod
+    def all(cls, v: Tensor) -> Chosen:
+        """All entries of (batch, size)."""
+        return cls(torch.arange(v.shape[1], device=v.device).expand(v.shape), torch.ones_like(v), True)
 
     def everything(self, size: int) -> bool:
         """Whether all entries were chosen (they stand in order then)."""
@@ -86,18 +91,10 @@ class _Full:
         return times(self.Q, u)
 
     def half(self, X: Tensor) -> Tensor:
-        return self._solved(self.L, X, upper=False)
+        return triangular(self.L, X, upper=False)
 
     def back(self, X: Tensor) -> Tensor:
-        return self._solved(self.L.mT, X, upper=True)
-
-    @staticmethod
-    def _solved(L: Tensor, X: Tensor, upper: bool) -> Tensor:
-        if len(L) > 1:
-            return torch.linalg.solve_triangular(L, X, upper=upper)
-        columns = X.permute(1, 0, 2).reshape(X.shape[1], -1)  # of all samples side by side
-        found = torch.linalg.solve_triangular(L[0], columns, upper=upper)
-        return found.reshape(X.shape[1], X.shape[0], X.shape[2]).permute(1, 0, 2)
+        return triangular(self.L.mT, X, upper=True)
 
 
 class DenseGhost:
@@ -110,7 +107,7 @@ class DenseGhost:
 
     def __init__(self, program: DenseProgram, rows: Tensor, bounds: Tensor) -> None:
         self.program, self.row_side, self.bound_side = program, rows, bounds
-        self.free = Chosen.of(bounds == 0, program.p.dtype)
+        self.free = Chosen.of(bounds == 0, program.p.dtype) if program.bounded else Chosen.all(program.p)
         self.active = Chosen.of(rows != 0, program.p.dtype)
         self.held = not self.free.everything(program.n)
         R = _minor(program.R, self.active, self.free)
@@ -118,10 +115,8 @@ class DenseGhost:
         self.R = R * self.row_scale.unsqueeze(-1)  # (batch, k, f)
         self.hold: Tensor | None = None
         self.curvature = self._curvature()
-        self.V = self.curvature.half(self.R.mT)  # (batch, f, k)
-        S = self.V.mT @ self.V
-        size = _size(S.diagonal(dim1=1, dim2=2))
-        self.S, _ = torch.linalg.cholesky_ex(_raised(S, size * (REGULARISATION + self.active.filler)))
+        self.V = self._whitened()  # (batch, f, k)
+        self.S, _ = _cholesky(self.V.mT @ self.V, self.active)
 
     def at(self, rows: Tensor, bounds: Tensor) -> bool:
         """Whether this is the ghost of that active set."""
@@ -132,18 +127,22 @@ class DenseGhost:
         if program.diagonal is not None:
             return _Diagonal(free.take(program.diagonal.expand(program.batch, -1)) + free.filler)
         Q = _minor(program.Q, free, free)
-        scale = _size(Q.diagonal(dim1=1, dim2=2))
-        L = program.factor
-        if L is None or self.held:
-            L, _ = torch.linalg.cholesky_ex(_raised(Q, scale * (REGULARISATION + free.filler)))
+        if not self.held and program.whitened is not None:
+            return _Full(Q, program.factor)
+        L, pivot = _cholesky(Q, free)
         # Where Q alone is singular, active rows hold u: H + R'R has the same solution, for r_x + R'r_a.
-        pivots = L.diagonal(dim1=1, dim2=2).square()
-        weak = pivots.amin(dim=1, keepdim=True) < SINGULAR * scale if pivots.shape[1] else scale < 0
+        weak = pivot < SINGULAR
         if bool(weak.any()):
-            self.hold = torch.where(weak, scale, torch.zeros_like(scale))  # (batch, 1)
-            H = Q + self.hold.unsqueeze(2) * (self.R.mT @ self.R)
-            L, _ = torch.linalg.cholesky_ex(_raised(H, scale * (REGULARISATION + free.filler)))
+            self.hold = torch.where(weak, _size(Q.diagonal(dim1=1, dim2=2)), torch.zeros_like(pivot))  # (batch, 1)
+            L, _ = _cholesky(Q + self.hold.unsqueeze(2) * (self.R.mT @ self.R), free)
         return _Full(Q, L)
+
+    def _whitened(self) -> Tensor:
+        """H^(-1/2) R'; where no variable is held, the program has it for all rows."""
+        program = self.program
+        if self.held or program.diagonal is not None or program.whitened is None:
+            return self.curvature.half(self.R.mT)
+        return (_minor(program.whitened, self.active, self.free) * self.row_scale.unsqueeze(-1)).mT
 
     def _approximate(self, r_x: Tensor, r_a: Tensor) -> tuple[Tensor, Tensor]:
         held = r_x if self.hold is None else r_x + self.hold * times(self.R.mT, r_a)
@@ -213,11 +212,12 @@ def _minor(M: Tensor, rows: Chosen, cols: Chosen) -> Tensor:
     all_rows, all_cols = rows.everything(M.shape[1]), cols.everything(M.shape[2])
     if all_rows and all_cols:
         return M
-    if M.shape[0] > 1:
+    if all_cols:  # whole rows
+        first = M.shape[1] * torch.arange(M.shape[0], device=M.device).unsqueeze(1)
+        found = M.reshape(-1, M.shape[2])[rows.index + first]
+    elif M.shape[0] > 1:
         sample = torch.arange(M.shape[0], device=M.device).reshape(-1, 1, 1)
         found = M[sample, rows.index.unsqueeze(2), cols.index.unsqueeze(1)]
-    elif all_cols:
-        found = M[0][rows.index]
     else:  # whole rows of M' first
         found = M[0].mT.contiguous()[cols.index].mT
         found = found if all_rows else torch.take_along_dim(found, rows.index.unsqueeze(2), dim=1)
@@ -226,11 +226,20 @@ def _minor(M: Tensor, rows: Chosen, cols: Chosen) -> Tensor:
     return found
 
 
-def _raised(H: Tensor, shift: Tensor) -> Tensor:
-    """H (batch or 1, k, k) with a shift (batch or 1, k or 1) on its diagonal."""
-    H = H.expand(max(len(H), len(shift)), -1, -1).clone()
-    H.diagonal(dim1=1, dim2=2).add_(shift)
-    return H
+def _cholesky(H: Tensor, chosen: Chosen) -> tuple[Tensor, Tensor]:
+    """Factors of H (batch or 1, k, k), with a small shift where H is flat, and their least pivots
+    (batch or 1, 1) relative to the diagonal of H."""
+    scale = _size(H.diagonal(dim1=1, dim2=2))
+    L, info = torch.linalg.cholesky_ex(H if chosen.even else raised(H, scale * chosen.filler))
+    pivot = _pivot(L, scale)
+    if bool(info.any()) or bool((pivot < REGULARISATION).any()):
+        L, _ = torch.linalg.cholesky_ex(raised(H, scale * (REGULARISATION + chosen.filler)))
+        pivot = _pivot(L, scale)
+    return L, pivot
+
+
+def _pivot(L: Tensor, scale: Tensor) -> Tensor:
+    return L.diagonal(dim1=1, dim2=2).square().amin(dim=1, keepdim=True) / scale if L.shape[1] else scale
 
 
 def _size(diagonal: Tensor) -> Tensor:

@@ -55,17 +55,28 @@ class DenseProgram:
 
     @cached_property
     def factor(self) -> Tensor | None:
-        """(batch or 1, n, n) Cholesky factor of Q plus a shift in the size of rounding (see
-        `ffo.engine.convexity`); None where Q is not positive semidefinite."""
-        size = self.Q.abs().amax(dim=(1, 2)) if self.Q.numel() else self.Q.new_zeros(len(self.Q))
-        H = self.Q.clone()
-        H.diagonal(dim1=1, dim2=2).add_((1e-9 * math.sqrt(self.n) * positive(size)).unsqueeze(1))
-        factor, info = torch.linalg.cholesky_ex(H)
+        """(batch or 1, n, n) Cholesky factor of Q, plus a shift in the size of rounding if it needs one
+        (see `ffo.engine.convexity`); None where Q is not positive semidefinite."""
+        factor, info = torch.linalg.cholesky_ex(self.Q)
+        if bool(info.any()):
+            size = positive(self.Q.abs().amax(dim=(1, 2)))
+            factor, info = torch.linalg.cholesky_ex(raised(self.Q, 1e-9 * math.sqrt(self.n) * size.unsqueeze(1)))
         return None if bool(info.any()) else factor
 
     @cached_property
     def convex(self) -> bool:
         return self.diagonal is not None or self.factor is not None
+
+    @cached_property
+    def whitened(self) -> Tensor | None:
+        """(batch or 1, r, n) R in the units w = L'z in which Q = LL' is the identity; None where Q is
+        not definite enough for them."""
+        if self.factor is None or not self.n:
+            return None
+        pivots = self.factor.diagonal(dim1=1, dim2=2).square()
+        if bool((pivots.amin(dim=1) < SINGULAR * pivots.amax(dim=1)).any()):
+            return None
+        return triangular(self.factor, self.R.mT, upper=False).mT.contiguous()
 
     @cached_property
     def norms(self) -> Tensor:
@@ -147,6 +158,22 @@ def diagonal_only(Q: Tensor) -> bool:
 def times(M: Tensor, v: Tensor) -> Tensor:
     """(batch or 1, a, b) and (batch, b) -> (batch, a), one product when M is shared."""
     return v @ M[0].mT if M.shape[0] == 1 else (M @ v.unsqueeze(-1)).squeeze(-1)
+
+
+def raised(H: Tensor, shift: Tensor) -> Tensor:
+    """H (batch or 1, k, k) with a shift (batch or 1, k or 1) on its diagonal."""
+    H = H.expand(max(len(H), len(shift)), -1, -1).clone()
+    H.diagonal(dim1=1, dim2=2).add_(shift)
+    return H
+
+
+def triangular(L: Tensor, X: Tensor, upper: bool) -> Tensor:
+    """L^-1 X for L (batch or 1, k, k) and X (batch or 1, k, c), one solve when L is shared."""
+    if len(L) > 1 or len(X) == 1:
+        return torch.linalg.solve_triangular(L, X, upper=upper)
+    columns = X.permute(1, 0, 2).reshape(X.shape[1], -1)  # of all samples side by side
+    found = torch.linalg.solve_triangular(L[0], columns, upper=upper)
+    return found.reshape(X.shape[1], X.shape[0], X.shape[2]).permute(1, 0, 2)
 
 
 def positive(v: Tensor) -> Tensor:
