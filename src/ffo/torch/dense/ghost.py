@@ -127,8 +127,8 @@ class DenseGhost:
         if program.diagonal is not None:
             return _Diagonal(free.take(program.diagonal.expand(program.batch, -1)) + free.filler)
         Q = _minor(program.Q, free, free)
-        if not self.held and program.whitened is not None:
-            return _Full(Q, program.factor)
+        if not self.held and program.white is not None:
+            return _Full(Q, program.white.L)
         L, pivot = _cholesky(Q, free)
         # Where Q alone is singular, active rows hold u: H + R'R has the same solution, for r_x + R'r_a.
         weak = pivot < SINGULAR
@@ -140,9 +140,9 @@ class DenseGhost:
     def _whitened(self) -> Tensor:
         """H^(-1/2) R'; where no variable is held, the program has it for all rows."""
         program = self.program
-        if self.held or program.diagonal is not None or program.whitened is None:
+        if self.held or program.diagonal is not None or program.white is None:
             return self.curvature.half(self.R.mT)
-        return (_minor(program.whitened, self.active, self.free) * self.row_scale.unsqueeze(-1)).mT
+        return (_minor(program.white.R, self.active, self.free) * self.row_scale.unsqueeze(-1)).mT
 
     def _approximate(self, r_x: Tensor, r_a: Tensor) -> tuple[Tensor, Tensor]:
         held = r_x if self.hold is None else r_x + self.hold * times(self.R.mT, r_a)

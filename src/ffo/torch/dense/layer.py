@@ -43,12 +43,16 @@ def worthwhile(values: Mapping[Any, Tensor], n: int, equalities: int, inequaliti
 
 
 def _suits_cpu(values: Mapping[Any, Tensor], n: int, equalities: int, inequalities: int, batch: int) -> bool:
-    matrices = {name: v.detach() for name, v in values.items() if name in ("Q", "G", "A")}
-    if n <= CPU_SIZE and equalities + inequalities <= 4 * CPU_SIZE:
-        return n <= TINY or _share(matrices.values()) >= FILL
-    if n > SEPARABLE_SIZE or inequalities or not equalities or batch * equalities * n > SEPARABLE_ENTRIES:
+    if n <= TINY and equalities + inequalities <= 4 * CPU_SIZE:
+        return True
+    small = n <= CPU_SIZE and equalities + inequalities <= 4 * CPU_SIZE
+    if not small and (n > SEPARABLE_SIZE or inequalities or batch * equalities * n > SEPARABLE_ENTRIES):
         return False
-    return "Q" in matrices and diagonal_only(matrices["Q"].reshape(-1, n, n)) and _share([matrices["A"]]) >= FILL
+    matrices = {name: v.detach() for name, v in values.items() if name in ("Q", "G", "A")}
+    diagonal = "Q" in matrices and diagonal_only(matrices["Q"].reshape(-1, n, n))
+    if diagonal:
+        del matrices["Q"]
+    return (small or diagonal) and _share(matrices.values()) >= FILL
 
 
 def _finite(v: Tensor) -> bool:

@@ -68,15 +68,15 @@ class DenseProgram:
         return self.diagonal is not None or self.factor is not None
 
     @cached_property
-    def whitened(self) -> Tensor | None:
-        """(batch or 1, r, n) R in the units w = L'z in which Q = LL' is the identity; None where Q is
-        not definite enough for them."""
-        if self.factor is None or not self.n:
+    def white(self) -> White | None:
+        """The rows in units in which Q is the identity; None where Q is not definite enough for them."""
+        L = self.factor
+        if L is None or not self.n:
             return None
-        pivots = self.factor.diagonal(dim1=1, dim2=2).square()
+        pivots = L.diagonal(dim1=1, dim2=2).square()
         if bool((pivots.amin(dim=1) < SINGULAR * pivots.amax(dim=1)).any()):
             return None
-        return triangular(self.factor, self.R.mT, upper=False).mT.contiguous()
+        return White(L, triangular(L, self.R.mT, upper=False).mT.contiguous())
 
     @cached_property
     def norms(self) -> Tensor:
@@ -109,6 +109,14 @@ class DenseProgram:
     def stationarity(self, z: Tensor, lam: Tensor) -> Tensor:
         """(batch, n) Qz + p + R'lam, which is -mu at a solution."""
         return self.curved(z) + self.p + self.pull(lam)
+
+
+@dataclass(frozen=True)
+class White:
+    """w = L'z, in which Q = LL' is the identity: L (batch or 1, n, n), and R L'^-1 (batch or 1, r, n)."""
+
+    L: Tensor
+    R: Tensor
 
 
 @dataclass(frozen=True)

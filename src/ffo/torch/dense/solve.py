@@ -119,14 +119,13 @@ def _daqp(program: DenseProgram) -> tuple[Point, Tensor]:
     Half of its time would go into the factors of Q and what they make of the rows. Where no bounds are
     in the way, all of that is done here for the whole batch, and serves the ghost too.
     """
-    white = None if program.bounded or program.diagonal is not None else program.whitened
+    white = None if program.bounded or program.diagonal is not None else program.white
     if white is None:
         return _daqp_on(program, program.Q, program.p, program.R)
-    L = program.factor
-    assert L is not None
-    costs = triangular(L, program.p.unsqueeze(2), upper=False).squeeze(2)
-    point, iterations = _daqp_on(program, torch.eye(program.n, dtype=L.dtype).unsqueeze(0), costs, white)
-    z = triangular(L.mT, point.z.unsqueeze(2), upper=True).squeeze(2)
+    costs = triangular(white.L, program.p.unsqueeze(2), upper=False).squeeze(2)
+    identity = torch.eye(program.n, dtype=costs.dtype).unsqueeze(0)
+    point, iterations = _daqp_on(program, identity, costs, white.R)
+    z = triangular(white.L.mT, point.z.unsqueeze(2), upper=True).squeeze(2)
     return Point(z, point.lam, point.mu), iterations
 
 
