@@ -172,7 +172,7 @@ class DenseGhost:
 
     def _refine(self, wanted_x: Tensor, wanted_a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         size = torch.maximum(largest(wanted_x), largest(wanted_a))
-        scale = torch.where(size > 0, size, torch.ones_like(size))
+        scale = positive(size)
         u, t = torch.zeros_like(wanted_x), torch.zeros_like(wanted_a)
         left_x, left_a, error = wanted_x, wanted_a, size / scale
         for _ in range(REFINEMENTS):

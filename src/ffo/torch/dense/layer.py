@@ -20,10 +20,11 @@ from ffo.torch.dense.program import DenseProgram, Tensor, diagonal_only
 from ffo.torch.dense.solve import DenseSolution, solve_dense
 from ffo.torch.function import SECOND
 
-#: variables up to which dense tensors are treated as dense programs on the CPU, and everywhere else
-CPU_SIZE, DEVICE_SIZE = 200, 2000
-#: the same, and numbers in the batch's matrices, where Q is diagonal and all rows are equalities
-SEPARABLE_SIZE, SEPARABLE_ENTRIES = 4000, 50_000_000
+#: variables up to which dense tensors are treated as dense programs on the CPU (the second where Q is
+#: diagonal and all rows are equalities), and everywhere else
+CPU_SIZE, SEPARABLE_SIZE, DEVICE_SIZE = 500, 4000, 2000
+#: numbers that the matrices of a batch may have on the CPU, were they not shared
+ENTRIES = 100_000_000
 #: variables up to which they are even if most entries are zero, and the share of nonzeros beyond
 TINY, FILL = 30, 0.25
 
@@ -43,10 +44,11 @@ def worthwhile(values: Mapping[Any, Tensor], n: int, equalities: int, inequaliti
 
 
 def _suits_cpu(values: Mapping[Any, Tensor], n: int, equalities: int, inequalities: int, batch: int) -> bool:
-    if n <= TINY and equalities + inequalities <= 4 * CPU_SIZE:
+    rows = equalities + inequalities
+    small = n <= CPU_SIZE and rows <= 4 * n + 4 * TINY and batch * n * (n + rows) <= ENTRIES
+    if small and n <= TINY:
         return True
-    small = n <= CPU_SIZE and equalities + inequalities <= 4 * CPU_SIZE
-    if not small and (n > SEPARABLE_SIZE or inequalities or batch * equalities * n > SEPARABLE_ENTRIES):
+    if not small and (n > SEPARABLE_SIZE or inequalities or batch * n * equalities > ENTRIES):
         return False
     matrices = {name: v.detach() for name, v in values.items() if name in ("Q", "G", "A")}
     diagonal = "Q" in matrices and diagonal_only(matrices["Q"].reshape(-1, n, n))

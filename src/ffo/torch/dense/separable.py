@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from ffo.torch.dense.ghost import Chosen
-from ffo.torch.dense.program import DenseProgram, Point, Tensor, largest, times
+from ffo.torch.dense.program import DenseProgram, Point, Tensor, largest, positive, raised, times
 
 ITERATIONS, HALVINGS = 25, 10
 #: residual of the rows, relative to their terms, at which Newton's method has arrived
@@ -53,7 +53,7 @@ class _Iterate:
 
     @property
     def residual(self) -> Tensor:
-        return largest(self.left) / torch.where(self.scale > 0, self.scale, torch.ones_like(self.scale))
+        return largest(self.left) / positive(self.scale)
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,7 @@ def separable(program: DenseProgram, diagonal: Tensor) -> tuple[Point, Tensor]:
     """
     root = diagonal.sqrt()
     U = program.R.mT / root.unsqueeze(2)
-    length = U.norm(dim=1)  # (batch or 1, r)
-    length = torch.where(length > 0, length, torch.ones_like(length))
+    length = positive(U.norm(dim=1))  # (batch or 1, r)
     U = U / length.unsqueeze(1)
     dual = _Dual(U, program.p / root, program.upp / length, program.lb * root, program.ub * root)
     lam, iterations = _newton(dual)
@@ -112,7 +111,8 @@ def _newton(dual: _Dual) -> tuple[Tensor, Tensor]:
     found = torch.zeros_like(dual.b)
     iterations = torch.full_like(dual.b[:, 0], -1, dtype=torch.long)
     gram = dual.U.mT @ dual.U  # (batch or 1, r, r)
-    now = dual.at(_solve(gram, -times(dual.U.mT, dual.c) - dual.b, 0.0))  # the solution but for the bounds
+    # The first step: the solution but for the bounds.
+    now = dual.at(_solve(gram, -times(dual.U.mT, dual.c) - dual.b, gram.new_zeros(1)))
     who = torch.arange(len(found), device=found.device)
     gram, free = gram.expand(len(found), -1, -1), torch.ones_like(now.free)
     for k in range(ITERATIONS):
@@ -136,11 +136,9 @@ def _updated(gram: Tensor, U: Tensor, before: Tensor, after: Tensor) -> Tensor:
     return torch.baddbmm(gram, (rows * sign.unsqueeze(2)).mT, rows)
 
 
-def _solve(gram: Tensor, left: Tensor, damping: Tensor | float) -> Tensor:
-    """(batch, r) Newton's step; of a shared matrix, all from one factorization."""
-    K = gram.clone()
-    K.diagonal(dim1=1, dim2=2).add_(REGULARISATION + torch.as_tensor(damping).reshape(-1, 1))
-    factor, _ = torch.linalg.cholesky_ex(K)
+def _solve(gram: Tensor, left: Tensor, damping: Tensor) -> Tensor:
+    """(batch, r) Newton's step, damped (batch or 1,); of a shared matrix, all from one factorization."""
+    factor, _ = torch.linalg.cholesky_ex(raised(gram, (REGULARISATION + damping).unsqueeze(1)))
     if len(factor) == 1:
         return torch.cholesky_solve(left.mT, factor[0]).mT
     return torch.cholesky_solve(left.unsqueeze(2), factor).squeeze(2)

@@ -27,7 +27,7 @@ ACCEPT = 1e-10
 #: natural residual up to which a point needs no polish
 EXACT = 1e-13
 #: variables from which Newton's method on the dual is faster than DAQP
-NEWTON_SIZE = 150
+NEWTON_SIZE = 120
 #: variables from which one solve takes long enough for threads
 THREADED = 40
 #: DAQP's infinity, its code for an equality, and the violation that makes it pivot
