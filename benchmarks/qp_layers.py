@@ -2,7 +2,7 @@
 
 Contenders whose step takes seconds are timed together, one after the other in every repetition. Those
 that take longer (qpth on hundreds of variables, Moreau through cvxpylayers) run a step or two in a
-process of their own, `python -m benchmarks.qp_layers CONTENDER CASE N GRADIENTS`, which is ended after
+process of their own, `python -m benchmarks.qp_layers CONTENDER CASE N GRADIENTS START`, which is ended after
 `LIMIT` seconds: its row then says so, and the limit counts as its time. Gradients of all of them are held
 against dense linear algebra on the active set of a tight solve.
 """
@@ -191,7 +191,8 @@ def _alone(label: str, match: Match, reference: Mapping[str, Array]) -> tuple[Ti
     case = "dfl-factor" if label == THROUGH else match.case
     with tempfile.TemporaryDirectory() as folder:
         gradients = Path(folder) / "gradients.npz"
-        command = [sys.executable, "-m", "benchmarks.qp_layers", label, case, str(match.n), str(gradients)]
+        command = [sys.executable, "-m", "benchmarks.qp_layers", label, case]
+        command += [str(match.n), str(gradients), str(time.time())]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
             output, errors, stopped = done.stdout, done.stderr, False
@@ -212,14 +213,13 @@ def _alone(label: str, match: Match, reference: Mapping[str, Array]) -> tuple[Ti
     return Timing(label, reason=lines[-1][:160]), error
 
 
-def _run_alone(label: str, case_name: str, n: int, path: str) -> None:
-    began = time.perf_counter()
+def _run_alone(label: str, case_name: str, n: int, path: str, began: float) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY << 30, MEMORY << 30))
     case = CASES[case_name](n)
     start = time.perf_counter()
     step = CONTENDERS[label](case)
-    now = time.perf_counter()
-    print(json.dumps({"build": now - start, "ready": now - began}), flush=True)
+    build = time.perf_counter() - start
+    print(json.dumps({"build": build, "ready": time.time() - began}), flush=True)
     for k in range(STEPS):
         tensors, weights = step.tensors(case.data(SEED + k)), torch.tensor(case.weights(SEED + k))
         start = time.perf_counter()
@@ -232,4 +232,4 @@ def _run_alone(label: str, case_name: str, n: int, path: str) -> None:
 
 
 if __name__ == "__main__":
-    _run_alone(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    _run_alone(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4], float(sys.argv[5]))
