@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks import maros as collection
-from benchmarks import peers, problems
+from benchmarks import peers, problems, qp_layers
 from benchmarks.accuracy import compare, probes
 from benchmarks.bilevel import bilevel as bilevel_suite
 from benchmarks.memory import footprint
@@ -110,6 +110,13 @@ def iterative(options: Options) -> Suite:
     return Suite("iterative", [figure], [p.as_dict() for p in prints])
 
 
+def qplayer(options: Options) -> Suite:
+    """FFOQPLayer against qpth, QPLayer, and Moreau through cvxpylayers and called directly."""
+    outcomes = [qp_layers.play(match, options.repeats, options.progress) for match in qp_layers.MATCHES]
+    figures = [figure for outcome in outcomes for figure in outcome.figures]
+    return Suite("QP layers", figures, [row for outcome in outcomes for row in outcome.rows])
+
+
 def accuracy(options: Options) -> Suite:
     """Gradients at default settings against differences of tight solves."""
     figures, rows = [], []
@@ -139,6 +146,7 @@ SUITES: dict[str, Callable[[Options], Suite]] = {
     "qp": qp,
     "socp": socp,
     "small": small,
+    "qplayer": qplayer,
     "memory": memory,
     "iterative": iterative,
     "accuracy": accuracy,

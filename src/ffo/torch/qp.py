@@ -135,7 +135,7 @@ class FFOQPLayer(OptimizationLayer):
             return None
         rows = {name: structure.matrices[name].shape[0] if name in structure.matrices else 0 for name in ("A", "G")}
         all_dense = all(m.dense for m in structure.matrices.values())
-        if not all_dense or not worthwhile(blocks.values, structure.n, rows["A"] + rows["G"]):
+        if not all_dense or not worthwhile(blocks.values, structure.n, rows["A"], rows["G"], blocks.batch or 1):
             return None
         names = structure.parameters
         values = [blocks.values[name] for name in names]
