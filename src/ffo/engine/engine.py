@@ -24,6 +24,7 @@ from ffo.engine.scaling import Scaled, scaling
 from ffo.errors import Status, solver_error
 from ffo.ghost.direct import Direct
 from ffo.ghost.iterative import Iterative
+from ffo.ghost.layout import Layouts
 from ffo.ghost.oracle import Linearization
 from ffo.ghost.problem import Way
 from ffo.ghost.resolve import Resolve
@@ -62,6 +63,7 @@ class Engine:
         self.options = options
         self._solvers: dict[str, Solver] = {}
         self._memory = Memory()
+        self._layouts = Layouts()
         # Complain now, not at the first call.
         if isinstance(options.solver, str):
             self._configured(options.solver, options.solver_args)
@@ -90,15 +92,15 @@ class Engine:
             self._solvers[key] = get_solver(name, settings, self.options.verbose)
         return self._solvers[key]
 
-    def way(self, program: ConeProgram, solver: Solver) -> Way:
-        """The way to solve ghost systems of a program."""
+    def way(self, program: ConeProgram, solver: Solver, remember: bool = False) -> Way:
+        """The way to solve ghost systems of a program; `remember`: its active sets will come again."""
         choice = self.options.backward
         if isinstance(choice, Way):
             return choice
         if choice == "auto":
             choice = "direct" if program.n + program.m <= DIRECT_LIMIT else "iterative"
         if choice == "direct":
-            return Direct()
+            return Direct(self._layouts, remember)
         if choice == "iterative":
             return Iterative()
         return Resolve(solver.solve, delta=self.options.delta)
@@ -161,7 +163,7 @@ class Engine:
     ) -> _Run:
         """Solved as far as it goes; failures are not raised yet."""
         run = _Run(program, self.solver(program, overrides), self.options)
-        run.way = self.way(program, run.solver)
+        run.way = self.way(program, run.solver, remember=remembered is not None)
         run.reject_bad_data(check_convexity)
         if remembered is not None:
             run.from_memory(*remembered)

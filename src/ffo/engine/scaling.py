@@ -109,8 +109,8 @@ def _moderate(v: Array) -> bool:
 def _largest(program: ConeProgram) -> tuple[Array, Array]:
     """Largest entries of the rows of A (batch or 1, m) and of the columns of P and A (batch or 1, n)."""
     P, A = program.P, program.A
-    columns = np.maximum(A.largest_of_columns(), np.maximum(P.largest_of_columns(), P.largest_of_rows()))
-    return A.largest_of_rows(), columns
+    columns = np.maximum(A.largest_of_columns, np.maximum(P.largest_of_columns, P.largest_of_rows))
+    return A.largest_of_rows, columns
 
 
 def _equilibrated(program: ConeProgram, start: Scaling) -> Scaling:

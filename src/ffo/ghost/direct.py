@@ -11,19 +11,20 @@ fail, larger stalls); iterative refinement against the unregularised system remo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import scipy.linalg
 import scipy.sparse as sp
 
-from ffo.ghost.factors import SharpFactors, equilibrate, factor_blocks, regularised
+from ffo.ghost.factors import REGULARISATION, SharpFactors, equilibrate, factor_blocks, regularised
+from ffo.ghost.layout import Layout, Layouts
 from ffo.ghost.problem import GhostSolver, GhostSystem, Sensitivity, Way
+from ffo.program.cone import ConeProgram
 
 Array = np.ndarray
 
-REGULARISATION = 1e-7
 REFINEMENTS = 12
 ACCURACY = 1e-13
 #: estimated relative error that asks for no further refinement
@@ -44,7 +45,19 @@ LEFT = 1e-3
 
 @dataclass(frozen=True)
 class Direct(Way):
-    """Factorize the ghost system."""
+    """Factorize the ghost system.
+
+    Attributes:
+        layouts: where the layouts of flat programs are kept from call to call.
+        remember: whether the factors of their active sets are kept too, because these will come again.
+    """
+
+    layouts: Layouts = field(default_factory=Layouts, compare=False, repr=False)
+    remember: bool = False
+
+    def layout(self, program: ConeProgram) -> Layout:
+        """The matrix of which the ghost systems of a flat program are submatrices."""
+        return self.layouts.find(program.P, program.A)
 
     def solver(self, system: GhostSystem, previous: GhostSolver | None = None) -> DirectSolver:
         return DirectSolver(system, previous if isinstance(previous, DirectSolver) else None)
@@ -201,7 +214,7 @@ class _Factors:
         """(batch,) in the equilibrated matrix; infinite where nothing was factorized."""
         smallest = np.full(self.batch, np.inf)
         if self.blocks:
-            pivots = np.concatenate([np.abs(block.pivots()) for _, _, block in self.blocks])
+            pivots = np.concatenate([np.abs(block.pivots) for _, _, block in self.blocks])
             np.minimum.at(smallest, self.sample, pivots)
         return smallest
 

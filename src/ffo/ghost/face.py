@@ -37,6 +37,9 @@ class Scale:
     dual: Array
     tau: Array
 
+    def take(self, samples: Array) -> Scale:
+        return Scale(self.rows[samples], self.primal[samples], self.dual[samples], self.tau[samples])
+
 
 def scale(program: ConeProgram, x: Array, y: Array, s: Array) -> Scale:
     """The sizes that make primal and dual quantities comparable at a point."""

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ffo.ghost.certificate import WEAK, Certificate
+from ffo.ghost.direct import Direct
 from ffo.ghost.face import ActiveSet, scale
+from ffo.ghost.flat import is_flat, polish_flat
 from ffo.ghost.polish import Part, Polished, polish
 from ffo.ghost.problem import GhostSystem, Sensitivity, Way
 from ffo.program.affine import DataGradient
@@ -93,7 +95,9 @@ class _Some(Linearization):
 
 def linearize(program: ConeProgram, solution: Solution, way: Way) -> Linearization:
     """Polish a solution (if the way can) and make its derivative ready."""
-    if way.polishes:
+    if isinstance(way, Direct) and is_flat(program):
+        done = polish_flat(program, solution.x, solution.y, solution.s, way)
+    elif way.polishes:
         done = polish(program, solution.x, solution.y, solution.s, way)
     else:
         done = _as_it_is(program, solution, way)

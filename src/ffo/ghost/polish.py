@@ -96,7 +96,7 @@ class _Run:
         who = self.pending
         everyone = len(who) == self.program.batch
         program = self.program if everyone else self.program.take(who)
-        sizes = self.sizes if everyone else _take(self.sizes, who)
+        sizes = self.sizes if everyone else self.sizes.take(who)
         before = self.active or ActiveSet(program, self.w[who], sizes.tau)
         x, natural = self.x[who], self.natural[who]
         self._keep_best(who, x, before, natural)
@@ -214,10 +214,6 @@ def _worst(program: ConeProgram, x: Array, y: Array, s: Array) -> Array:
     x, y, s = (np.where(finite, v, 0.0) for v in (x, y, s))  # projections of NaN may raise
     nothing = np.zeros(len(x), dtype=int)
     return np.where(finite[:, 0], Solution(x, y, s, nothing, nothing).residuals(program).worst, np.nan)
-
-
-def _take(sizes: Scale, samples: Array) -> Scale:
-    return Scale(sizes.rows[samples], sizes.primal[samples], sizes.dual[samples], sizes.tau[samples])
 
 
 def _max(v: Array) -> Array:

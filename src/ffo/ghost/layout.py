@@ -1,0 +1,248 @@
+"""The ghost matrix of constraints without curvature, laid out once for every active set.
+
+Where all constraints are equalities and inequalities, an active set is a set of rows. Those with a single
+entry (bounds) fix their variables, and what is left,
+
+    [ P_FF  A_RF' ]        F free variables, R other active rows
+    [ A_RF    .   ]
+
+is a submatrix of one matrix K: equilibrated and regularised once, it is cut down sample by sample. Equal
+submatrices have equal factors, which are remembered where active sets are expected to come again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+from threading import Lock
+
+import numpy as np
+import scipy.sparse as sp
+
+from ffo.ghost.factors import REGULARISATION, Factors, factor_blocks
+from ffo.program.sparse import SparseBatch, SymmetricBatch
+
+Array = np.ndarray
+
+#: memory given to remembered factors, and layouts that are kept
+MAX_BYTES, KEPT = 256 * 2**20, 4
+
+
+@dataclass(frozen=True)
+class BoundRows:
+    """One row with a single entry for every variable that has one.
+
+    Attributes:
+        there: (n,) whether the variable has such a row; row: (n,) which; coefficient: (n,) or (batch, n).
+    """
+
+    there: Array
+    row: Array
+    coefficient: Array
+
+
+class Layout:
+    """K = [P  A_G'; A_G  .], where G are the rows of A that are not bounds.
+
+    Attributes:
+        bounds: the first and the second bound of each variable; more of them count as G.
+        rows: (g,) the rows G.
+        K: (n + g, n + g) upper triangle, every diagonal entry stored.
+        scale: (batch or 1, n + g) its symmetric equilibration.
+        factors: those of the active sets that were to be remembered.
+    """
+
+    def __init__(self, P: SymmetricBatch, A: SparseBatch) -> None:
+        self.P, self.A = P, A
+        self.n, self.m = P.shape[0], A.shape[0]
+        first, second, general = self._by_kind()
+        self.bounds = (first, second)
+        self.rows = np.flatnonzero(general)
+        self.K = _saddle(P, A, self.rows)
+        self.scale = _equilibration(self.K)
+        self.factors = FactorMemory()
+
+    def _by_kind(self) -> tuple[BoundRows, BoundRows, Array]:
+        A = self.A
+        entry = np.zeros(self.m, dtype=np.intp)
+        entry[A.indices] = np.arange(A.nnz)
+        alone = np.bincount(A.indices, minlength=self.m) == 1
+        if A.nnz:
+            alone &= (np.atleast_2d(A.values)[:, entry] != 0).all(axis=0)
+        rows = np.flatnonzero(alone)
+        order = np.argsort(A.columns[entry[rows]], kind="stable")
+        rows, columns = rows[order], A.columns[entry[rows]][order]
+        start = np.flatnonzero(np.concatenate([[True], columns[1:] != columns[:-1]])[: len(rows)])
+        place = np.arange(len(rows)) - np.repeat(start, np.diff(np.append(start, len(rows))))
+        general, found = np.ones(self.m, dtype=bool), []
+        for k in (0, 1):
+            mine, where = rows[place == k], columns[place == k]
+            there, row = np.zeros(self.n, dtype=bool), np.zeros(self.n, dtype=np.intp)
+            there[where], row[where] = True, mine
+            coefficient = np.ones((*A.values.shape[:-1], self.n))
+            coefficient[..., where] = A.values[..., entry[mine]]
+            general[mine] = False
+            found.append(BoundRows(there, row, coefficient))
+        return found[0], found[1], general
+
+    @cached_property
+    def _factorizable(self) -> Array:
+        """(batch or 1, nnz) K equilibrated and regularised."""
+        K, scale = self.K, self.scale
+        values = np.atleast_2d(K.values) * scale[:, K.indices] * scale[:, K.columns]
+        shift = np.where(np.arange(K.shape[0]) < self.n, REGULARISATION, -REGULARISATION)
+        values[:, K.indptr[1:] - 1] += shift
+        return values
+
+    def cut(self, keep: Array) -> tuple[sp.csc_array, Array]:
+        """The submatrices of kept unknowns (batch, n + g), along one diagonal, and the sample of each unknown."""
+        K, (batch, size) = self.K, keep.shape
+        kept = keep[:, K.indices]
+        kept &= keep[:, K.columns]
+        sample, entry = np.divmod(np.flatnonzero(kept), K.nnz)
+        rank = (np.cumsum(keep) - 1).astype(np.int32)
+        counts = np.add.reduceat(kept, K.indptr[:-1], axis=1, dtype=np.int32)[keep] if size else np.zeros(0, int)
+        values = self._factorizable
+        data = values[0, entry] if len(values) == 1 else values[sample, entry]
+        total = int(keep.sum())
+        indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        matrix = sp.csc_array((data, rank[sample * size + K.indices[entry]], indptr), shape=(total, total))
+        return matrix, np.repeat(np.arange(batch), keep.sum(axis=1))
+
+
+def _saddle(P: SymmetricBatch, A: SparseBatch, rows: Array) -> SymmetricBatch:
+    """The upper triangle of [P  A_G'; A_G  .], every diagonal entry stored."""
+    n, g = P.shape[0], len(rows)
+    place = np.full(A.shape[0], -1)
+    place[rows] = np.arange(g)
+    mine = np.flatnonzero(place[A.indices] >= 0)
+    bare = np.ones(n + g, dtype=bool)
+    bare[P.indices[P.indices == P.columns]] = False
+    bare = np.flatnonzero(bare)
+    row = np.concatenate([P.indices, A.columns[mine], bare])
+    col = np.concatenate([P.columns, n + place[A.indices[mine]], bare])
+    order = np.lexsort((row, col))
+    batch = () if P.shared and A.shared else (len(A.values if P.shared else P.values),)
+    parts = (P.values, A.values[..., mine], np.zeros(len(bare)))
+    values = np.concatenate([np.broadcast_to(v, (*batch, v.shape[-1])) for v in parts], axis=-1)
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(col, minlength=n + g))]).astype(np.int32)
+    return SymmetricBatch(indptr, row[order].astype(np.int32), values[..., order], (n + g, n + g))
+
+
+def _equilibration(K: SymmetricBatch) -> Array:
+    """(batch or 1, size) symmetric scaling towards rows of unit largest entry (Ruiz)."""
+    values = np.atleast_2d(K.values)
+    scale = np.ones((len(values), K.shape[0]))
+    for _ in range(3):
+        scaled = SymmetricBatch(K.indptr, K.indices, values * scale[:, K.indices] * scale[:, K.columns], K.shape)
+        largest = np.maximum(scaled.largest_of_rows, scaled.largest_of_columns)
+        scale /= np.sqrt(np.where(largest > 0, largest, 1.0))
+    return scale
+
+
+class FactorMemory:
+    """Factors by the unknowns they were made for; the least recently used are forgotten beyond `max_bytes`.
+
+    Threads may share it.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self.bytes = 0
+        self._known: OrderedDict[bytes, Factors | None] = OrderedDict()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def recall(self, names: list[bytes]) -> dict[bytes, Factors | None]:
+        """Those of the names that are known; None where nothing was left to factorize."""
+        with self._lock:
+            found = {name: self._known[name] for name in names if name in self._known}
+            for name in found:
+                self._known.move_to_end(name)
+        return found
+
+    def remember(self, made: dict[bytes, Factors | None]) -> None:
+        with self._lock:
+            for name, factors in made.items():
+                if name not in self._known:
+                    self._known[name] = factors
+                    self.bytes += _size(name, factors)
+            while self.bytes > self.max_bytes and len(self._known) > 1:
+                self.bytes -= _size(*self._known.popitem(last=False))
+
+
+def _size(name: bytes, factors: Factors | None) -> int:
+    return len(name) + (factors.bytes if factors else 0)
+
+
+class Layouts:
+    """The layouts used last, found again by the values of P and A. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._kept: list[Layout] = []
+        self._lock = Lock()
+
+    def find(self, P: SymmetricBatch, A: SparseBatch) -> Layout:
+        if not (P.shared and A.shared):
+            return Layout(P, A)
+        with self._lock:
+            kept = next((one for one in self._kept if one.P.same(P) and one.A.same(A)), None)
+            if kept is None:
+                kept = Layout(P.copy(), A.copy())  # callers may write into theirs
+            self._kept = [kept, *(one for one in self._kept if one is not kept)][:KEPT]
+        return kept
+
+
+class CutFactors:
+    """Factors of the submatrices of a batch.
+
+    Attributes:
+        keep: (batch, n + g) the unknowns of each sample's submatrix.
+    """
+
+    def __init__(self, layout: Layout, keep: Array, remember: bool) -> None:
+        self.layout, self.keep = layout, keep
+        ends = np.cumsum(keep.sum(axis=1))
+        self._starts = np.concatenate([[0], ends[:-1]])
+        if remember and layout.K.shared:
+            owned = self._recalled()
+            spans = zip(self._starts.tolist(), ends.tolist(), owned, strict=True)
+            self._blocks = [(start, end, factors) for start, end, factors in spans if factors is not None]
+        else:
+            self._blocks = factor_blocks(*layout.cut(keep))
+
+    def _recalled(self) -> list[Factors | None]:
+        """One for each sample; new ones are made where none is known."""
+        names = [row.tobytes() for row in np.packbits(self.keep, axis=1)]
+        memory = self.layout.factors
+        known = memory.recall(names)
+        new = {name: k for k, name in enumerate(names) if name not in known}
+        if new:
+            keep = self.keep[list(new.values())]
+            blocks = factor_blocks(*self.layout.cut(keep), gather=False)
+            filled = iter([factors for _, _, factors in blocks])
+            made = {name: next(filled) if row.any() else None for name, row in zip(new, keep, strict=True)}
+            memory.remember(made)
+            known |= made
+        return [known[name] for name in names]
+
+    @cached_property
+    def smallest_pivot(self) -> Array:
+        """(batch,) in the equilibrated matrix; infinite where nothing was factorized."""
+        smallest = np.full(len(self.keep), np.inf)
+        filled = np.flatnonzero(self.keep.any(axis=1))
+        if len(filled):
+            pivots = np.concatenate([np.abs(factors.pivots) for _, _, factors in self._blocks])
+            smallest[filled] = np.minimum.reduceat(pivots, self._starts[filled])
+        return smallest
+
+    def solve(self, residual: Array) -> Array:
+        """(batch, n + g) -> (batch, n + g), zero outside the submatrices; up to the regularisation."""
+        scale = self.layout.scale
+        rhs = (residual * scale)[self.keep]
+        z = np.zeros_like(residual)
+        z[self.keep] = np.concatenate([f.solve(rhs[start:end]) for start, end, f in self._blocks] or [rhs])
+        return z * scale
