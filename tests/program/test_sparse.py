@@ -60,7 +60,7 @@ def test_matrices_of_samples(shape: tuple[int, int], shared: bool) -> None:
     assert batch.shared is shared
     for k in range(BATCH):
         np.testing.assert_array_equal(batch.matrix(k).toarray(), dense[k])
-    norms = batch.row_norms_squared(BATCH)
+    norms = np.broadcast_to(batch.row_norms_squared, (BATCH, batch.shape[0]))
     np.testing.assert_allclose(norms, (dense**2).sum(axis=2), atol=1e-14)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from ffo.engine.apart import Joint, RowGroup, row_groups
 from ffo.engine.convexity import indefinite
 from ffo.engine.info import Info, Times
-from ffo.engine.memory import Memory
+from ffo.engine.memory import Matrices, Memory
 from ffo.engine.options import Options
 from ffo.engine.outcome import Outcome, as_solution, linearize_at, linearize_some
 from ffo.engine.scaling import Scaled, scaling
@@ -63,7 +63,7 @@ class Engine:
         self.options = options
         self._solvers: dict[str, Solver] = {}
         self._memory = Memory()
-        self._layouts = Layouts()
+        self._matrices, self._layouts = Matrices(), Layouts()
         # Complain now, not at the first call.
         if isinstance(options.solver, str):
             self._configured(options.solver, options.solver_args)
@@ -128,7 +128,7 @@ class Engine:
                 does not have this row (else it is bad data).
         """
         start = time.perf_counter()
-        original = program = program.pruned()
+        original = program = self._matrices.recognized(program.pruned())
         remembered = None if keys is None else self._memory.recall(keys, program.n, program.m)
         units = scaling(program)
         if units is not None:

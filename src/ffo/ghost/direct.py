@@ -244,7 +244,7 @@ def _natural_units(system: GhostSystem) -> Array:
     With sizes l of x and f of the gradient, rows a_i of A have residuals of size |a_i| l: in the words of
     the active set, f / (|a_i| l) = |a_i| / tau_i. Divided by the same factors, unknowns are comparable.
     """
-    squared = system.program.A.row_norms_squared(system.batch)
+    squared = system.program.A.row_norms_squared
     rows = np.sqrt(system.program.cones.block_means(np.where(squared > 0, squared, 1.0)))
     T = system.active.T
     first = T.indices[np.minimum(T.indptr[:-1], max(T.nnz - 1, 0))]  # units are constant on a block

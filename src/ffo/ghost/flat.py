@@ -10,7 +10,6 @@ whose matrix is nearly singular, are left to `polish`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -23,6 +22,7 @@ from ffo.ghost.layout import BoundRows, CutFactors, Layout
 from ffo.ghost.polish import Part, Polished, polish
 from ffo.ghost.problem import GhostSolver, GhostSystem, Sensitivity
 from ffo.program.cone import ConeProgram
+from ffo.program.sparse import span
 
 Array = np.ndarray
 
@@ -72,7 +72,7 @@ class _Trials:
 
     def run(self, active: Array) -> None:
         """Try active sets (batch, m), and those that they lead to."""
-        inequality = ~_equalities(self.program)
+        inequality = span(np.flatnonzero(~_equalities(self.program)))
         layout = self.way.layout(self.program)
         pending = np.arange(self.program.batch)
         for _ in range(TRIALS):
@@ -88,7 +88,7 @@ class _Trials:
             again = np.flatnonzero(~good & trial.moved)
             if not len(again):
                 break
-            pending, active = pending[again], trial.next[again]
+            pending, active = pending[again], trial.next(again)
 
     def _keep(self, who: Array, trial: _Trial, good: Array) -> None:
         if not good.any():
@@ -127,50 +127,55 @@ def _merged(trials: _Trials, rest: Array, others: Polished) -> Polished:
 class _Trial:
     """One active set (batch, m) for every sample, solved for and verified."""
 
-    def __init__(self, solver: FlatSolver, inequality: Array) -> None:
-        self.solver, program, active = solver, solver.program, solver.active
+    def __init__(self, solver: FlatSolver, inequality: Array | slice) -> None:
+        self.solver, self._inequality = solver, inequality
+        program, active = solver.program, solver.active
         found = solver.solve(-program.q, program.b)
         self.x, self.y = found.u, found.w
         slack = program.slack(self.x)
-        self.s = np.where(active, 0.0, slack)
-        self.sizes = scale(program, self.x, self.y, self.s)
-        w = slack - self.sizes.tau * self.y
-        below = w < 0
-        self.next = below | ~inequality
-        same = (self.next == active).all(axis=1)
-        self.moved = ~same & np.isfinite(w).all(axis=1)
-        signed = ((self.y >= 0) | ~inequality).all(axis=1)
-        self.natural = self._natural(program, slack, active)
-        distance = np.abs(w) / (self.sizes.rows * self.sizes.primal[:, None])
-        nearest = distance[:, inequality].min(axis=1, initial=np.inf)
+        held = slack * active
+        self.s = slack - held
+        sizes = scale(program, self.x, self.y, self.s)
+        self.natural = _natural(program.stationarity(self.x, self.y), held, sizes)
+        w = (slack - sizes.tau * self.y)[:, inequality]
+        self._below = w < 0
+        same = (self._below == active[:, inequality]).all(axis=1)
+        self.moved = ~same & np.isfinite(self.natural)
+        nearest = (np.abs(w) / sizes.rows[:, inequality]).min(axis=1, initial=np.inf) / sizes.primal
         self.ratio = self.natural / np.maximum(nearest, 1e-30)
         self.weak = nearest <= WEAK
+        signed = self.y[:, inequality].min(axis=1, initial=0.0) >= 0
         exact = (self.natural <= EXACT) & (found.residual <= INCONSISTENT)
         self.settled = same & signed & exact & solver.regular
 
-    def _natural(self, program: ConeProgram, slack: Array, active: Array) -> Array:
-        """(batch,) residual of the optimality conditions, in natural units."""
-        dual = np.abs(program.stationarity(self.x, self.y)).max(axis=1, initial=0.0) / self.sizes.dual
-        held = np.abs(np.where(active, slack, 0.0)) / self.sizes.rows
-        return np.maximum(dual, held.max(axis=1, initial=0.0) / self.sizes.primal)
+    def next(self, samples: Array) -> Array:
+        """(samples, m) the active sets that the signs name."""
+        active = self.solver.active[samples]
+        active[:, self._inequality] = self._below[samples]
+        return active
 
 
-@dataclass
-class _Bound:
-    """The bounds of one kind that hold: (batch, n) where, and their coefficients."""
+def _natural(stationarity: Array, held: Array, sizes: Scale) -> Array:
+    """(batch,) residual of the optimality conditions, in natural units; `held`: slacks of active rows."""
+    dual = np.abs(stationarity).max(axis=1, initial=0.0) / sizes.dual
+    return np.maximum(dual, (np.abs(held) / sizes.rows).max(axis=1, initial=0.0) / sizes.primal)
 
-    rows: BoundRows
-    held: Array
 
-    def fixed(self, r_s: Array) -> Array:
-        """(batch, n) u of the variables that these bounds fix."""
-        return np.where(self.held, r_s[:, self.rows.row] / self.rows.coefficient, 0.0)
+class _Bounds:
+    """Bounds of one kind, where they hold: `held` (batch, variables)."""
 
-    def put(self, w: Array, left: Array) -> None:
-        """Their multipliers, which take up what is left of r_x."""
-        there = self.rows.there
-        value = np.where(self.held, left / self.rows.coefficient, 0.0)
-        w[:, self.rows.row[there]] = value if there.all() else value[:, there]
+    def __init__(self, rows: BoundRows, active: Array) -> None:
+        self.rows = rows
+        self.held = active[:, rows.rows]
+        self._inverse = self.held / rows.coefficient
+
+    def fix(self, u: Array, r_s: Array) -> None:
+        """Put in u (batch, n) what these bounds make of it."""
+        u[:, self.rows.columns] += r_s[:, self.rows.rows] * self._inverse
+
+    def balance(self, w: Array, left: Array) -> None:
+        """Put in w (batch, m) their multipliers, which take up what is left of r_x (batch, n)."""
+        w[:, self.rows.rows] = left[:, self.rows.columns] * self._inverse
 
 
 class FlatSolver(GhostSolver):
@@ -183,20 +188,21 @@ class FlatSolver(GhostSolver):
 
     def __init__(self, program: ConeProgram, layout: Layout, active: Array, sizes: Scale, remember: bool) -> None:
         self.program, self.layout, self.active, self.sizes = program, layout, active, sizes
-        self.bounds = [_Bound(rows, active[:, rows.row] & rows.there) for rows in layout.bounds]
-        self.twice = (self.bounds[0].held & self.bounds[1].held).any(axis=1)
-        fixed = self.bounds[0].held | self.bounds[1].held
-        self.keep = np.concatenate([~fixed, active[:, layout.rows]], axis=1)
+        self._bounds = [_Bounds(rows, active) for rows in layout.bounds]
+        count = np.zeros((program.batch, layout.n), dtype=np.int8)
+        for bounds in self._bounds:
+            count[:, bounds.rows.columns] += bounds.held
+        self._twice = (count > 1).any(axis=1)
+        self.keep = np.concatenate([count == 0, active[:, layout.rows]], axis=1)
         self._factors = CutFactors(layout, self.keep, remember)
-        own = (sizes.dual / sizes.primal)[:, None] / sizes.rows[:, layout.rows]
-        #: (batch, n + g) factors that make the residuals of rows comparable with those of u
-        self._units = np.concatenate([np.ones((program.batch, layout.n)), own], axis=1)
+        #: (batch, g) factors that make the residuals of rows comparable with those of u
+        self._units = (sizes.dual / sizes.primal)[:, None] / sizes.rows[:, layout.rows]
         self.trusted = np.zeros(program.batch, dtype=bool)
 
     @property
     def regular(self) -> Array:
         """(batch,) whether no active rows depend on each other, nor nearly so."""
-        return ~self.twice & (self._factors.smallest_pivot > SMALL_PIVOT)
+        return ~self._twice & (self._factors.smallest_pivot > SMALL_PIVOT)
 
     @cached_property
     def system(self) -> GhostSystem:
@@ -206,20 +212,22 @@ class FlatSolver(GhostSolver):
 
     def solve(self, r_x: Array, r_s: Array, accuracy: Array | None = None) -> Sensitivity:
         n, K = self.layout.n, self.layout.K
-        fixed = self.bounds[0].fixed(r_s) + self.bounds[1].fixed(r_s)
-        whole = np.concatenate([r_x, r_s[:, self.layout.rows]], axis=1)
-        start = np.zeros_like(whole)
-        start[:, :n] = fixed
-        rhs = np.where(self.keep, whole - K.dot(start) if fixed.any() else whole, 0.0)
+        start = np.zeros(self.keep.shape)
+        for bounds in self._bounds:
+            bounds.fix(start[:, :n], r_s)
+        rhs = np.concatenate([r_x, r_s[:, self.layout.rows]], axis=1)
+        fixed = _norm(start)
+        if fixed.any():
+            rhs -= K.dot(start)
         target = ACCURACY if accuracy is None else np.maximum(accuracy, ACCURACY)
-        z, relative, error = self._refine(rhs, _norm(fixed), target, SMALL_ERROR if accuracy is None else np.inf)
+        z, relative, error = self._refine(rhs * self.keep, fixed, target, SMALL_ERROR if accuracy is None else np.inf)
         relative = np.maximum(relative, error) if accuracy is None else relative
         z += start
-        w = np.zeros_like(r_s)
+        w = np.zeros(r_s.shape)
         w[:, self.layout.rows] = z[:, n:]
         left = r_x - K.dot(z)[:, :n]
-        for bound in self.bounds:
-            bound.put(w, left)
+        for bounds in self._bounds:
+            bounds.balance(w, left)
         u = z[:, :n]
         doubtful = np.flatnonzero(self.trusted & ~(relative <= INCONSISTENT))
         if len(doubtful):
@@ -233,20 +241,21 @@ class FlatSolver(GhostSolver):
 
     def _refine(self, rhs: Array, fixed: Array, target: Array | float, allowed: float) -> tuple[Array, Array, Array]:
         """Iterative refinement, as in `DirectSolver`; `fixed` (batch,) is the norm of what is eliminated."""
-        K, units = self.layout.K, self._units
-        size = _norm(rhs * units)
-        size = np.where(size > 0, size, 1.0)
-        best, best_norm = np.zeros_like(rhs), _norm(rhs * units) / size
+        K = self.layout.K
+        norm = self._norm(rhs)
+        size = np.where(norm > 0, norm, 1.0)
+        best, best_norm = np.zeros_like(rhs), norm / size
         error = np.where(best_norm > 0, 1.0, 0.0)
         z, residual = best, rhs
         for _ in range(REFINEMENTS):
             step = self._factors.solve(residual)
             z = z + step
-            residual = np.where(self.keep, rhs - K.dot(z), 0.0)
-            norm = _norm(residual * units) / size
+            residual = rhs - K.dot(z)
+            residual *= self.keep
+            norm = self._norm(residual) / size
             better = norm < best_norm
             shrunk = norm / np.where(best_norm > 0, best_norm, 1.0)
-            moved = _norm(step / units) / np.maximum(np.hypot(_norm(z / units), fixed), 1e-300)
+            moved = self._length(step) / np.maximum(np.hypot(self._length(z), fixed), 1e-300)
             error = np.where(better, moved * shrunk, error)
             best = z if better.all() else np.where(better[:, None], z, best)
             stalled = ~(norm <= 0.3 * best_norm)
@@ -254,6 +263,16 @@ class FlatSolver(GhostSolver):
             if (((best_norm <= target) & (error <= allowed)) | stalled).all():
                 break
         return best, best_norm, error
+
+    def _norm(self, residual: Array) -> Array:
+        """(batch,) norm of residuals, in natural units."""
+        n = self.layout.n
+        return np.hypot(_norm(residual[:, :n]), _norm(residual[:, n:] * self._units))
+
+    def _length(self, z: Array) -> Array:
+        """(batch,) norm of unknowns, in natural units."""
+        n = self.layout.n
+        return np.hypot(_norm(z[:, :n]), _norm(z[:, n:] / self._units))
 
 
 def _norm(v: Array) -> Array:

@@ -21,7 +21,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from ffo.ghost.factors import REGULARISATION, Factors, factor_blocks
-from ffo.program.sparse import SparseBatch, SymmetricBatch
+from ffo.program.sparse import SparseBatch, SymmetricBatch, span
 
 Array = np.ndarray
 
@@ -34,11 +34,12 @@ class BoundRows:
     """One row with a single entry for every variable that has one.
 
     Attributes:
-        there: (n,) whether the variable has such a row; row: (n,) which; coefficient: (n,) or (batch, n).
+        columns: the variables that have such a row, rows: these rows (both slices where they can be);
+        coefficient: (variables,) or (batch, variables).
     """
 
-    there: Array
-    row: Array
+    columns: Array | slice
+    rows: Array | slice
     coefficient: Array
 
 
@@ -47,7 +48,7 @@ class Layout:
 
     Attributes:
         bounds: the first and the second bound of each variable; more of them count as G.
-        rows: (g,) the rows G.
+        rows: (g,) the rows G, a slice where it can be.
         K: (n + g, n + g) upper triangle, every diagonal entry stored.
         scale: (batch or 1, n + g) its symmetric equilibration.
         factors: those of the active sets that were to be remembered.
@@ -58,8 +59,8 @@ class Layout:
         self.n, self.m = P.shape[0], A.shape[0]
         first, second, general = self._by_kind()
         self.bounds = (first, second)
-        self.rows = np.flatnonzero(general)
-        self.K = _saddle(P, A, self.rows)
+        self.rows = span(np.flatnonzero(general))
+        self.K = _saddle(P, A, np.flatnonzero(general))
         self.scale = _equilibration(self.K)
         self.factors = FactorMemory()
 
@@ -77,13 +78,9 @@ class Layout:
         place = np.arange(len(rows)) - np.repeat(start, np.diff(np.append(start, len(rows))))
         general, found = np.ones(self.m, dtype=bool), []
         for k in (0, 1):
-            mine, where = rows[place == k], columns[place == k]
-            there, row = np.zeros(self.n, dtype=bool), np.zeros(self.n, dtype=np.intp)
-            there[where], row[where] = True, mine
-            coefficient = np.ones((*A.values.shape[:-1], self.n))
-            coefficient[..., where] = A.values[..., entry[mine]]
+            mine = rows[place == k]
             general[mine] = False
-            found.append(BoundRows(there, row, coefficient))
+            found.append(BoundRows(span(columns[place == k]), span(mine), A.values[..., entry[mine]]))
         return found[0], found[1], general
 
     @cached_property
@@ -207,6 +204,9 @@ class CutFactors:
         self.layout, self.keep = layout, keep
         ends = np.cumsum(keep.sum(axis=1))
         self._starts = np.concatenate([[0], ends[:-1]])
+        self._kept = np.flatnonzero(keep)
+        place = self._kept if len(layout.scale) > 1 else self._kept % keep.shape[1]
+        self._scale = layout.scale.ravel()[place]
         if remember and layout.K.shared:
             owned = self._recalled()
             spans = zip(self._starts.tolist(), ends.tolist(), owned, strict=True)
@@ -241,8 +241,8 @@ class CutFactors:
 
     def solve(self, residual: Array) -> Array:
         """(batch, n + g) -> (batch, n + g), zero outside the submatrices; up to the regularisation."""
-        scale = self.layout.scale
-        rhs = (residual * scale)[self.keep]
-        z = np.zeros_like(residual)
-        z[self.keep] = np.concatenate([f.solve(rhs[start:end]) for start, end, f in self._blocks] or [rhs])
-        return z * scale
+        rhs = residual.ravel()[self._kept] * self._scale
+        z = np.zeros(residual.size)
+        inner = np.concatenate([f.solve(rhs[start:end]) for start, end, f in self._blocks] or [rhs])
+        z[self._kept] = inner * self._scale
+        return z.reshape(residual.shape)

@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 from ffo.cones.product import Product
 from ffo.errors import Status
-from ffo.program.sparse import SparseBatch, SymmetricBatch
+from ffo.program.sparse import SparseBatch, SymmetricBatch, distinct
 
 Array = np.ndarray
 
@@ -89,6 +89,10 @@ class ConeProgram:
         """
         return replace(self, P=self.P.pruned(), A=self.A.pruned())
 
+    def with_matrices(self, P: SymmetricBatch, A: SparseBatch) -> ConeProgram:
+        """The same vectors with other matrices."""
+        return replace(self, P=P, A=A)
+
     @cached_property
     def pattern(self) -> tuple[bytes, ...]:
         """A hashable key of the sparsity pattern; equal keys mean equal patterns."""
@@ -97,7 +101,7 @@ class ConeProgram:
     @cached_property
     def finite(self) -> Array:
         """(batch,) true where all data of the sample is finite."""
-        ok = np.isfinite(self.q).all(axis=1) & np.isfinite(self.b).all(axis=1)
+        ok = np.isfinite(self.q).all(axis=1) & np.isfinite(distinct(self.b)).all(axis=1)
         for values in (self.P.values, self.A.values):
             ok &= np.isfinite(values).all(axis=-1)
         return ok

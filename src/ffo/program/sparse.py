@@ -142,12 +142,9 @@ class SparseBatch:
         """(batch or 1, cols) largest magnitude in each column, 0 in an empty one."""
         return _segment_max(np.abs(np.atleast_2d(self.values)), self.indptr)
 
-    def row_norms_squared(self, batch: int) -> Array:
-        """(batch, rows) squared Euclidean norms of the rows."""
-        return np.broadcast_to(self._row_norms_squared, (batch, self.shape[0]))
-
     @cached_property
-    def _row_norms_squared(self) -> Array:
+    def row_norms_squared(self) -> Array:
+        """(batch or 1, rows) squared Euclidean norms of the rows."""
         values = np.atleast_2d(self.values) ** 2
         base = np.arange(len(values))[:, None] * self.shape[0]
         where = (self.indices[None, :] + base).ravel()
@@ -198,6 +195,18 @@ class SymmetricBatch(SparseBatch):
         """One sample with both triangles."""
         upper = self.matrix(sample)
         return sp.csc_array(upper + sp.triu(upper, 1).T)
+
+
+def distinct(v: Array) -> Array:
+    """(batch, ·) rows without repetition: (1, ·) where one row was broadcast to the batch."""
+    return v[:1] if v.strides[0] == 0 else v
+
+
+def span(index: Array) -> Array | slice:
+    """The same places as a slice, where they follow each other: much faster to read and write."""
+    if not len(index) or (np.diff(index) != 1).any():
+        return index
+    return slice(int(index[0]), int(index[-1]) + 1)
 
 
 def _segment_max(values: Array, indptr: Array) -> Array:
