@@ -16,7 +16,7 @@ import numpy as np
 
 from ffo.cones.zero import Zero
 from ffo.ghost.certificate import WEAK, Certificate
-from ffo.ghost.direct import ACCURACY, INCONSISTENT, REFINEMENTS, SMALL_ERROR, SMALL_PIVOT, Direct, DirectSolver
+from ffo.ghost.direct import ACCURACY, INCONSISTENT, REFINEMENTS, SMALL_ERROR, Direct, DirectSolver
 from ffo.ghost.face import ActiveSet, Scale, scale
 from ffo.ghost.layout import BoundRows, CutFactors, Layout
 from ffo.ghost.polish import Part, Polished, polish
@@ -33,15 +33,17 @@ EXACT = 1e-12
 
 
 def is_flat(program: ConeProgram) -> bool:
-    """Whether there are constraints, all of them equalities and inequalities."""
-    return program.m > 0 and all(cone.scalar for cone, _ in program.cones.blocks)
+    """Whether there are constraints, all of them equalities and inequalities (and an objective with curvature:
+    matrices of linear programs are too near singular to be solved without looking)."""
+    return program.m > 0 and program.P.nnz > 0 and all(cone.scalar for cone, _ in program.cones.blocks)
 
 
 def polish_flat(program: ConeProgram, x: Array, y: Array, s: Array, way: Direct) -> Polished:
     """Solve for the active sets of approximate solutions of a flat program; `s` is the solver's own slack."""
     sizes = scale(program, x, y, s)
     trials = _Trials(program, sizes, way)
-    trials.run(_equalities(program) | (s - sizes.tau * y < 0))
+    with np.errstate(all="ignore"):  # wrong active sets may lead anywhere
+        trials.run(_equalities(program) | (s - sizes.tau * y < 0))
     rest = np.flatnonzero(~trials.settled)
     if len(rest) == program.batch:
         return polish(program, x, y, s, way)
@@ -140,7 +142,7 @@ class _Trial:
         w = (slack - sizes.tau * self.y)[:, inequality]
         self._below = w < 0
         same = (self._below == active[:, inequality]).all(axis=1)
-        self.moved = ~same & np.isfinite(self.natural)
+        self.moved = ~same & np.isfinite(self.natural) & solver.regular
         nearest = (np.abs(w) / sizes.rows[:, inequality]).min(axis=1, initial=np.inf) / sizes.primal
         self.ratio = self.natural / np.maximum(nearest, 1e-30)
         self.weak = nearest <= WEAK
@@ -199,10 +201,21 @@ class FlatSolver(GhostSolver):
         self._units = (sizes.dual / sizes.primal)[:, None] / sizes.rows[:, layout.rows]
         self.trusted = np.zeros(program.batch, dtype=bool)
 
-    @property
+    @cached_property
     def regular(self) -> Array:
-        """(batch,) whether no active rows depend on each other, nor nearly so."""
-        return ~self._twice & (self._factors.smallest_pivot > SMALL_PIVOT)
+        """(batch,) whether the solution is safely unique, multipliers included.
+
+        Where pivots leave a doubt, a random right-hand side decides: a share of it lies along any null
+        vector, and cannot be met.
+        """
+        suspect = self._factors.suspect
+        singular = suspect
+        if suspect.any():
+            rhs = np.random.default_rng(0).standard_normal(self.keep.shape[1]) * self.keep
+            _, relative, error = self._refine(rhs, np.zeros(len(rhs)), ACCURACY, SMALL_ERROR)
+            singular = suspect & ~(np.maximum(relative, error) <= INCONSISTENT)
+            self._factors.acquit(np.flatnonzero(suspect & ~singular))
+        return ~(self._twice | singular)
 
     @cached_property
     def system(self) -> GhostSystem:

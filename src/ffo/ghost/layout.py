@@ -13,6 +13,7 @@ submatrices have equal factors, which are remembered where active sets are expec
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
@@ -27,6 +28,8 @@ Array = np.ndarray
 
 #: memory given to remembered factors, and layouts that are kept
 MAX_BYTES, KEPT = 256 * 2**20, 4
+#: pivots of rows and of variables (the largest entries of the matrix being 1) up to which it may be singular
+ROW_PIVOT, VARIABLE_PIVOT = 1e-4, 1e-6
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,18 @@ def _equilibration(K: SymmetricBatch) -> Array:
     return scale
 
 
+@dataclass
+class Owned:
+    """Factors of one submatrix (None where nothing is left), and whether that may be singular."""
+
+    factors: Factors | None
+    suspect: bool
+
+    @property
+    def bytes(self) -> int:
+        return self.factors.bytes if self.factors else 0
+
+
 class FactorMemory:
     """Factors by the unknowns they were made for; the least recently used are forgotten beyond `max_bytes`.
 
@@ -147,50 +162,62 @@ class FactorMemory:
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
-        self._known: OrderedDict[bytes, Factors | None] = OrderedDict()
+        self._known: OrderedDict[bytes, Owned] = OrderedDict()
         self._lock = Lock()
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def recall(self, names: list[bytes]) -> dict[bytes, Factors | None]:
-        """Those of the names that are known; None where nothing was left to factorize."""
+    def clear(self) -> None:
+        with self._lock:
+            self._known.clear()
+            self.bytes = 0
+
+    def recall(self, names: list[bytes]) -> dict[bytes, Owned]:
+        """Those of the names that are known."""
         with self._lock:
             found = {name: self._known[name] for name in names if name in self._known}
             for name in found:
                 self._known.move_to_end(name)
         return found
 
-    def remember(self, made: dict[bytes, Factors | None]) -> None:
+    def remember(self, made: dict[bytes, Owned]) -> None:
         with self._lock:
-            for name, factors in made.items():
+            for name, owned in made.items():
                 if name not in self._known:
-                    self._known[name] = factors
-                    self.bytes += _size(name, factors)
+                    self._known[name] = owned
+                    self.bytes += len(name) + owned.bytes
             while self.bytes > self.max_bytes and len(self._known) > 1:
-                self.bytes -= _size(*self._known.popitem(last=False))
-
-
-def _size(name: bytes, factors: Factors | None) -> int:
-    return len(name) + (factors.bytes if factors else 0)
+                name, owned = self._known.popitem(last=False)
+                self.bytes -= len(name) + owned.bytes
 
 
 class Layouts:
-    """The layouts used last, found again by the values of P and A. Threads may share it."""
+    """The layouts used last, found again by the values of P and A. Threads may share it.
+
+    Copies start empty: factors do not travel.
+    """
 
     def __init__(self) -> None:
         self._kept: list[Layout] = []
         self._lock = Lock()
 
+    def __reduce__(self) -> tuple[type[Layouts], tuple[()]]:
+        return Layouts, ()
+
     def find(self, P: SymmetricBatch, A: SparseBatch) -> Layout:
         if not (P.shared and A.shared):
             return Layout(P, A)
         with self._lock:
-            kept = next((one for one in self._kept if one.P.same(P) and one.A.same(A)), None)
-            if kept is None:
-                kept = Layout(P.copy(), A.copy())  # callers may write into theirs
-            self._kept = [kept, *(one for one in self._kept if one is not kept)][:KEPT]
-        return kept
+            found = next((one for one in self._kept if one.P.same(P) and one.A.same(A)), None)
+            if found is None:
+                found = Layout(P.copy(), A.copy())  # callers may write into theirs
+            others = [one for one in self._kept if one is not found][: KEPT - 1]
+            self._kept = [found, *others]
+            for one in reversed(others):
+                if sum(kept.factors.bytes for kept in self._kept) > MAX_BYTES:
+                    one.factors.clear()
+        return found
 
 
 class CutFactors:
@@ -202,19 +229,19 @@ class CutFactors:
 
     def __init__(self, layout: Layout, keep: Array, remember: bool) -> None:
         self.layout, self.keep = layout, keep
-        ends = np.cumsum(keep.sum(axis=1))
-        self._starts = np.concatenate([[0], ends[:-1]])
         self._kept = np.flatnonzero(keep)
         place = self._kept if len(layout.scale) > 1 else self._kept % keep.shape[1]
         self._scale = layout.scale.ravel()[place]
+        self._owned: list[Owned] = []
         if remember and layout.K.shared:
-            owned = self._recalled()
-            spans = zip(self._starts.tolist(), ends.tolist(), owned, strict=True)
-            self._blocks = [(start, end, factors) for start, end, factors in spans if factors is not None]
+            self._owned = self._recalled()
+            ends = np.cumsum(keep.sum(axis=1)).tolist()
+            spans = zip([0, *ends[:-1]], ends, self._owned, strict=True)
+            self._blocks = [(start, end, one.factors) for start, end, one in spans if one.factors]
         else:
             self._blocks = factor_blocks(*layout.cut(keep))
 
-    def _recalled(self) -> list[Factors | None]:
+    def _recalled(self) -> list[Owned]:
         """One for each sample; new ones are made where none is known."""
         names = [row.tobytes() for row in np.packbits(self.keep, axis=1)]
         memory = self.layout.factors
@@ -223,21 +250,26 @@ class CutFactors:
         if new:
             keep = self.keep[list(new.values())]
             blocks = factor_blocks(*self.layout.cut(keep), gather=False)
+            suspect = _suspect(self.layout, keep, blocks)
             filled = iter([factors for _, _, factors in blocks])
-            made = {name: next(filled) if row.any() else None for name, row in zip(new, keep, strict=True)}
+            every = zip(new, keep.any(axis=1).tolist(), suspect.tolist(), strict=True)
+            made = {name: Owned(next(filled) if some else None, doubt) for name, some, doubt in every}
             memory.remember(made)
             known |= made
         return [known[name] for name in names]
 
     @cached_property
-    def smallest_pivot(self) -> Array:
-        """(batch,) in the equilibrated matrix; infinite where nothing was factorized."""
-        smallest = np.full(len(self.keep), np.inf)
-        filled = np.flatnonzero(self.keep.any(axis=1))
-        if len(filled):
-            pivots = np.concatenate([np.abs(factors.pivots) for _, _, factors in self._blocks])
-            smallest[filled] = np.minimum.reduceat(pivots, self._starts[filled])
-        return smallest
+    def suspect(self) -> Array:
+        """(batch,) whether the submatrix may be singular: a null vector leaves a pivot of the size of the
+        regularisation, but so does a row that is eliminated before its variables."""
+        if self._owned:
+            return np.array([one.suspect for one in self._owned])
+        return _suspect(self.layout, self.keep, self._blocks)
+
+    def acquit(self, samples: Array) -> None:
+        """Remember of suspect samples that their submatrices are not singular."""
+        for k in samples if self._owned else ():
+            self._owned[k].suspect = False
 
     def solve(self, residual: Array) -> Array:
         """(batch, n + g) -> (batch, n + g), zero outside the submatrices; up to the regularisation."""
@@ -246,3 +278,11 @@ class CutFactors:
         inner = np.concatenate([f.solve(rhs[start:end]) for start, end, f in self._blocks] or [rhs])
         z[self._kept] = inner * self._scale
         return z.reshape(residual.shape)
+
+
+def _suspect(layout: Layout, keep: Array, blocks: Sequence[tuple[int, int, Factors]]) -> Array:
+    """(batch,) see `CutFactors.suspect`."""
+    sample, unknown = np.divmod(np.flatnonzero(keep), keep.shape[1])
+    pivots = np.concatenate([np.abs(factors.pivots) for _, _, factors in blocks] or [np.zeros(0)])
+    small = pivots <= np.where(unknown < layout.n, VARIABLE_PIVOT, ROW_PIVOT)
+    return np.bincount(sample[small], minlength=len(keep)) > 0
