@@ -13,7 +13,7 @@ from ghost.test_flat import flat_program
 import ffo.ghost.layout as layout_module
 from ffo.ghost.direct import Direct
 from ffo.ghost.factors import REGULARISATION
-from ffo.ghost.layout import KEPT, CutFactors, FactorMemory, Layout, Layouts, Owned
+from ffo.ghost.layout import KEPT, SLIGHT, CutFactors, FactorMemory, Layout, Layouts, Owned
 from ffo.ghost.oracle import linearize
 
 Array = np.ndarray
@@ -59,10 +59,10 @@ def test_factors_invert_the_submatrices(batched: bool, remember: bool) -> None:
     z = factors.solve(rhs)
     assert (z[~keep] == 0).all()
     scale = np.broadcast_to(layout.scale, keep.shape)
-    sign = np.where(np.arange(keep.shape[1]) < program.n, 1.0, -1.0)
+    sign = np.where(np.arange(keep.shape[1]) < program.n, 1.0, -1.0) * (SLIGHT if layout.slight else REGULARISATION)
     for k in range(program.batch):
         inside = keep[k]
-        matrix = full(layout, k if batched else 0) + np.diag(REGULARISATION * sign / scale[k] ** 2)
+        matrix = full(layout, k if batched else 0) + np.diag(sign / scale[k] ** 2)
         np.testing.assert_allclose(matrix[np.ix_(inside, inside)] @ z[k, inside], rhs[k, inside], atol=1e-6)
     assert not factors.suspect[1]
 
@@ -76,6 +76,22 @@ def test_singular_submatrices_are_suspect() -> None:
     keep[2, n:] = True  # rows without variables
     for remember in (False, True):
         assert CutFactors(layout, keep, remember).suspect.tolist() == [False, False, True]
+
+
+def test_small_pivots_ask_for_regularisation() -> None:
+    program = flat_program().program
+    layout = Layout(program.P, program.A)
+    keep = np.zeros((2, layout.K.shape[0]), dtype=bool)
+    keep[:, : program.n] = True
+    assert not CutFactors(layout, keep, False).suspect.any()
+    assert layout.slight
+    keep[1] = ~keep[1]  # rows without variables
+    assert CutFactors(layout, keep, False).suspect.tolist() == [False, True]
+    assert not layout.slight
+    layouts = Layouts()
+    layouts.find(program.P, program.A).slight = False
+    other = flat_program(seed=1).program
+    assert not layouts.find(other.P, other.A).slight  # learned matrices keep their structure
 
 
 def test_an_acquittal_is_remembered() -> None:
@@ -100,7 +116,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_equal_sets_are_factorized_once_and_known_ones_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     program = flat_program(batch=4).program
-    layout = Layout(program.P, program.A)
+    layout = Layout(program.P, program.A, slight=False)
     keep = random_keep(layout, 4)
     keep[2], keep[3] = keep[0], keep[0]
     sizes = counted(monkeypatch)

@@ -9,7 +9,7 @@ turned into NaN, as the user chose.
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -29,6 +29,7 @@ from ffo.ghost.oracle import Linearization
 from ffo.ghost.problem import Way
 from ffo.ghost.resolve import Resolve
 from ffo.program.cone import ConeProgram
+from ffo.program.sparse import SymmetricBatch
 from ffo.solvers.base import Solver
 from ffo.solvers.forward import solve_checked
 from ffo.solvers.registry import choose, get_solver
@@ -162,7 +163,7 @@ class Engine:
         self, program: ConeProgram, overrides: dict[str, object] | None, check_convexity: bool, remembered: Recalled
     ) -> _Run:
         """Solved as far as it goes; failures are not raised yet."""
-        run = _Run(program, self.solver(program, overrides), self.options)
+        run = _Run(program, self.solver(program, overrides), self.options, self._matrices.indefinite)
         run.way = self.way(program, run.solver, remember=remembered is not None)
         run.reject_bad_data(check_convexity)
         if remembered is not None:
@@ -177,7 +178,14 @@ class _Run:
 
     way: Way
 
-    def __init__(self, program: ConeProgram, solver: Solver, options: Options) -> None:
+    def __init__(
+        self,
+        program: ConeProgram,
+        solver: Solver,
+        options: Options,
+        judge_convexity: Callable[[SymmetricBatch], dict[int, float]] = indefinite,
+    ) -> None:
+        self.judge_convexity = judge_convexity
         batch, n, m = program.batch, program.n, program.m
         self.program, self.solver, self.options = program, solver, options
         self.x, self.y, self.s = np.full((batch, n), np.nan), np.full((batch, m), np.nan), np.full((batch, m), np.nan)
@@ -198,7 +206,7 @@ class _Run:
         good = np.flatnonzero(self.status < 0)
         if not check_convexity or not len(good):
             return
-        for k, value in indefinite(P.take(good)).items():
+        for k, value in self.judge_convexity(P.take(good)).items():
             who = good if P.shared else good[k : k + 1]
             self.status[who] = Status.INVALID_INPUT
             text = f"the quadratic term is not positive semidefinite: smallest eigenvalue {value:.3g}"
@@ -212,7 +220,8 @@ class _Run:
             return
         start = time.perf_counter()
         with np.errstate(all="ignore"):
-            piece = linearize_at(self.program.take(known), x, y, s, self.way)
+            program = self.program if len(known) == self.program.batch else self.program.take(known)
+            piece = linearize_at(program, x, y, s, self.way)
             hit = self._accept(known, piece)
         self.iterations[known[hit]] = 0
         self.hits = int(hit.sum())
@@ -233,9 +242,11 @@ class _Run:
 
     def rescue(self) -> None:
         """Newton's method from the points of failed samples."""
+        if (self.status == Status.SOLVED).all() or not self.way.polishes:
+            return
         finite = np.isfinite(self.x).all(axis=1) & np.isfinite(self.y).all(axis=1) & np.isfinite(self.s).all(axis=1)
         failed = np.flatnonzero(np.isin(self.status, _REPAIRABLE) & finite)
-        if not len(failed) or not self.way.polishes:
+        if not len(failed):
             return
         start = time.perf_counter()
         with np.errstate(all="ignore"):
@@ -248,8 +259,10 @@ class _Run:
 
     def _accept(self, who: Array, piece: Linearization) -> Array:
         """Take over the points of a piece that are solutions; true where they are."""
-        measured, verdict = judge(as_solution(piece.x, piece.y, piece.s), piece.program, MEASURED)
-        good = (piece.certificate.natural_residual <= ACCEPT) & (verdict == Status.SOLVED)
+        measured = piece.measured  # absolute, so that small ones settle the matter
+        if measured is None or not (measured <= MEASURED).all():
+            measured, _ = judge(as_solution(piece.x, piece.y, piece.s), piece.program, MEASURED)
+        good = (piece.certificate.natural_residual <= ACCEPT) & (measured <= MEASURED)
         mine = who[good]
         if len(mine):
             self.x[mine], self.y[mine], self.s[mine] = piece.x[good], piece.y[good], piece.s[good]

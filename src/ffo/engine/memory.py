@@ -8,7 +8,9 @@ from threading import Lock
 
 import numpy as np
 
+from ffo.engine.convexity import indefinite
 from ffo.program.cone import ConeProgram
+from ffo.program.sparse import SymmetricBatch
 
 Array = np.ndarray
 
@@ -64,6 +66,14 @@ class Matrices:
 
     def __init__(self) -> None:
         self._last: ConeProgram | None = None
+        self._judged: tuple[SymmetricBatch, dict[int, float]] | None = None
+
+    def indefinite(self, P: SymmetricBatch) -> dict[int, float]:
+        """`convexity.indefinite`, asked once of a matrix that is recognized."""
+        judged = self._judged
+        if judged is None or judged[0] is not P:
+            judged = self._judged = P, indefinite(P)
+        return judged[1]
 
     def recognized(self, program: ConeProgram) -> ConeProgram:
         """The program, with the matrices used last if they are equal."""

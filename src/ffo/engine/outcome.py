@@ -38,8 +38,10 @@ class Outcome:
         if self.info.certificate is not None:
             return
         start = time.perf_counter()
-        todo = np.flatnonzero(self.info.ok)
-        todo = np.setdiff1d(todo, np.concatenate([who for who, _ in self.pieces] or [todo[:0]]))
+        left = self.info.ok
+        for who, _ in self.pieces:
+            left[who] = False
+        todo = np.flatnonzero(left)
         if len(todo):
             piece = linearize_some(self.program, todo, self.x, self.y, self.s, self.way)
             self.pieces.append((todo, piece))

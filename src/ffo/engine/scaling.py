@@ -79,7 +79,7 @@ def scaling(program: ConeProgram) -> Scaling | None:
     if program.shared_matrices:
         ratio = np.array([ratio.min(axis=0), ratio.max(axis=0)])  # columns grow with it: the ends tell
     columns = np.maximum(A.largest_of_columns, ratio * np.maximum(P.largest_of_columns, P.largest_of_rows))
-    if all(_moderate(v) for v in (length, force, A.largest_of_rows, columns)):
+    if _moderate(np.concatenate([v.ravel() for v in (length, force, A.largest_of_rows, columns)])):
         return None
     plain = Scaling(np.ones((1, program.n)), np.ones((1, program.m)), length, force)
     if program.P.shared and _moderate(length / force / np.median(length / force)):

@@ -40,16 +40,22 @@ def is_flat(program: ConeProgram) -> bool:
 
 def polish_flat(program: ConeProgram, x: Array, y: Array, s: Array, way: Direct) -> Polished:
     """Solve for the active sets of approximate solutions of a flat program; `s` is the solver's own slack."""
-    sizes = scale(program, x, y, s)
-    trials = _Trials(program, sizes, way)
+    trials = _Trials(program, way)
     with np.errstate(all="ignore"):  # wrong active sets may lead anywhere
-        trials.run(_equalities(program) | (s - sizes.tau * y < 0))
+        trials.run(_equalities(program) | _active(program, x, y, s))
     rest = np.flatnonzero(~trials.settled)
     if len(rest) == program.batch:
         return polish(program, x, y, s, way)
     if not len(rest):
         return trials.polished
     return _merged(trials, rest, polish(program.take(rest), x[rest], y[rest], s[rest], way))
+
+
+def _active(program: ConeProgram, x: Array, y: Array, s: Array) -> Array:
+    """(batch, m) the rows that a point calls active, comparing s with tau y."""
+    if not (s * y).any():
+        return y > 0  # whatever tau is
+    return s - scale(program, x, y, s).tau * y < 0
 
 
 def _equalities(program: ConeProgram) -> Array:
@@ -63,12 +69,12 @@ def _equalities(program: ConeProgram) -> Array:
 class _Trials:
     """The samples that are settled so far."""
 
-    def __init__(self, program: ConeProgram, sizes: Scale, way: Direct) -> None:
+    def __init__(self, program: ConeProgram, way: Direct) -> None:
         batch, n, m = program.batch, program.n, program.m
-        self.program, self.sizes, self.way = program, sizes, way
-        self.x, self.y, self.s = np.zeros((batch, n)), np.zeros((batch, m)), np.zeros((batch, m))
+        self.program, self.way = program, way
+        self.x, self.y, self.s = np.empty((batch, n)), np.empty((batch, m)), np.empty((batch, m))
         self.settled = np.zeros(batch, dtype=bool)
-        self.natural, self.ratio = np.full(batch, np.inf), np.full(batch, np.inf)
+        self.natural, self.measured, self.ratio = (np.full(batch, np.inf) for _ in range(3))
         self.weak = np.zeros(batch, dtype=bool)
         self.parts: list[Part] = []
 
@@ -79,12 +85,11 @@ class _Trials:
         pending = np.arange(self.program.batch)
         for _ in range(TRIALS):
             everyone = len(pending) == self.program.batch
-            program, sizes = self.program, self.sizes
+            program = self.program
             if not everyone:
-                program, sizes = program.take(pending), sizes.take(pending)
+                program = program.take(pending)
                 layout = layout if layout.K.shared else self.way.layout(program)
-            solver = FlatSolver(program, layout, active, sizes, self.way.remember)
-            trial = _Trial(solver, inequality)
+            trial = _Trial(FlatSolver(program, layout, active, self.way.remember), inequality)
             good = trial.settled
             self._keep(pending, trial, good)
             again = np.flatnonzero(~good & trial.moved)
@@ -93,13 +98,19 @@ class _Trials:
             pending, active = pending[again], trial.next(again)
 
     def _keep(self, who: Array, trial: _Trial, good: Array) -> None:
+        trial.solver.trusted = good
+        if len(who) == len(good) == self.program.batch and good.all():
+            self.x, self.y, self.s, self.settled = trial.x, trial.y, trial.s, good
+            self.natural, self.measured, self.ratio, self.weak = trial.natural, trial.measured, trial.ratio, trial.weak
+            self.parts.append(Part(who, good, trial.solver))
+            return
         if not good.any():
             return
         mine = who[good]
         self.x[mine], self.y[mine], self.s[mine] = trial.x[good], trial.y[good], trial.s[good]
-        self.natural[mine], self.ratio[mine], self.weak[mine] = trial.natural[good], trial.ratio[good], trial.weak[good]
+        self.natural[mine], self.measured[mine] = trial.natural[good], trial.measured[good]
+        self.ratio[mine], self.weak[mine] = trial.ratio[good], trial.weak[good]
         self.settled[mine] = True
-        trial.solver.trusted = good
         self.parts.append(Part(who, good, trial.solver))
 
     @property
@@ -112,7 +123,7 @@ class _Trials:
             natural_residual=self.natural,
             ghost_residual=np.full(self.program.batch, np.nan),
         )
-        return Polished(self.x, self.y, self.s, tuple(self.parts), certificate)
+        return Polished(self.x, self.y, self.s, tuple(self.parts), certificate, self.measured)
 
 
 def _merged(trials: _Trials, rest: Array, others: Polished) -> Polished:
@@ -127,7 +138,14 @@ def _merged(trials: _Trials, rest: Array, others: Polished) -> Polished:
 
 
 class _Trial:
-    """One active set (batch, m) for every sample, solved for and verified."""
+    """One active set (batch, m) for every sample, solved for and verified.
+
+    Attributes:
+        x, y, s: the solution on the active set; settled: (batch,) where it is that of the program.
+        natural, measured: (batch,) residuals of the optimality conditions, in natural units and absolute ones.
+        ratio, weak: (batch,) see `Certificate`.
+        moved: (batch,) where signs name another set to try.
+    """
 
     def __init__(self, solver: FlatSolver, inequality: Array | slice) -> None:
         self.solver, self._inequality = solver, inequality
@@ -138,7 +156,12 @@ class _Trial:
         held = slack * active
         self.s = slack - held
         sizes = scale(program, self.x, self.y, self.s)
-        self.natural = _natural(program.stationarity(self.x, self.y), held, sizes)
+        left = program.stationarity(self.x, self.y)
+        force, length = _max(left), _max(held)
+        # y >= 0 and s >= 0 are complementary: this is all that is left of the duality gap
+        gap = np.einsum("ij,ij->i", self.x, left) + np.einsum("ij,ij->i", self.y, held)
+        self.measured = np.maximum.reduce([force, length, np.abs(gap)])
+        self.natural = np.maximum(force / sizes.dual, _max(held / sizes.rows) / sizes.primal)
         w = (slack - sizes.tau * self.y)[:, inequality]
         self._below = w < 0
         same = (self._below == active[:, inequality]).all(axis=1)
@@ -157,10 +180,8 @@ class _Trial:
         return active
 
 
-def _natural(stationarity: Array, held: Array, sizes: Scale) -> Array:
-    """(batch,) residual of the optimality conditions, in natural units; `held`: slacks of active rows."""
-    dual = np.abs(stationarity).max(axis=1, initial=0.0) / sizes.dual
-    return np.maximum(dual, (np.abs(held) / sizes.rows).max(axis=1, initial=0.0) / sizes.primal)
+def _max(v: Array) -> Array:
+    return np.abs(v).max(axis=1, initial=0.0)
 
 
 class _Bounds:
@@ -184,12 +205,11 @@ class FlatSolver(GhostSolver):
     """The ghost system of active sets (batch, m): variables at bounds eliminated, the rest factorized.
 
     Attributes:
-        sizes: natural sizes near the solution, in which residuals are compared.
         trusted: (batch,) samples whose solutions matter.
     """
 
-    def __init__(self, program: ConeProgram, layout: Layout, active: Array, sizes: Scale, remember: bool) -> None:
-        self.program, self.layout, self.active, self.sizes = program, layout, active, sizes
+    def __init__(self, program: ConeProgram, layout: Layout, active: Array, remember: bool) -> None:
+        self.program, self.layout, self.active = program, layout, active
         self._bounds = [_Bounds(rows, active) for rows in layout.bounds]
         count = np.zeros((program.batch, layout.n), dtype=np.int8)
         for bounds in self._bounds:
@@ -197,8 +217,6 @@ class FlatSolver(GhostSolver):
         self._twice = (count > 1).any(axis=1)
         self.keep = np.concatenate([count == 0, active[:, layout.rows]], axis=1)
         self._factors = CutFactors(layout, self.keep, remember)
-        #: (batch, g) factors that make the residuals of rows comparable with those of u
-        self._units = (sizes.dual / sizes.primal)[:, None] / sizes.rows[:, layout.rows]
         self.trusted = np.zeros(program.batch, dtype=bool)
 
     @cached_property
@@ -220,14 +238,15 @@ class FlatSolver(GhostSolver):
     @cached_property
     def system(self) -> GhostSystem:
         """The same system for other solvers."""
-        tau = self.sizes.tau
+        tau = np.broadcast_to(self.layout.tau, self.active.shape)
         return GhostSystem(self.program, ActiveSet(self.program, np.where(self.active, -tau, tau), tau))
 
     def solve(self, r_x: Array, r_s: Array, accuracy: Array | None = None) -> Sensitivity:
         n, K = self.layout.n, self.layout.K
         start = np.zeros(self.keep.shape)
-        for bounds in self._bounds:
-            bounds.fix(start[:, :n], r_s)
+        if r_s.any():
+            for bounds in self._bounds:
+                bounds.fix(start[:, :n], r_s)
         rhs = np.concatenate([r_x, r_s[:, self.layout.rows]], axis=1)
         fixed = _norm(start)
         if fixed.any():
@@ -262,30 +281,32 @@ class FlatSolver(GhostSolver):
         z, residual = best, rhs
         for _ in range(REFINEMENTS):
             step = self._factors.solve(residual)
-            z = z + step
+            z = z + step if residual is not rhs else step
             residual = rhs - K.dot(z)
             residual *= self.keep
             norm = self._norm(residual) / size
             better = norm < best_norm
-            shrunk = norm / np.where(best_norm > 0, best_norm, 1.0)
-            moved = self._length(step) / np.maximum(np.hypot(self._length(z), fixed), 1e-300)
-            error = np.where(better, moved * shrunk, error)
-            best = z if better.all() else np.where(better[:, None], z, best)
             stalled = ~(norm <= 0.3 * best_norm)
+            ending = stalled | (norm <= target)
+            if ending.any():
+                shrunk = norm / np.where(best_norm > 0, best_norm, 1.0)
+                moved = self._length(step) / np.maximum(np.hypot(self._length(z), fixed), 1e-300)
+                error = np.where(better, moved * shrunk, error)
+            best = z if better.all() else np.where(better[:, None], z, best)
             best_norm = np.where(better, norm, best_norm)
-            if (((best_norm <= target) & (error <= allowed)) | stalled).all():
+            if (ending & ((error <= allowed) | stalled)).all():
                 break
         return best, best_norm, error
 
     def _norm(self, residual: Array) -> Array:
         """(batch,) norm of residuals, in natural units."""
         n = self.layout.n
-        return np.hypot(_norm(residual[:, :n]), _norm(residual[:, n:] * self._units))
+        return np.hypot(_norm(residual[:, :n]), _norm(residual[:, n:] * self.layout.units))
 
     def _length(self, z: Array) -> Array:
         """(batch,) norm of unknowns, in natural units."""
         n = self.layout.n
-        return np.hypot(_norm(z[:, :n]), _norm(z[:, n:] / self._units))
+        return np.hypot(_norm(z[:, :n]), _norm(z[:, n:] / self.layout.units))
 
 
 def _norm(v: Array) -> Array:

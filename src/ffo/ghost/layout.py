@@ -7,7 +7,8 @@ entry (bounds) fix their variables, and what is left,
     [ A_RF    .   ]
 
 is a submatrix of one matrix K: equilibrated and regularised once, it is cut down sample by sample. Equal
-submatrices have equal factors, which are remembered where active sets are expected to come again.
+submatrices have equal factors, which are remembered where active sets are expected to come again. Until a
+small pivot is met, K is regularised only slightly.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ Array = np.ndarray
 MAX_BYTES, KEPT = 256 * 2**20, 4
 #: pivots of rows and of variables (the largest entries of the matrix being 1) up to which it may be singular
 ROW_PIVOT, VARIABLE_PIVOT = 1e-4, 1e-6
+#: regularisation that is enough where no pivot is small, and hardly asks for refinement
+SLIGHT = 1e-14
 
 
 @dataclass(frozen=True)
@@ -54,17 +57,24 @@ class Layout:
         rows: (g,) the rows G, a slice where it can be.
         K: (n + g, n + g) upper triangle, every diagonal entry stored.
         scale: (batch or 1, n + g) its symmetric equilibration.
+        tau: (batch or 1, m) |a_i|^2 / |P|, which makes multipliers comparable with slacks.
+        units: (batch or 1, g) |P| / |a_i|, which makes residuals of rows comparable with those of variables.
+        slight: whether a slight regularisation has been enough so far.
         factors: those of the active sets that were to be remembered.
     """
 
-    def __init__(self, P: SymmetricBatch, A: SparseBatch) -> None:
-        self.P, self.A = P, A
+    def __init__(self, P: SymmetricBatch, A: SparseBatch, slight: bool = True) -> None:
+        self.P, self.A, self.slight = P, A, slight
         self.n, self.m = P.shape[0], A.shape[0]
         first, second, general = self._by_kind()
         self.bounds = (first, second)
         self.rows = span(np.flatnonzero(general))
         self.K = _saddle(P, A, np.flatnonzero(general))
         self.scale = _equilibration(self.K)
+        curvature = np.abs(np.atleast_2d(P.values)).max(axis=1, keepdims=True, initial=0.0)
+        squared = np.where(A.row_norms_squared > 0, A.row_norms_squared, 1.0)
+        self.tau = squared / np.where(curvature > 0, curvature, 1.0)
+        self.units = (np.sqrt(squared) / self.tau)[:, self.rows]
         self.factors = FactorMemory()
 
     def _by_kind(self) -> tuple[BoundRows, BoundRows, Array]:
@@ -87,24 +97,30 @@ class Layout:
         return found[0], found[1], general
 
     @cached_property
-    def _factorizable(self) -> Array:
-        """(batch or 1, nnz) K equilibrated and regularised."""
+    def _equilibrated(self) -> Array:
+        """(batch or 1, nnz)."""
         K, scale = self.K, self.scale
-        values = np.atleast_2d(K.values) * scale[:, K.indices] * scale[:, K.columns]
-        shift = np.where(np.arange(K.shape[0]) < self.n, REGULARISATION, -REGULARISATION)
-        values[:, K.indptr[1:] - 1] += shift
-        return values
+        return np.atleast_2d(K.values) * scale[:, K.indices] * scale[:, K.columns]
+
+    @cached_property
+    def _signs(self) -> Array:
+        """(nnz,) of what regularisation adds: 1 on the diagonal of variables, -1 on that of rows."""
+        signs = np.zeros(self.K.nnz)
+        signs[self.K.indptr[1:] - 1] = np.where(np.arange(self.K.shape[0]) < self.n, 1.0, -1.0)
+        return signs
 
     def cut(self, keep: Array) -> tuple[sp.csc_array, Array]:
-        """The submatrices of kept unknowns (batch, n + g), along one diagonal, and the sample of each unknown."""
+        """The submatrices of kept unknowns (batch, n + g), along one diagonal, equilibrated and regularised, and
+        the sample of each unknown."""
         K, (batch, size) = self.K, keep.shape
         kept = keep[:, K.indices]
         kept &= keep[:, K.columns]
         sample, entry = np.divmod(np.flatnonzero(kept), K.nnz)
         rank = (np.cumsum(keep) - 1).astype(np.int32)
         counts = np.add.reduceat(kept, K.indptr[:-1], axis=1, dtype=np.int32)[keep] if size else np.zeros(0, int)
-        values = self._factorizable
+        values = self._equilibrated
         data = values[0, entry] if len(values) == 1 else values[sample, entry]
+        data += (SLIGHT if self.slight else REGULARISATION) * self._signs[entry]
         total = int(keep.sum())
         indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         matrix = sp.csc_array((data, rank[sample * size + K.indices[entry]], indptr), shape=(total, total))
@@ -207,11 +223,12 @@ class Layouts:
 
     def find(self, P: SymmetricBatch, A: SparseBatch) -> Layout:
         if not (P.shared and A.shared):
-            return Layout(P, A)
+            return Layout(P, A, slight=False)
         with self._lock:
             found = next((one for one in self._kept if one.P.same(P) and one.A.same(A)), None)
             if found is None:
-                found = Layout(P.copy(), A.copy())  # callers may write into theirs
+                slight = not self._kept or self._kept[0].slight
+                found = Layout(P.copy(), A.copy(), slight)  # callers may write into theirs
             others = [one for one in self._kept if one is not found][: KEPT - 1]
             self._kept = [found, *others]
             for one in reversed(others):
@@ -239,7 +256,7 @@ class CutFactors:
             spans = zip([0, *ends[:-1]], ends, self._owned, strict=True)
             self._blocks = [(start, end, one.factors) for start, end, one in spans if one.factors]
         else:
-            self._blocks = factor_blocks(*layout.cut(keep))
+            self._blocks, self._suspect = _factorized(layout, keep, gather=True)
 
     def _recalled(self) -> list[Owned]:
         """One for each sample; new ones are made where none is known."""
@@ -249,8 +266,7 @@ class CutFactors:
         new = {name: k for k, name in enumerate(names) if name not in known}
         if new:
             keep = self.keep[list(new.values())]
-            blocks = factor_blocks(*self.layout.cut(keep), gather=False)
-            suspect = _suspect(self.layout, keep, blocks)
+            blocks, suspect = _factorized(self.layout, keep, gather=False)
             filled = iter([factors for _, _, factors in blocks])
             every = zip(new, keep.any(axis=1).tolist(), suspect.tolist(), strict=True)
             made = {name: Owned(next(filled) if some else None, doubt) for name, some, doubt in every}
@@ -264,7 +280,7 @@ class CutFactors:
         regularisation, but so does a row that is eliminated before its variables."""
         if self._owned:
             return np.array([one.suspect for one in self._owned])
-        return _suspect(self.layout, self.keep, self._blocks)
+        return self._suspect
 
     def acquit(self, samples: Array) -> None:
         """Remember of suspect samples that their submatrices are not singular."""
@@ -280,9 +296,13 @@ class CutFactors:
         return z.reshape(residual.shape)
 
 
-def _suspect(layout: Layout, keep: Array, blocks: Sequence[tuple[int, int, Factors]]) -> Array:
-    """(batch,) see `CutFactors.suspect`."""
+def _factorized(layout: Layout, keep: Array, gather: bool) -> tuple[list[tuple[int, int, Factors]], Array]:
+    """Factors of submatrices, and (batch,) whether these may be singular."""
+    blocks = factor_blocks(*layout.cut(keep), gather=gather)
     sample, unknown = np.divmod(np.flatnonzero(keep), keep.shape[1])
     pivots = np.concatenate([np.abs(factors.pivots) for _, _, factors in blocks] or [np.zeros(0)])
-    small = pivots <= np.where(unknown < layout.n, VARIABLE_PIVOT, ROW_PIVOT)
-    return np.bincount(sample[small], minlength=len(keep)) > 0
+    small = ~(pivots > np.where(unknown < layout.n, VARIABLE_PIVOT, ROW_PIVOT))
+    if small.any() and layout.slight:
+        layout.slight = False
+        return _factorized(layout, keep, gather)
+    return blocks, np.bincount(sample[small], minlength=len(keep)) > 0

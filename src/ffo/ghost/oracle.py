@@ -13,7 +13,7 @@ Loss gradients in the slack s = b - Ax add c_s to db and -c_s x' to dA.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -31,7 +31,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Linearization:
-    """A batch of solutions and their derivative, in both directions."""
+    """A batch of solutions and their derivative, in both directions; `measured`: see `Polished`."""
 
     program: ConeProgram
     x: Array
@@ -39,6 +39,7 @@ class Linearization:
     s: Array
     parts: tuple[Part, ...]
     certificate: Certificate
+    measured: Array | None = field(default=None, kw_only=True)
 
     def take(self, samples: Array) -> Linearization:
         """The linearization of some (distinct) samples; solvers are shared with this one."""
@@ -103,7 +104,7 @@ def linearize(program: ConeProgram, solution: Solution, way: Way) -> Linearizati
         done = polish(program, solution.x, solution.y, solution.s, way)
     else:
         done = _as_it_is(program, solution, way)
-    return Linearization(program, done.x, done.y, done.s, done.parts, done.certificate)
+    return Linearization(program, done.x, done.y, done.s, done.parts, done.certificate, measured=done.measured)
 
 
 def _as_it_is(program: ConeProgram, solution: Solution, way: Way) -> Polished:

@@ -53,13 +53,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Polished:
-    """x (batch, n), y and s (batch, m) after polish, with the ghost solvers at these points."""
+    """x (batch, n), y and s (batch, m) after polish, with the ghost solvers at these points.
+
+    `measured` (batch,), where it is known: a bound on the residuals by which answers of solvers are judged.
+    """
 
     x: Array
     y: Array
     s: Array
     parts: tuple[Part, ...]
     certificate: Certificate
+    measured: Array | None = None
 
 
 def polish(program: ConeProgram, x: Array, y: Array, s: Array, way: Way, steps: int = STEPS) -> Polished:

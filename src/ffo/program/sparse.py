@@ -202,6 +202,11 @@ def distinct(v: Array) -> Array:
     return v[:1] if v.strides[0] == 0 else v
 
 
+def take_rows(v: Array, samples: Array) -> Array:
+    """(batch, ·) -> (samples, ·); a row that was broadcast to the batch is broadcast again."""
+    return np.broadcast_to(v[:1], (len(samples), v.shape[1])) if v.strides[0] == 0 else v[samples]
+
+
 def span(index: Array) -> Array | slice:
     """The same places as a slice, where they follow each other: much faster to read and write."""
     if not len(index) or (np.diff(index) != 1).any():
