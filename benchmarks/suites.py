@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks import peers, problems
+from benchmarks import growth, peers, problems, warm
 from benchmarks.accuracy import compare, probes
 from benchmarks.memory import footprint
 from benchmarks.problems import Case, decision_qp
@@ -130,6 +130,8 @@ SUITES: dict[str, Callable[[Options], Suite]] = {
     "memory": memory,
     "iterative": iterative,
     "accuracy": accuracy,
+    "warm": lambda options: warm.suite(options.repeats, options.progress),
+    "growth": lambda options: growth.suite(options.progress),
 }
 
 

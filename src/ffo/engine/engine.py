@@ -264,7 +264,11 @@ class _Run:
             measured, _ = judge(as_solution(piece.x, piece.y, piece.s), piece.program, MEASURED)
         good = (piece.certificate.natural_residual <= ACCEPT) & (measured <= MEASURED)
         mine = who[good]
-        if len(mine):
+        if len(mine) == len(self.status):
+            self.x, self.y, self.s = piece.x, piece.y, piece.s
+            self.status[:], self.residual = Status.SOLVED, measured
+            self.pieces.append((mine, piece))
+        elif len(mine):
             self.x[mine], self.y[mine], self.s[mine] = piece.x[good], piece.y[good], piece.s[good]
             self.status[mine], self.residual[mine] = Status.SOLVED, measured[good]
             self.pieces.append((mine, piece if good.all() else piece.take(np.flatnonzero(good))))

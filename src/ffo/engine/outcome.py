@@ -46,7 +46,8 @@ class Outcome:
             piece = linearize_some(self.program, todo, self.x, self.y, self.s, self.way)
             self.pieces.append((todo, piece))
         for who, piece in self.pieces:
-            self.x[who], self.y[who], self.s[who] = piece.x, piece.y, piece.s
+            if self.x is not piece.x:
+                self.x[who], self.y[who], self.s[who] = piece.x, piece.y, piece.s
             self.info.residual[who] = piece.certificate.natural_residual
         self.info.certificate = merge_certificates(self.pieces, len(self.x))
         self.info.times = replace(self.info.times, polish=self.info.times.polish + time.perf_counter() - start)
@@ -102,6 +103,8 @@ def linearize_some(program: ConeProgram, who: Array, x: Array, y: Array, s: Arra
 
 def merge_certificates(pieces: list[tuple[Array, Linearization]], batch: int) -> Certificate:
     """One certificate for the batch; samples in no piece were not solved."""
+    if len(pieces) == 1 and len(pieces[0][0]) == batch:
+        return pieces[0][1].certificate
     merged = Certificate(
         unsettled=np.ones(batch, dtype=bool),
         margin_ratio=np.full(batch, np.inf),

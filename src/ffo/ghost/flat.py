@@ -17,7 +17,7 @@ import numpy as np
 from ffo.cones.zero import Zero
 from ffo.ghost.certificate import WEAK, Certificate
 from ffo.ghost.direct import ACCURACY, INCONSISTENT, REFINEMENTS, SMALL_ERROR, Direct, DirectSolver
-from ffo.ghost.face import ActiveSet, Scale, scale
+from ffo.ghost.face import ActiveSet, scale
 from ffo.ghost.layout import BoundRows, CutFactors, Layout
 from ffo.ghost.polish import Part, Polished, polish
 from ffo.ghost.problem import GhostSolver, GhostSystem, Sensitivity

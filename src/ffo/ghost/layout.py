@@ -14,7 +14,6 @@ small pivot is met, K is regularised only slightly.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
@@ -268,8 +267,8 @@ class CutFactors:
             keep = self.keep[list(new.values())]
             blocks, suspect = _factorized(self.layout, keep, gather=False)
             filled = iter([factors for _, _, factors in blocks])
-            every = zip(new, keep.any(axis=1).tolist(), suspect.tolist(), strict=True)
-            made = {name: Owned(next(filled) if some else None, doubt) for name, some, doubt in every}
+            every = zip(new, keep.sum(axis=1).tolist(), suspect.tolist(), strict=True)
+            made = {name: Owned(next(filled) if size else None, doubt) for name, size, doubt in every}
             memory.remember(made)
             known |= made
         return [known[name] for name in names]
