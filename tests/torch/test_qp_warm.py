@@ -55,10 +55,11 @@ def factorized(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("wanted", ["Q", "p", "G", "h"])
-def test_a_second_epoch_neither_solves_nor_factorizes(wanted: str, factorized: list[int]) -> None:
+def test_a_warm_epoch_neither_solves_nor_factorizes(wanted: str, factorized: list[int]) -> None:
     layer, blocks = FFOQPLayer(), decision()
     step(layer, blocks, wanted, keys=range(BATCH))
     assert layer.info.warm_hits == 0
+    step(layer, blocks, wanted, keys=range(BATCH))  # the matrices are there again: factors are kept
     made = len(factorized)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     moved = {**blocks, "p": blocks["p"][order] + 1e-7}
@@ -86,6 +87,7 @@ def test_learned_matrices_cost_one_factorization(factorized: list[int]) -> None:
     found = step(layer, blocks, "Q", keys=range(BATCH))
     assert layer.info.warm_hits == BATCH
     assert len(factorized) == made + 1  # the samples together
+    assert all(len(layout.factors) == 0 for layout in layer.engine._layouts._kept)  # of no use
     same(found, step(FFOQPLayer(solver_args={"eps": 1e-9}), blocks, "Q"))
 
 
@@ -136,8 +138,10 @@ def test_copies_of_a_warm_layer_work(twin: object) -> None:
 
 def test_memory_of_factors_is_bounded_over_many_keys() -> None:
     layer, blocks = FFOQPLayer(), decision()
-    step(layer, blocks, keys=range(BATCH))
+    for _ in range(2):
+        step(layer, blocks, keys=range(BATCH))
     (layout,) = layer.engine._layouts._kept
+    assert layout.factors.bytes > 0
     layout.factors.max_bytes = limit = layout.factors.bytes
     for seed in range(1, 5):
         step(layer, {**blocks, "p": decision(seed)["p"]}, keys=range(seed * BATCH, (seed + 1) * BATCH))

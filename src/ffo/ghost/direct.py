@@ -49,7 +49,8 @@ class Direct(Way):
 
     Attributes:
         layouts: where the layouts of flat programs are kept from call to call.
-        remember: whether the factors of their active sets are kept too, because these will come again.
+        remember: whether the factors of their active sets are kept too, because these will come again (from
+            the second time on that matrices are seen).
     """
 
     layouts: Layouts = field(default_factory=Layouts, compare=False, repr=False)

@@ -89,7 +89,8 @@ class _Trials:
             if not everyone:
                 program = program.take(pending)
                 layout = layout if layout.K.shared else self.way.layout(program)
-            trial = _Trial(FlatSolver(program, layout, active, self.way.remember), inequality)
+            remember = self.way.remember and layout.again
+            trial = _Trial(FlatSolver(program, layout, active, remember), inequality)
             good = trial.settled
             self._keep(pending, trial, good)
             again = np.flatnonzero(~good & trial.moved)

@@ -58,12 +58,14 @@ class Layout:
         scale: (batch or 1, n + g) its symmetric equilibration.
         tau: (batch or 1, m) |a_i|^2 / |P|, which makes multipliers comparable with slacks.
         units: (batch or 1, g) |P| / |a_i|, which makes residuals of rows comparable with those of variables.
+        again: whether it was asked for more than once: matrices that are learned are not.
         slight: whether a slight regularisation has been enough so far.
         factors: those of the active sets that were to be remembered.
     """
 
     def __init__(self, P: SymmetricBatch, A: SparseBatch, slight: bool = True) -> None:
         self.P, self.A, self.slight = P, A, slight
+        self.again = False
         self.n, self.m = P.shape[0], A.shape[0]
         first, second, general = self._by_kind()
         self.bounds = (first, second)
@@ -225,7 +227,9 @@ class Layouts:
             return Layout(P, A, slight=False)
         with self._lock:
             found = next((one for one in self._kept if one.P.same(P) and one.A.same(A)), None)
-            if found is None:
+            if found is not None:
+                found.again = True
+            else:
                 slight = not self._kept or self._kept[0].slight
                 found = Layout(P.copy(), A.copy(), slight)  # callers may write into theirs
             others = [one for one in self._kept if one is not found][: KEPT - 1]

@@ -193,8 +193,10 @@ class SymmetricBatch(SparseBatch):
 
     def full(self, sample: int = 0) -> sp.csc_array:
         """One sample with both triangles."""
-        upper = self.matrix(sample)
-        return sp.csc_array(upper + sp.triu(upper, 1).T)
+        off, values = ~self._diagonal, self.of(sample)
+        rows = np.concatenate([self.indices, self.columns[off]])
+        cols = np.concatenate([self.columns, self.indices[off]])
+        return sp.csc_array((np.concatenate([values, values[off]]), (rows, cols)), shape=self.shape)
 
 
 def distinct(v: Array) -> Array:

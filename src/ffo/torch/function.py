@@ -115,7 +115,10 @@ class Solve(torch.autograd.Function):
         if all(g is None for g in gradients) or not any(wanted):
             return (None,) * (1 + len(wanted))
         given = tuple(g is not None for g in gradients)
-        found = Adjoint.apply(ctx.slot, wanted, given, False, *ctx.saved_tensors, *_present(gradients))
+        # Only where derivatives of this one, or torch.func, may follow does autograd have to know of it.
+        watched = torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None
+        adjoint = Adjoint.apply if watched else Adjoint.forward
+        found = adjoint(ctx.slot, wanted, given, False, *ctx.saved_tensors, *_present(gradients))
         result = iter(found)
         return (None, *(next(result) if w else None for w in wanted))
 
