@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from ffo.program.sparse import SparseBatch, SymmetricBatch
+from ffo.program.sparse import SparseBatch, SymmetricBatch, distinct, span, take_rows
 
 Array = np.ndarray
 BATCH = 3
@@ -144,3 +144,34 @@ def test_nothing_stored() -> None:
     for product in (empty.dot(x), empty.tdot(x), np.broadcast_to(empty.diagonal, (2, 3))):
         np.testing.assert_array_equal(product, np.zeros((2, 3)))
     assert empty.pruned() is empty
+
+
+def test_broadcast_rows_are_told_from_rows_of_nothing() -> None:
+    row = np.arange(3.0)
+    wide = np.broadcast_to(row, (4, 3))
+    np.testing.assert_array_equal(distinct(wide), [row])
+    assert distinct(np.tile(row, (4, 1))).shape == (4, 3)
+    assert distinct(np.zeros((4, 0))).shape == (4, 0)
+    taken = take_rows(wide, np.array([2, 0]))
+    assert taken.shape == (2, 3)
+    assert len(distinct(taken)) == 1
+    np.testing.assert_array_equal(take_rows(np.eye(3), np.array([2, 0])), np.eye(3)[[2, 0]])
+    assert take_rows(np.zeros((4, 0)), np.array([2, 0])).shape == (2, 0)
+
+
+def test_consecutive_places_are_a_slice() -> None:
+    assert span(np.array([3, 4, 5])) == slice(3, 6)
+    assert span(np.array([7])) == slice(7, 8)
+    for index in (np.array([3, 5]), np.array([5, 4]), np.zeros(0, dtype=int)):
+        assert span(index) is index
+
+
+@storage
+def test_the_same_and_copies(shared: bool) -> None:
+    batch, _ = random_batch((4, 3), shared)
+    other = batch.copy()
+    assert batch.same(other)
+    other.values[..., 0] += 1.0
+    assert not batch.same(other)
+    assert not batch.same(batch.restrict(np.arange(batch.nnz) > 0))
+    assert isinstance(random_symmetric(3, shared)[0].copy(), SymmetricBatch)

@@ -201,7 +201,7 @@ class SymmetricBatch(SparseBatch):
 
 def distinct(v: Array) -> Array:
     """(batch, ·) rows without repetition: (1, ·) where one row was broadcast to the batch."""
-    return v[:1] if v.strides[0] == 0 else v
+    return v[:1] if v.strides[0] == 0 and v.size else v  # arrays of nothing have no strides
 
 
 def take_rows(v: Array, samples: Array) -> Array:
