@@ -16,7 +16,7 @@ import numpy as np
 
 from ffo.cones.zero import Zero
 from ffo.ghost.certificate import WEAK, Certificate
-from ffo.ghost.direct import ACCURACY, INCONSISTENT, REFINEMENTS, SMALL_ERROR, Direct, DirectSolver
+from ffo.ghost.direct import INCONSISTENT, REFINEMENTS, SMALL_ERROR, Direct, DirectSolver
 from ffo.ghost.face import ActiveSet, scale
 from ffo.ghost.layout import BoundRows, CutFactors, Layout
 from ffo.ghost.polish import Part, Polished, polish
@@ -28,6 +28,8 @@ Array = np.ndarray
 
 #: active sets that are tried for one sample
 TRIALS = 4
+#: relative residual of solves; where it is larger, one more step of refinement removes the rest
+ROUNDING = 1e-14
 #: natural residual up to which a trial counts as a solution
 EXACT = 1e-12
 
@@ -99,20 +101,19 @@ class _Trials:
             pending, active = pending[again], trial.next(again)
 
     def _keep(self, who: Array, trial: _Trial, good: Array) -> None:
+        if not good.any():
+            return
         trial.solver.trusted = good
-        if len(who) == len(good) == self.program.batch and good.all():
+        self.parts.append(Part(who, good, trial.solver))
+        if len(good) == self.program.batch and good.all():
             self.x, self.y, self.s, self.settled = trial.x, trial.y, trial.s, good
             self.natural, self.measured, self.ratio, self.weak = trial.natural, trial.measured, trial.ratio, trial.weak
-            self.parts.append(Part(who, good, trial.solver))
-            return
-        if not good.any():
             return
         mine = who[good]
         self.x[mine], self.y[mine], self.s[mine] = trial.x[good], trial.y[good], trial.s[good]
         self.natural[mine], self.measured[mine] = trial.natural[good], trial.measured[good]
         self.ratio[mine], self.weak[mine] = trial.ratio[good], trial.weak[good]
         self.settled[mine] = True
-        self.parts.append(Part(who, good, trial.solver))
 
     @property
     def polished(self) -> Polished:
@@ -231,7 +232,7 @@ class FlatSolver(GhostSolver):
         singular = suspect
         if suspect.any():
             rhs = np.random.default_rng(0).standard_normal(self.keep.shape[1]) * self.keep
-            _, relative, error = self._refine(rhs, np.zeros(len(rhs)), ACCURACY, SMALL_ERROR)
+            _, relative, error = self._refine(rhs, np.zeros(len(rhs)), ROUNDING, SMALL_ERROR)
             singular = suspect & ~(np.maximum(relative, error) <= INCONSISTENT)
             self._factors.acquit(np.flatnonzero(suspect & ~singular))
         return ~(self._twice | singular)
@@ -252,7 +253,7 @@ class FlatSolver(GhostSolver):
         fixed = _norm(start)
         if fixed.any():
             rhs -= K.dot(start)
-        target = ACCURACY if accuracy is None else np.maximum(accuracy, ACCURACY)
+        target = ROUNDING if accuracy is None else np.maximum(accuracy, ROUNDING)
         z, relative, error = self._refine(rhs * self.keep, fixed, target, SMALL_ERROR if accuracy is None else np.inf)
         relative = np.maximum(relative, error) if accuracy is None else relative
         z += start
