@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmarks import growth, peers, problems, qp_layers, warm
 from benchmarks import maros as collection
-from benchmarks import peers, problems, qp_layers
 from benchmarks.accuracy import compare, probes
 from benchmarks.bilevel import bilevel as bilevel_suite
 from benchmarks.memory import footprint
@@ -152,6 +152,8 @@ SUITES: dict[str, Callable[[Options], Suite]] = {
     "accuracy": accuracy,
     "maros": maros,
     "bilevel": bilevel,
+    "warm": lambda options: warm.suite(options.repeats, options.progress),
+    "growth": lambda options: growth.suite(options.progress),
 }
 
 

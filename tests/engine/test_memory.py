@@ -1,12 +1,17 @@
-"""Memory: the last solution of each key, within bounds."""
+"""Memory: the last solution of each key, within bounds; matrices that come again."""
 
 from __future__ import annotations
 
 import threading
 
 import numpy as np
+import pytest
 
-from ffo.engine.memory import Memory
+import ffo.engine.memory as memory_module
+from ffo.cones import Nonneg, Product
+from ffo.engine.memory import Matrices, Memory
+from ffo.program.cone import ConeProgram
+from ffo.program.sparse import SymmetricBatch
 
 N, M = 2, 3
 
@@ -91,3 +96,49 @@ def test_threads_may_share_it() -> None:
     for t in threads:
         t.join()
     assert errors == []
+
+
+def quadratic(scale: float = 1.0) -> ConeProgram:
+    return ConeProgram.from_matrices(
+        scale * np.eye(2), np.ones((3, 2)), -np.eye(2), np.zeros(2), Product([(Nonneg(), 2)])
+    )
+
+
+def test_equal_matrices_are_recognized() -> None:
+    matrices = Matrices()
+    first = matrices.recognized(quadratic())
+    again = matrices.recognized(quadratic())
+    assert again.P is first.P
+    assert again.A is first.A
+    other = matrices.recognized(quadratic(2.0))
+    assert other.P is not first.P
+    assert other.A is first.A
+
+
+def test_matrices_changed_in_place_are_noticed() -> None:
+    matrices, program = Matrices(), quadratic()
+    first = matrices.recognized(program)
+    program.P.values[0] = 5.0
+    program.A.values[1] = -3.0
+    changed = matrices.recognized(program)
+    np.testing.assert_array_equal(first.P.values, [1.0, 1.0])  # a copy
+    np.testing.assert_array_equal(changed.P.values, [5.0, 1.0])
+    np.testing.assert_array_equal(changed.A.values, [-1.0, -3.0])
+
+
+def test_matrices_of_samples_are_left_as_they_are() -> None:
+    matrices, program = Matrices(), quadratic()
+    P = SymmetricBatch(program.P.indptr, program.P.indices, np.ones((3, 2)), program.P.shape)
+    batched = program.with_matrices(P, program.A)
+    assert matrices.recognized(batched).P is P
+
+
+def test_convexity_is_asked_once_of_a_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[SymmetricBatch] = []
+    original = memory_module.indefinite
+    monkeypatch.setattr(memory_module, "indefinite", lambda P: asked.append(P) or original(P))
+    matrices = Matrices()
+    for scale in (1.0, 1.0, -1.0, -1.0, 1.0):
+        found = matrices.indefinite(matrices.recognized(quadratic(scale)).P)
+        assert found == ({} if scale > 0 else {0: -1.0})
+    assert len(asked) == 3

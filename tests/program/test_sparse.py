@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from ffo.program.sparse import SparseBatch, SymmetricBatch
+from ffo.program.sparse import SparseBatch, SymmetricBatch, distinct, span, take_rows
 
 Array = np.ndarray
 BATCH = 3
@@ -60,7 +60,7 @@ def test_matrices_of_samples(shape: tuple[int, int], shared: bool) -> None:
     assert batch.shared is shared
     for k in range(BATCH):
         np.testing.assert_array_equal(batch.matrix(k).toarray(), dense[k])
-    norms = batch.row_norms_squared(BATCH)
+    norms = np.broadcast_to(batch.row_norms_squared, (BATCH, batch.shape[0]))
     np.testing.assert_allclose(norms, (dense**2).sum(axis=2), atol=1e-14)
 
 
@@ -117,7 +117,7 @@ def test_symmetric(n: int, shared: bool) -> None:
     x = np.random.default_rng(2).normal(size=(BATCH, n))
     np.testing.assert_allclose(batch.dot(x), products(dense, x), atol=1e-14)
     np.testing.assert_allclose(batch.tdot(x), products(dense, x), atol=1e-14)
-    np.testing.assert_array_equal(batch.diagonal(BATCH), np.diagonal(dense, axis1=1, axis2=2))
+    np.testing.assert_array_equal(np.broadcast_to(batch.diagonal, (BATCH, n)), np.diagonal(dense, axis1=1, axis2=2))
     for k in range(BATCH):
         np.testing.assert_array_equal(batch.full(k).toarray(), dense[k])
 
@@ -141,6 +141,37 @@ def test_nothing_stored() -> None:
     none = np.zeros(0)
     empty = SymmetricBatch(np.zeros(4, dtype=np.int32), none.astype(np.int32), none, (3, 3))
     x = np.ones((2, 3))
-    for product in (empty.dot(x), empty.tdot(x), empty.diagonal(2)):
+    for product in (empty.dot(x), empty.tdot(x), np.broadcast_to(empty.diagonal, (2, 3))):
         np.testing.assert_array_equal(product, np.zeros((2, 3)))
     assert empty.pruned() is empty
+
+
+def test_broadcast_rows_are_told_from_rows_of_nothing() -> None:
+    row = np.arange(3.0)
+    wide = np.broadcast_to(row, (4, 3))
+    np.testing.assert_array_equal(distinct(wide), [row])
+    assert distinct(np.tile(row, (4, 1))).shape == (4, 3)
+    assert distinct(np.zeros((4, 0))).shape == (4, 0)
+    taken = take_rows(wide, np.array([2, 0]))
+    assert taken.shape == (2, 3)
+    assert len(distinct(taken)) == 1
+    np.testing.assert_array_equal(take_rows(np.eye(3), np.array([2, 0])), np.eye(3)[[2, 0]])
+    assert take_rows(np.zeros((4, 0)), np.array([2, 0])).shape == (2, 0)
+
+
+def test_consecutive_places_are_a_slice() -> None:
+    assert span(np.array([3, 4, 5])) == slice(3, 6)
+    assert span(np.array([7])) == slice(7, 8)
+    for index in (np.array([3, 5]), np.array([5, 4]), np.zeros(0, dtype=int)):
+        assert span(index) is index
+
+
+@storage
+def test_the_same_and_copies(shared: bool) -> None:
+    batch, _ = random_batch((4, 3), shared)
+    other = batch.copy()
+    assert batch.same(other)
+    other.values[..., 0] += 1.0
+    assert not batch.same(other)
+    assert not batch.same(batch.restrict(np.arange(batch.nnz) > 0))
+    assert isinstance(random_symmetric(3, shared)[0].copy(), SymmetricBatch)

@@ -112,12 +112,10 @@ def test_equalities_that_repeat_each_other_are_no_reason_to_warn() -> None:
 def program(R: list[list[float]], equal: list[bool]) -> DenseProgram:
     rows = torch.tensor(R, dtype=D)[None]
     r, n = rows.shape[1:]
-    infinite, one = torch.full((1, n), torch.inf, dtype=D), torch.ones(1, r, dtype=D)
+    far, one = torch.full((1, n), 10.0, dtype=D), torch.ones(1, r, dtype=D)
     marks = torch.tensor(equal)
     low = torch.where(marks, one, -torch.inf)
-    return DenseProgram(
-        torch.eye(n, dtype=D)[None], torch.zeros(1, n, dtype=D), rows, low, one, -infinite, infinite, marks
-    )
+    return DenseProgram(torch.eye(n, dtype=D)[None], torch.zeros(1, n, dtype=D), rows, low, one, -far, far, marks)
 
 
 @pytest.mark.parametrize(

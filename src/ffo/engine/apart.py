@@ -18,7 +18,7 @@ from ffo.engine.outcome import Outcome
 from ffo.ghost.certificate import Certificate
 from ffo.program.affine import DataGradient
 from ffo.program.cone import ConeProgram
-from ffo.program.sparse import SparseBatch
+from ffo.program.sparse import SparseBatch, distinct
 
 Array = np.ndarray
 
@@ -69,9 +69,9 @@ class RowGroup:
 
 def row_groups(program: ConeProgram) -> list[RowGroup] | None:
     """The samples by the rows they have; None where all of them have all."""
-    missing = np.isposinf(program.b)
-    if not missing.any():
+    if not np.isposinf(distinct(program.b)).any():
         return None
+    missing = np.isposinf(program.b)
     for group in program.cones.groups:
         if not isinstance(group.cone, Nonneg):
             missing[:, group.index.ravel()] = False  # bad data, and found to be so later

@@ -9,7 +9,7 @@ turned into NaN, as the user chose.
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -17,17 +17,19 @@ import numpy as np
 from ffo.engine.apart import Joint, RowGroup, row_groups
 from ffo.engine.convexity import indefinite
 from ffo.engine.info import Info, Times
-from ffo.engine.memory import Memory
+from ffo.engine.memory import Matrices, Memory
 from ffo.engine.options import Options
 from ffo.engine.outcome import Outcome, as_solution, linearize_at, linearize_some
 from ffo.engine.scaling import Scaled, Scaling, scaling
 from ffo.errors import Status, solver_error
 from ffo.ghost.direct import Direct
 from ffo.ghost.iterative import Iterative
+from ffo.ghost.layout import Layouts
 from ffo.ghost.oracle import Linearization
 from ffo.ghost.problem import Way
 from ffo.ghost.resolve import Resolve
 from ffo.program.cone import ConeProgram
+from ffo.program.sparse import SymmetricBatch
 from ffo.solvers.base import Solver
 from ffo.solvers.forward import solve_checked
 from ffo.solvers.registry import choose, get_solver, second_choice
@@ -62,6 +64,7 @@ class Engine:
         self.options = options
         self._solvers: dict[str, Solver] = {}
         self._memory = Memory()
+        self._matrices, self._layouts = Matrices(), Layouts()
         # Complain now, not at the first call.
         if isinstance(options.solver, str):
             self._configured(options.solver, options.solver_args)
@@ -103,15 +106,15 @@ class Engine:
         other = second_choice(program, solver.name)
         return () if other is None else (self._configured(other, {"eps": solver.eps}),)
 
-    def way(self, program: ConeProgram, solver: Solver) -> Way:
-        """The way to solve ghost systems of a program."""
+    def way(self, program: ConeProgram, solver: Solver, remember: bool = False) -> Way:
+        """The way to solve ghost systems of a program; `remember`: its active sets will come again."""
         choice = self.options.backward
         if isinstance(choice, Way):
             return choice
         if choice == "auto":
             choice = "direct" if program.n + program.m <= DIRECT_LIMIT else "iterative"
         if choice == "direct":
-            return Direct()
+            return Direct(self._layouts, remember)
         if choice == "iterative":
             return Iterative()
         return Resolve(solver.solve, delta=self.options.delta)
@@ -139,7 +142,7 @@ class Engine:
                 does not have this row (else it is bad data).
         """
         start = time.perf_counter()
-        original = program = program.pruned()
+        original = program = self._matrices.recognized(program.pruned())
         remembered = None if keys is None else self._memory.recall(keys, program.n, program.m)
         units = scaling(program)
         if units is not None:
@@ -175,8 +178,8 @@ class Engine:
         self, program: ConeProgram, overrides: dict[str, object] | None, check_convexity: bool, remembered: Recalled
     ) -> _Run:
         """Solved as far as it goes; failures are not raised yet."""
-        run = _Run(program, self.solver(program, overrides), self.options)
-        run.way = self.way(program, run.solver)
+        run = _Run(program, self.solver(program, overrides), self.options, self._matrices.indefinite)
+        run.way = self.way(program, run.solver, remember=remembered is not None)
         run.reject_bad_data(check_convexity)
         if remembered is not None:
             run.from_memory(*remembered)
@@ -202,7 +205,14 @@ class _Run:
 
     way: Way
 
-    def __init__(self, program: ConeProgram, solver: Solver, options: Options) -> None:
+    def __init__(
+        self,
+        program: ConeProgram,
+        solver: Solver,
+        options: Options,
+        judge_convexity: Callable[[SymmetricBatch], dict[int, float]] = indefinite,
+    ) -> None:
+        self.judge_convexity = judge_convexity
         batch, n, m = program.batch, program.n, program.m
         self.program, self.solver, self.options = program, solver, options
         self.x, self.y, self.s = np.full((batch, n), np.nan), np.full((batch, m), np.nan), np.full((batch, m), np.nan)
@@ -223,7 +233,7 @@ class _Run:
         good = np.flatnonzero(self.status < 0)
         if not check_convexity or not len(good):
             return
-        for k, value in indefinite(P.take(good)).items():
+        for k, value in self.judge_convexity(P.take(good)).items():
             who = good if P.shared else good[k : k + 1]
             self.status[who] = Status.INVALID_INPUT
             text = f"the quadratic term is not positive semidefinite: smallest eigenvalue {value:.3g}"
@@ -237,7 +247,8 @@ class _Run:
             return
         start = time.perf_counter()
         with np.errstate(all="ignore"):
-            piece = linearize_at(self.program.take(known), x, y, s, self.way)
+            program = self.program if len(known) == self.program.batch else self.program.take(known)
+            piece = linearize_at(program, x, y, s, self.way)
             hit = self._accept(known, piece)
         self.iterations[known[hit]] = 0
         self.hits = int(hit.sum())
@@ -268,9 +279,11 @@ class _Run:
 
     def rescue(self) -> None:
         """Newton's method from the points of failed samples."""
+        if (self.status == Status.SOLVED).all() or not self.way.polishes:
+            return
         finite = np.isfinite(self.x).all(axis=1) & np.isfinite(self.y).all(axis=1) & np.isfinite(self.s).all(axis=1)
         failed = np.flatnonzero(np.isin(self.status, _REPAIRABLE) & finite)
-        if not len(failed) or not self.way.polishes:
+        if not len(failed):
             return
         start = time.perf_counter()
         with np.errstate(all="ignore"):
@@ -283,10 +296,16 @@ class _Run:
 
     def _accept(self, who: Array, piece: Linearization) -> Array:
         """Take over the points of a piece that are solutions; true where they are."""
-        measured, verdict = judge(as_solution(piece.x, piece.y, piece.s), piece.program, MEASURED)
-        good = (piece.certificate.natural_residual <= ACCEPT) & (verdict == Status.SOLVED)
+        measured = piece.measured  # absolute, so that small ones settle the matter
+        if measured is None or not (measured <= MEASURED).all():
+            measured, _ = judge(as_solution(piece.x, piece.y, piece.s), piece.program, MEASURED)
+        good = (piece.certificate.natural_residual <= ACCEPT) & (measured <= MEASURED)
         mine = who[good]
-        if len(mine):
+        if len(mine) == len(self.status):
+            self.x, self.y, self.s = piece.x, piece.y, piece.s
+            self.status[:], self.residual = Status.SOLVED, measured
+            self.pieces.append((mine, piece))
+        elif len(mine):
             self.x[mine], self.y[mine], self.s[mine] = piece.x[good], piece.y[good], piece.s[good]
             self.status[mine], self.residual[mine] = Status.SOLVED, measured[good]
             self.pieces.append((mine, piece if good.all() else piece.take(np.flatnonzero(good))))

@@ -1,4 +1,4 @@
-"""Solutions remembered by sample, for warm starts that survive shuffling."""
+"""What is remembered between calls: solutions by sample, and the matrices used last."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from collections.abc import Hashable, Sequence
 from threading import Lock
 
 import numpy as np
+
+from ffo.engine.convexity import indefinite
+from ffo.program.cone import ConeProgram
+from ffo.program.sparse import SymmetricBatch
 
 Array = np.ndarray
 
@@ -51,3 +55,34 @@ class Memory:
                 self._rows.move_to_end(key)
             while len(self._rows) > limit:
                 self._rows.popitem(last=False)
+
+
+class Matrices:
+    """The matrices used last: where a program has equal ones, those stand in for them.
+
+    What was derived from them (products, norms, patterns by rows) then need not be derived again. Values
+    are compared, not trusted: matrices may have been changed in place.
+    """
+
+    def __init__(self) -> None:
+        self._last: ConeProgram | None = None
+        self._judged: tuple[SymmetricBatch, dict[int, float]] | None = None
+
+    def indefinite(self, P: SymmetricBatch) -> dict[int, float]:
+        """`convexity.indefinite`, asked once of a matrix that is recognized."""
+        judged = self._judged
+        if judged is None or judged[0] is not P:
+            judged = self._judged = P, indefinite(P)
+        return judged[1]
+
+    def recognized(self, program: ConeProgram) -> ConeProgram:
+        """The program, with the matrices used last if they are equal."""
+        last, P, A = self._last, program.P, program.A
+        if P.shared:
+            P = last.P if last is not None and last.P.same(P) else P.copy()
+        if A.shared:
+            A = last.A if last is not None and last.A.same(A) else A.copy()
+        found = program.with_matrices(P, A)
+        if program.shared_matrices:
+            self._last = found
+        return found

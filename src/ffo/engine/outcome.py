@@ -38,13 +38,16 @@ class Outcome:
         if self.info.certificate is not None:
             return
         start = time.perf_counter()
-        todo = np.flatnonzero(self.info.ok)
-        todo = np.setdiff1d(todo, np.concatenate([who for who, _ in self.pieces] or [todo[:0]]))
+        left = self.info.ok
+        for who, _ in self.pieces:
+            left[who] = False
+        todo = np.flatnonzero(left)
         if len(todo):
             piece = linearize_some(self.program, todo, self.x, self.y, self.s, self.way)
             self.pieces.append((todo, piece))
         for who, piece in self.pieces:
-            self.x[who], self.y[who], self.s[who] = piece.x, piece.y, piece.s
+            if self.x is not piece.x:
+                self.x[who], self.y[who], self.s[who] = piece.x, piece.y, piece.s
             self.info.residual[who] = piece.certificate.natural_residual
         self.info.certificate = merge_certificates(self.pieces, len(self.x))
         self.info.times = replace(self.info.times, polish=self.info.times.polish + time.perf_counter() - start)
@@ -62,6 +65,9 @@ class Outcome:
         total = DataGradient(*(np.zeros((batch, k)) for k in (n, m, n, m, m)))
         residual = np.full(batch, np.nan)
         for who, piece in self.pieces:
+            if len(who) == batch:
+                total, residual = piece.adjoint(c_x, c_y)
+                break
             part, residual[who] = piece.adjoint(c_x[who], c_y[who])
             for name in ("x", "y", "u", "v", "db"):
                 getattr(total, name)[who] = getattr(part, name)
@@ -102,6 +108,8 @@ def linearize_some(program: ConeProgram, who: Array, x: Array, y: Array, s: Arra
 
 def merge_certificates(pieces: list[tuple[Array, Linearization]], batch: int) -> Certificate:
     """One certificate for the batch; samples in no piece were not solved."""
+    if len(pieces) == 1 and len(pieces[0][0]) == batch:
+        return pieces[0][1].certificate
     merged = Certificate(
         unsettled=np.ones(batch, dtype=bool),
         margin_ratio=np.full(batch, np.inf),

@@ -11,19 +11,20 @@ fail, larger stalls); iterative refinement against the unregularised system remo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import scipy.linalg
 import scipy.sparse as sp
 
-from ffo.ghost.factors import SharpFactors, equilibrate, factor_blocks, regularised
+from ffo.ghost.factors import REGULARISATION, SharpFactors, equilibrate, factor_blocks, regularised
+from ffo.ghost.layout import Layout, Layouts
 from ffo.ghost.problem import GhostSolver, GhostSystem, Sensitivity, Way
+from ffo.program.cone import ConeProgram
 
 Array = np.ndarray
 
-REGULARISATION = 1e-7
 REFINEMENTS = 12
 ACCURACY = 1e-13
 #: estimated relative error that asks for no further refinement
@@ -44,7 +45,20 @@ LEFT = 1e-3
 
 @dataclass(frozen=True)
 class Direct(Way):
-    """Factorize the ghost system."""
+    """Factorize the ghost system.
+
+    Attributes:
+        layouts: where the layouts of flat programs are kept from call to call.
+        remember: whether the factors of their active sets are kept too, because these will come again (from
+            the second time on that matrices are seen).
+    """
+
+    layouts: Layouts = field(default_factory=Layouts, compare=False, repr=False)
+    remember: bool = False
+
+    def layout(self, program: ConeProgram) -> Layout:
+        """The matrix of which the ghost systems of a flat program are submatrices."""
+        return self.layouts.find(program.P, program.A)
 
     def solver(self, system: GhostSystem, previous: GhostSolver | None = None) -> DirectSolver:
         return DirectSolver(system, previous if isinstance(previous, DirectSolver) else None)
@@ -236,7 +250,7 @@ class _Factors:
         """(batch,) in the equilibrated matrix; infinite where nothing was factorized."""
         smallest = np.full(self.batch, np.inf)
         if self.blocks:
-            pivots = np.concatenate([np.abs(block.pivots()) for _, _, block in self.blocks])
+            pivots = np.concatenate([np.abs(block.pivots) for _, _, block in self.blocks])
             np.minimum.at(smallest, self.sample, pivots)
         return smallest
 
@@ -266,7 +280,7 @@ def _natural_units(system: GhostSystem) -> Array:
     With sizes l of x and f of the gradient, rows a_i of A have residuals of size |a_i| l: in the words of
     the active set, f / (|a_i| l) = |a_i| / tau_i. Divided by the same factors, unknowns are comparable.
     """
-    squared = system.program.A.row_norms_squared(system.batch)
+    squared = system.program.A.row_norms_squared
     rows = np.sqrt(system.program.cones.block_means(np.where(squared > 0, squared, 1.0)))
     T = system.active.T
     first = T.indices[np.minimum(T.indptr[:-1], max(T.nnz - 1, 0))]  # units are constant on a block

@@ -21,6 +21,7 @@ import scipy.sparse as sp
 from ffo.cones.base import Faces
 from ffo.cones.zero import Zero
 from ffo.program.cone import ConeProgram
+from ffo.program.sparse import distinct
 
 Array = np.ndarray
 
@@ -37,22 +38,25 @@ class Scale:
     dual: Array
     tau: Array
 
+    def take(self, samples: Array) -> Scale:
+        return Scale(self.rows[samples], self.primal[samples], self.dual[samples], self.tau[samples])
+
 
 def scale(program: ConeProgram, x: Array, y: Array, s: Array) -> Scale:
     """The sizes that make primal and dual quantities comparable at a point."""
-    squared = program.A.row_norms_squared(program.batch)
+    squared = program.A.row_norms_squared  # (batch or 1, m)
     squared = np.where(squared > 0, squared, _typical(squared)[:, None])
     rows = np.sqrt(squared)
     primal = np.maximum(_max(x), _max(s / rows))
     dual = np.maximum.reduce([_max(program.q), _max(program.P.dot(x)), _max(y * rows)])
     curvature = np.broadcast_to(_max(np.atleast_2d(program.P.values)), primal.shape)
     length = np.divide(dual, curvature, out=np.zeros_like(dual), where=curvature > 0)
-    length = VANISHING * np.maximum(length, _max(program.b / rows))
+    length = VANISHING * np.maximum(length, _max(distinct(program.b) / rows))
     force = VANISHING * np.maximum(_max(program.q), curvature * primal)
     primal = np.maximum(primal, np.where(length > 0, length, 1.0))  # b = 0, P = 0: any length will do
     dual = np.maximum(dual, np.where(force > 0, force, 1.0))
     tau = program.cones.block_means(squared) * (primal / dual)[:, None]
-    return Scale(rows, primal, dual, tau)
+    return Scale(np.broadcast_to(rows, tau.shape), primal, dual, tau)
 
 
 def _typical(squared: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +16,8 @@ from ffo.threads import one_blas_thread
 
 Array = np.ndarray
 
+#: of an equilibrated matrix: smaller made factorizations of linear programs fail, larger stalls
+REGULARISATION = 1e-7
 #: unknowns per factorized block: small samples are gathered, so that calls do not dominate
 BLOCK = 400
 #: share of stored entries above which a block is factorized as a dense matrix
@@ -34,8 +37,13 @@ class Factors(Protocol):
 
     def solve(self, rhs: Array) -> Array: ...
 
+    @property
     def pivots(self) -> Array:
         """(size,) pivots, in the order of the unknowns."""
+
+    @property
+    def bytes(self) -> int:
+        """Memory held, about."""
 
 
 def equilibrate(upper: sp.csc_array) -> Array:
@@ -60,10 +68,10 @@ def regularised(upper: sp.csc_array, scale: Array, shift: Array) -> sp.csc_array
     return sp.csc_array((data, upper.indices, upper.indptr), shape=upper.shape)
 
 
-def factor_blocks(upper: sp.csc_array, sample: Array) -> list[tuple[int, int, Factors]]:
+def factor_blocks(upper: sp.csc_array, sample: Array, gather: bool = True) -> list[tuple[int, int, Factors]]:
     """Cut a block-diagonal matrix between samples and factorize the pieces.
 
-    Small samples are gathered, full ones are factorized one by one as dense matrices.
+    Small samples are gathered (unless told otherwise), full ones are factorized one by one as dense matrices.
     """
     size = len(sample)
     if not size:
@@ -77,7 +85,7 @@ def factor_blocks(upper: sp.csc_array, sample: Array) -> list[tuple[int, int, Fa
     with one_blas_thread() if full.any() and width.max() < THREADED else nullcontext():
         for k, end in enumerate(ends.tolist()):
             last = k + 1 == len(ends)
-            if not (full[k] or last or full[k + 1] or end - first >= BLOCK):
+            if gather and not (full[k] or last or full[k + 1] or end - first >= BLOCK):
                 continue
             piece = _piece(upper, first, end)
             blocks.append((first, end, _DenseFactors(piece) if full[k] else factorize(piece)))
@@ -107,12 +115,24 @@ class _SparseFactors:
     def __init__(self, upper: sp.csc_array) -> None:
         self._factors = qdldl.Solver(upper, upper=True)
         self.solve = self._factors.solve
+        self._entries = upper.nnz
 
-    def pivots(self) -> Array:
-        _, D, order = self._factors.factors()
+    @cached_property
+    def _parts(self) -> tuple[Array, int]:
+        """Pivots, and entries of L."""
+        L, D, order = self._factors.factors()
         pivots = np.empty(len(D))
         pivots[order] = D
-        return pivots
+        return pivots, L.nnz
+
+    @property
+    def pivots(self) -> Array:
+        return self._parts[0]
+
+    @property
+    def bytes(self) -> int:
+        pivots, entries = self._parts
+        return 16 * (entries + 2 * self._entries + 8 * len(pivots))  # indices of 8 bytes, and work space
 
 
 class _PivotedFactors:
@@ -125,8 +145,13 @@ class _PivotedFactors:
     def solve(self, rhs: Array) -> Array:
         return self._factors.solve(rhs)
 
+    @cached_property
     def pivots(self) -> Array:
         return self._factors.U.diagonal()[self._factors.perm_c]
+
+    @property
+    def bytes(self) -> int:
+        return 16 * self._factors.nnz
 
 
 class _DenseFactors:
@@ -140,8 +165,13 @@ class _DenseFactors:
     def solve(self, rhs: Array) -> Array:
         return scipy.linalg.lu_solve(self._factors, rhs, check_finite=False)
 
+    @property
     def pivots(self) -> Array:
         return self._factors[0].diagonal()
+
+    @property
+    def bytes(self) -> int:
+        return self._factors[0].nbytes
 
 
 class SharpFactors:

@@ -85,7 +85,7 @@ def _diagonal(system: GhostSystem) -> Array:
     A2 = p.A.__class__(p.A.indptr, p.A.indices, p.A.values**2, p.A.shape)
     used = (T2.T @ np.ones(system.rows)).reshape(system.batch, system.m)
     columns = np.sqrt(A2.tdot(used))  # (batch, n) sizes of the columns of TA
-    primal = p.P.diagonal(system.batch) + columns
+    primal = p.P.diagonal + columns
     primal = np.where(primal > 0, primal, 1.0)
     dual = a.delta + T2 @ A2.dot(1.0 / primal).ravel()
     dual = np.where(dual > 0, dual, 1.0)

@@ -13,12 +13,14 @@ Loss gradients in the slack s = b - Ax add c_s to db and -c_s x' to dA.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ffo.ghost.certificate import WEAK, Certificate
+from ffo.ghost.direct import Direct
 from ffo.ghost.face import ActiveSet, scale
+from ffo.ghost.flat import is_flat, polish_flat
 from ffo.ghost.polish import Part, Polished, polish
 from ffo.ghost.problem import GhostSystem, Sensitivity, Way
 from ffo.program.affine import DataGradient
@@ -29,7 +31,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Linearization:
-    """A batch of solutions and their derivative, in both directions."""
+    """A batch of solutions and their derivative, in both directions; `measured`: see `Polished`."""
 
     program: ConeProgram
     x: Array
@@ -37,6 +39,7 @@ class Linearization:
     s: Array
     parts: tuple[Part, ...]
     certificate: Certificate
+    measured: Array | None = field(default=None, kw_only=True)
 
     def take(self, samples: Array) -> Linearization:
         """The linearization of some (distinct) samples; solvers are shared with this one."""
@@ -54,6 +57,8 @@ class Linearization:
 
     def sensitivity(self, r_x: Array, r_s: Array) -> Sensitivity:
         """Solve the ghost system; r_x (batch, n), r_s (batch, m)."""
+        if len(self.parts) == 1 and self.parts[0].mine.all():
+            return self.parts[0].solver.solve(r_x, r_s)
         batch = len(self.x)
         u, w = np.zeros_like(self.x), np.zeros_like(self.y)
         residual = np.zeros(batch)
@@ -93,11 +98,13 @@ class _Some(Linearization):
 
 def linearize(program: ConeProgram, solution: Solution, way: Way) -> Linearization:
     """Polish a solution (if the way can) and make its derivative ready."""
-    if way.polishes:
+    if isinstance(way, Direct) and is_flat(program):
+        done = polish_flat(program, solution.x, solution.y, solution.s, way)
+    elif way.polishes:
         done = polish(program, solution.x, solution.y, solution.s, way)
     else:
         done = _as_it_is(program, solution, way)
-    return Linearization(program, done.x, done.y, done.s, done.parts, done.certificate)
+    return Linearization(program, done.x, done.y, done.s, done.parts, done.certificate, measured=done.measured)
 
 
 def _as_it_is(program: ConeProgram, solution: Solution, way: Way) -> Polished:

@@ -54,13 +54,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Polished:
-    """x (batch, n), y and s (batch, m) after polish, with the ghost solvers at these points."""
+    """x (batch, n), y and s (batch, m) after polish, with the ghost solvers at these points.
+
+    `measured` (batch,), where it is known: a bound on the residuals by which answers of solvers are judged.
+    """
 
     x: Array
     y: Array
     s: Array
     parts: tuple[Part, ...]
     certificate: Certificate
+    measured: Array | None = None
 
 
 def polish(program: ConeProgram, x: Array, y: Array, s: Array, way: Way, steps: int = STEPS) -> Polished:
@@ -97,7 +101,7 @@ class _Run:
         who = self.pending
         everyone = len(who) == self.program.batch
         program = self.program if everyone else self.program.take(who)
-        sizes = self.sizes if everyone else _take(self.sizes, who)
+        sizes = self.sizes if everyone else self.sizes.take(who)
         before = self.active or ActiveSet(program, self.w[who], sizes.tau)
         x, natural = self.x[who], self.natural[who]
         self._keep_best(who, x, before, natural)
@@ -219,10 +223,6 @@ def _worst(program: ConeProgram, x: Array, y: Array, s: Array) -> Array:
     x, y, s = (np.where(finite, v, 0.0) for v in (x, y, s))  # projections of NaN may raise
     nothing = np.zeros(len(x), dtype=int)
     return np.where(finite[:, 0], Solution(x, y, s, nothing, nothing).residuals(program).worst, np.nan)
-
-
-def _take(sizes: Scale, samples: Array) -> Scale:
-    return Scale(sizes.rows[samples], sizes.primal[samples], sizes.dual[samples], sizes.tau[samples])
 
 
 def _max(v: Array) -> Array:

@@ -69,6 +69,10 @@ class Entry:
     log: bool
     maps: dict[Block, sp.csc_array]
 
+    @cached_property
+    def transposed(self) -> dict[Block, sp.csr_array]:
+        return {name: M.T for name, M in self.maps.items()}
+
 
 @dataclass(frozen=True)
 class DataGradient:
@@ -84,6 +88,18 @@ class DataGradient:
     v: Array
     db: Array
     dq: Array | None = None
+
+
+@dataclass(frozen=True)
+class _Nonzeros:
+    """The nonzeros of a parameter, and its map into a block."""
+
+    map: sp.csc_array
+    places: Array
+    values: Array
+
+    def same(self, other: _Nonzeros) -> bool:
+        return np.array_equal(self.places, other.places) and np.array_equal(self.values, other.values)
 
 
 class AffineMap:
@@ -111,6 +127,7 @@ class AffineMap:
         self.constants = constants
         self.P, self.A = P, A
         self.cones = cones
+        self._last: dict[Block, tuple[list[_Nonzeros], SparseBatch]] = {}
 
     def apply(self, values: Sequence[Array]) -> ConeProgram:
         """Data for parameter values of shape (size,) (shared) or (batch, size).
@@ -120,42 +137,49 @@ class AffineMap:
         batch = next((len(v) for v in values if v.ndim == 2), 1)
         logs = self._logarithms(values)
         q, b = (self._block(name, values, logs) for name in ("q", "b"))
-        P = SymmetricBatch(*self._matrix("P", self.P, values, logs))
-        A = SparseBatch(*self._matrix("A", self.A, values, logs))
+        P, A = (self._matrix(name, values, logs) for name in ("P", "A"))
+        assert isinstance(P, SymmetricBatch)
         q, b = np.broadcast_to(q, (batch, self.P.shape[0])), np.broadcast_to(b, (batch, self.A.shape[0]))
         return ConeProgram(P, q, A, b, self.cones)
 
-    def _matrix(
-        self, name: Block, pattern: Pattern, values: Sequence[Array], logs: dict[int, Array]
-    ) -> tuple[Array, Array, Array, tuple[int, int]]:
-        """(indptr, indices, values, shape) of a matrix block."""
+    def _matrix(self, name: Block, values: Sequence[Array], logs: dict[int, Array]) -> SparseBatch:
+        """A matrix block; the one returned last where the same few nonzeros come again."""
+        pattern = self.P if name == "P" else self.A
+        kind = SymmetricBatch if name == "P" else SparseBatch
         few = self._few(name, values, logs)
         if few is None:
-            return pattern.indptr, pattern.indices, self._block(name, values, logs), pattern.shape
-        places, entry = np.unique(few[0], return_inverse=True)
-        total = np.bincount(entry, weights=few[1], minlength=len(places)).astype(float)
+            return kind(pattern.indptr, pattern.indices, self._block(name, values, logs), pattern.shape)
+        last = self._last.get(name)
+        if last is not None and all(f.same(g) for f, g in zip(few, last[0], strict=True)):
+            return last[1]
+        constant = self._constant_places[name]
+        columns = [_few_columns(f.map, f.places, f.values) for f in few]
+        where = np.concatenate([constant, *(c[0] for c in columns)])
+        what = np.concatenate([self.constants[name][constant], *(c[1] for c in columns)])
+        places, entry = np.unique(where, return_inverse=True)
+        total = np.bincount(entry, weights=what, minlength=len(places)).astype(float)
         indptr = np.searchsorted(places, pattern.indptr).astype(pattern.indptr.dtype)
-        return indptr, pattern.indices[places], total, pattern.shape
+        made = kind(indptr, pattern.indices[places], total, pattern.shape)
+        self._last[name] = few, made
+        return made
 
-    def _few(self, name: Block, values: Sequence[Array], logs: dict[int, Array]) -> tuple[Array, Array] | None:
-        """Places and values whose sum is the block, if it is shared and its parameters mostly zero.
+    def _few(self, name: Block, values: Sequence[Array], logs: dict[int, Array]) -> list[_Nonzeros] | None:
+        """The nonzeros of the parameters of a block, if it is shared and these are few.
 
         A parameter declared dense (n x n) is often filled with sparse values (an identity).
         """
-        where, what = [self._constant_places[name]], [self.constants[name][self._constant_places[name]]]
+        found = []
         for entry in self.entries:
             if name not in entry.maps:
                 continue
-            M, theta = entry.maps[name], logs[entry.parameter] if entry.log else values[entry.parameter]
+            theta = logs[entry.parameter] if entry.log else values[entry.parameter]
             if theta.ndim == 2:
                 return None
             nonzero = np.flatnonzero(theta != 0)  # ten times faster than flatnonzero(theta)
             if len(nonzero) * 8 > len(theta):
                 return None
-            place, value = _few_columns(M, nonzero, theta[nonzero])
-            where.append(place)
-            what.append(value)
-        return np.concatenate(where), np.concatenate(what)
+            found.append(_Nonzeros(entry.maps[name], nonzero, theta[nonzero]))
+        return found
 
     @cached_property
     def _constant_places(self) -> dict[Block, Array]:
@@ -206,11 +230,11 @@ class AffineMap:
                 continue
             shared = values[i].ndim == 1
             total: Array = np.zeros(values[i].shape)
-            for name, M in entry.maps.items():
+            for name, back in entry.transposed.items():
                 key = (name, shared)
                 if key not in cache:
                     cache[key] = self._data_gradient(name, gradient, shared)
-                term = M.T @ cache[key] if shared else (M.T @ cache[key].T).T
+                term = back @ cache[key] if shared else (back @ cache[key].T).T
                 total += term if shared else term.reshape(len(total), -1, total.shape[1]).sum(axis=1)
             if entry.log:
                 total /= values[i]

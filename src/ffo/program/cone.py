@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 from ffo.cones.product import Product
 from ffo.errors import Status
-from ffo.program.sparse import SparseBatch, SymmetricBatch
+from ffo.program.sparse import SparseBatch, SymmetricBatch, distinct, take_rows
 
 Array = np.ndarray
 
@@ -71,7 +71,8 @@ class ConeProgram:
 
     def take(self, samples: Array) -> ConeProgram:
         """The sub-batch of the given samples."""
-        return ConeProgram(self.P.take(samples), self.q[samples], self.A.take(samples), self.b[samples], self.cones)
+        q, b = (take_rows(v, samples) for v in (self.q, self.b))
+        return ConeProgram(self.P.take(samples), q, self.A.take(samples), b, self.cones)
 
     def repeat(self, times: int) -> ConeProgram:
         """Every sample `times` times, copies of a sample next to each other."""
@@ -89,6 +90,10 @@ class ConeProgram:
         """
         return replace(self, P=self.P.pruned(), A=self.A.pruned())
 
+    def with_matrices(self, P: SymmetricBatch, A: SparseBatch) -> ConeProgram:
+        """The same vectors with other matrices."""
+        return replace(self, P=P, A=A)
+
     @cached_property
     def pattern(self) -> tuple[bytes, ...]:
         """A hashable key of the sparsity pattern; equal keys mean equal patterns."""
@@ -97,7 +102,7 @@ class ConeProgram:
     @cached_property
     def finite(self) -> Array:
         """(batch,) true where all data of the sample is finite."""
-        ok = np.isfinite(self.q).all(axis=1) & np.isfinite(self.b).all(axis=1)
+        ok = np.isfinite(self.q).all(axis=1) & np.isfinite(distinct(self.b)).all(axis=1)
         for values in (self.P.values, self.A.values):
             ok &= np.isfinite(values).all(axis=-1)
         return ok
@@ -183,8 +188,11 @@ class Solution:
 
 
 def _norm(v: Array) -> Array:
-    return np.abs(v).max(axis=1, initial=0.0)
+    return np.abs(distinct(v)).max(axis=1, initial=0.0)
 
 
 def _scale(*terms: Array) -> Array:
-    return np.maximum.reduce([np.ones(len(terms[0])), *(_norm(t) for t in terms)])
+    largest: Array = np.ones(1)
+    for term in terms:
+        largest = np.maximum(largest, _norm(term))
+    return largest

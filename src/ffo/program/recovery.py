@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import scipy.sparse as sp
@@ -26,6 +27,11 @@ class Output:
     dual: bool
     exponential: bool
     shape: tuple[int, ...]
+
+    @cached_property
+    def back(self) -> sp.csc_array:
+        """The transpose of `select`."""
+        return self.select.T
 
 
 class Recovery:
@@ -60,7 +66,7 @@ class Recovery:
             if out.exponential:
                 flat = flat * np.exp((out.select @ x.T).T)
             target = c_y if out.dual else c_x
-            target += (out.select.T @ flat.T).T
+            target += (out.back @ flat.T).T
         return c_x, c_y
 
     def tangent(self, dx: Array, dy: Array, x: Array) -> list[Array]:

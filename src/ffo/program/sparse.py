@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -29,6 +30,17 @@ class SparseBatch:
     @property
     def nnz(self) -> int:
         return len(self.indices)
+
+    def same(self, other: SparseBatch) -> bool:
+        """Whether pattern and values are equal."""
+        if self.shape != other.shape or self.values.shape != other.values.shape:
+            return False
+        pairs = ((getattr(self, name), getattr(other, name)) for name in ("indptr", "indices", "values"))
+        return all(mine is yours or np.array_equal(mine, yours) for mine, yours in pairs)
+
+    def copy(self) -> Self:
+        """The same matrices in arrays of their own."""
+        return replace(self, indptr=self.indptr.copy(), indices=self.indices.copy(), values=self.values.copy())
 
     @property
     def shared(self) -> bool:
@@ -101,36 +113,38 @@ class SparseBatch:
         return sp.csc_array((data, indices, indptr), shape=(rows * batch, cols * batch))
 
     @cached_property
-    def _stacked(self) -> sp.csc_array:
-        return self.block_diagonal(len(self.values))
+    def _stacked(self) -> tuple[sp.csc_array, sp.csr_array]:
+        """One sample if all are the same, else all of them along the diagonal; and its transpose."""
+        stacked = self.matrix() if self.shared else self.block_diagonal(len(self.values))
+        return stacked, stacked.T
 
     def dot(self, x: Array) -> Array:
         """(batch, cols) -> (batch, rows): M_k x_k for every sample."""
-        if self.shared:
-            return np.ascontiguousarray((self.matrix() @ x.T).T)
-        return (self._stacked @ x.ravel()).reshape(len(x), self.shape[0])
+        return self._times(self._stacked[0], x)
 
     def tdot(self, y: Array) -> Array:
         """(batch, rows) -> (batch, cols): M_k' y_k for every sample."""
-        if self.shared:
-            return np.ascontiguousarray((self.matrix().T @ y.T).T)
-        return (self._stacked.T @ y.ravel()).reshape(len(y), self.shape[1])
+        return self._times(self._stacked[1], y)
 
+    def _times(self, stacked: sp.csc_array, x: Array) -> Array:
+        if self.shared:
+            return np.ascontiguousarray((stacked @ x.T).T)
+        return (stacked @ x.ravel()).reshape(len(x), -1)
+
+    @cached_property
     def largest_of_rows(self) -> Array:
         """(batch or 1, rows) largest magnitude in each row, 0 in an empty one."""
         indptr, _, order = self._by_rows
         return _segment_max(np.abs(np.atleast_2d(self.values))[:, order], indptr)
 
+    @cached_property
     def largest_of_columns(self) -> Array:
         """(batch or 1, cols) largest magnitude in each column, 0 in an empty one."""
         return _segment_max(np.abs(np.atleast_2d(self.values)), self.indptr)
 
-    def row_norms_squared(self, batch: int) -> Array:
-        """(batch, rows) squared Euclidean norms of the rows."""
-        return np.broadcast_to(self._row_norms_squared, (batch, self.shape[0]))
-
     @cached_property
-    def _row_norms_squared(self) -> Array:
+    def row_norms_squared(self) -> Array:
+        """(batch or 1, rows) squared Euclidean norms of the rows."""
         values = np.atleast_2d(self.values) ** 2
         base = np.arange(len(values))[:, None] * self.shape[0]
         where = (self.indices[None, :] + base).ravel()
@@ -156,23 +170,50 @@ class SymmetricBatch(SparseBatch):
         return self.indices == self.columns
 
     def dot(self, x: Array) -> Array:
-        upper = SparseBatch.dot(self, x) + SparseBatch.tdot(self, x)
-        return upper - self.diagonal(len(x)) * x
+        if self._diagonal.all():
+            return self.diagonal * x
+        if self.shared:
+            return self._times(self._both, x)
+        return SparseBatch.dot(self, x) + SparseBatch.tdot(self, x) - self.diagonal * x
+
+    @cached_property
+    def _both(self) -> sp.csc_array:
+        return self.full()
 
     def tdot(self, y: Array) -> Array:
         return self.dot(y)
 
-    def diagonal(self, batch: int) -> Array:
-        """(batch, n) diagonals."""
-        diagonal = np.zeros((batch, self.shape[0]))
+    @cached_property
+    def diagonal(self) -> Array:
+        """(batch or 1, n) diagonals."""
+        diagonal = np.zeros((1 if self.shared else len(self.values), self.shape[0]))
         on = self._diagonal
         diagonal[:, self.indices[on]] = self.values[..., on]
         return diagonal
 
     def full(self, sample: int = 0) -> sp.csc_array:
         """One sample with both triangles."""
-        upper = self.matrix(sample)
-        return sp.csc_array(upper + sp.triu(upper, 1).T)
+        off, values = ~self._diagonal, self.of(sample)
+        rows = np.concatenate([self.indices, self.columns[off]])
+        cols = np.concatenate([self.columns, self.indices[off]])
+        return sp.csc_array((np.concatenate([values, values[off]]), (rows, cols)), shape=self.shape)
+
+
+def distinct(v: Array) -> Array:
+    """(batch, ·) rows without repetition: (1, ·) where one row was broadcast to the batch."""
+    return v[:1] if v.strides[0] == 0 and v.size else v  # arrays of nothing have no strides
+
+
+def take_rows(v: Array, samples: Array) -> Array:
+    """(batch, ·) -> (samples, ·); a row that was broadcast to the batch is broadcast again."""
+    return np.broadcast_to(v[:1], (len(samples), v.shape[1])) if v.strides[0] == 0 else v[samples]
+
+
+def span(index: Array) -> Array | slice:
+    """The same places as a slice, where they follow each other: much faster to read and write."""
+    if not len(index) or (np.diff(index) != 1).any():
+        return index
+    return slice(int(index[0]), int(index[-1]) + 1)
 
 
 def _segment_max(values: Array, indptr: Array) -> Array:

@@ -136,9 +136,9 @@ class LayerCall:
         outcome.prepare()
         spread = [None if g is None else self._spread(g, record.draws) for g in gradients]
         solved = record.solved
-        c_x, c_y = recovery.adjoint(spread, np.where(solved[:, None], outcome.x, 0.0))
+        c_x, c_y = recovery.adjoint(spread, _only(solved, outcome.x))
         constraints = self.canonical.map.touches("A", "b", wanted=wanted)
-        data = outcome.adjoint(np.where(solved[:, None], c_x, 0.0), np.where(solved[:, None], c_y, 0.0), constraints)
+        data = outcome.adjoint(_only(solved, c_x), _only(solved, c_y), constraints)
         if record.score is not None:
             data = replace(data, dq=self._score_gradient(record, spread))
         warn_of_doubt(outcome.info)
@@ -166,7 +166,7 @@ class LayerCall:
         along = None if record.score is None else np.einsum("ij,ij->i", record.score, change.q)
         dx, dy = outcome.tangent(change if along is None else change.with_vectors(q=np.zeros_like(change.q)))
         warn_of_doubt(outcome.info)
-        found = self.canonical.recovery.tangent(dx, dy, np.where(outcome.info.ok[:, None], outcome.x, 0.0))
+        found = self.canonical.recovery.tangent(dx, dy, _only(outcome.info.ok, outcome.x))
         if along is not None:
             outputs = self.canonical.recovery.apply(*self._solved_points(record))
             found = [
@@ -187,8 +187,7 @@ class LayerCall:
 
     @staticmethod
     def _solved_points(record: LayerRecord) -> tuple[NumpyArray, NumpyArray]:
-        solved = record.solved[:, None]
-        return np.where(solved, record.outcome.x, 0.0), np.where(solved, record.outcome.y, 0.0)
+        return _only(record.solved, record.outcome.x), _only(record.solved, record.outcome.y)
 
     def _flat(self, values: list[NumpyArray]) -> list[NumpyArray]:
         sizes = self.canonical.map.sizes
@@ -212,6 +211,11 @@ class LayerCall:
             return apart.swapaxes(0, 1).reshape(len(g) * apart.shape[1], *apart.shape[2:])
         full = g if self.batch is not None else g[None]
         return np.repeat(full / draws, draws, axis=0) if draws > 1 else full
+
+
+def _only(solved: NumpyArray, v: NumpyArray) -> NumpyArray:
+    """(batch, ·) with zeros where a sample was not solved."""
+    return v if solved.all() else np.where(solved[:, None], v, 0.0)
 
 
 def _keys(keys: Sequence[Hashable] | torch.Tensor | None, batch: int | None) -> list[Hashable] | None:

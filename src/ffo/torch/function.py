@@ -9,7 +9,8 @@ taken for zero; and under `torch.func.vmap` a mapped parameter tells that the so
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -86,10 +87,17 @@ def _like(value: NumpyArray, reference: torch.Tensor) -> torch.Tensor:
     return tensor.to(device=reference.device, dtype=reference.dtype)
 
 
+def _read_once(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.autograd.Function.apply reads the signature of `forward` at every call: a tenth of a millisecond."""
+    forward.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+    return forward
+
+
 class Solve(torch.autograd.Function):
     """(slot, *parameters) -> outputs."""
 
     @staticmethod
+    @_read_once
     def forward(slot: Slot, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs, slot.record = slot.call.solve([to_numpy(p) for p in parameters])
         return tuple(_like(v, parameters[0]) for v in outputs)
@@ -107,7 +115,10 @@ class Solve(torch.autograd.Function):
         if all(g is None for g in gradients) or not any(wanted):
             return (None,) * (1 + len(wanted))
         given = tuple(g is not None for g in gradients)
-        found = Adjoint.apply(ctx.slot, wanted, given, False, *ctx.saved_tensors, *_present(gradients))
+        # Only where derivatives of this one, or torch.func, may follow does autograd have to know of it.
+        watched = torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None
+        adjoint = Adjoint.apply if watched else Adjoint.forward
+        found = adjoint(ctx.slot, wanted, given, False, *ctx.saved_tensors, *_present(gradients))
         result = iter(found)
         return (None, *(next(result) if w else None for w in wanted))
 
@@ -133,6 +144,7 @@ class Adjoint(torch.autograd.Function):
     """(slot, wanted, given, apart, *parameters, *gradients) -> gradients of the wanted parameters."""
 
     @staticmethod
+    @_read_once
     def forward(
         slot: Slot, wanted: Sequence[bool], given: Sequence[bool], apart: bool, *arguments: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
