@@ -27,7 +27,7 @@ LOWER = set(CORE)
 FRONT_END_BASE = LOWER | {"engine", "functions", "bilevel"}
 ALLOWED = CORE | {
     "engine": LOWER,
-    "functions": LOWER,
+    "functions": LOWER | {"engine"},
     "bilevel": LOWER | {"engine", "functions"},
     "torch": FRONT_END_BASE,
     "jax": FRONT_END_BASE,
