@@ -26,9 +26,9 @@ from ffo.functions.products import Constraints, Curvature, Differences, Exact
 from ffo.functions.projection import Projection
 
 #: relative residuals at which conjugate gradients stop, with exact products and with differences
-EXACT, DIFFERENCES = 1e-13, 1e-11
+EXACT, DIFFERENCES = 1e-13, 1e-10
 #: iterations without progress after which rounding is taken to have the last word
-STALLED = 60
+STALLED = 40
 #: curvature along a direction, relative to the largest one met, that counts as none: exact, by differences
 FLAT, FLAT_DIFFERENCES = 1e-14, 1e-10
 #: ... and below which it counts as negative
@@ -63,10 +63,9 @@ class Local:
 
     def _probe(self, multipliers: Tensor) -> tuple[Tensor, Tensor]:
         """|H| (batch,), and the diagonal of H where two probes of it agree, else ones."""
-        length = largest(self.y)
-        self._length = torch.where(length > 0, length, torch.ones_like(length))
+        self.diagonal = torch.ones_like(self.y)
         H = self.curvature(multipliers)
-        source, found, size = generator(self.y), [], torch.zeros_like(length)
+        source, found, size = generator(self.y), [], self.y.new_zeros(len(self.y))
         for _ in range(2):
             z = torch.randint(0, 2, self.y.shape, generator=source, device=self.y.device).to(self.y.dtype) * 2 - 1
             Hz = H(z)
@@ -82,7 +81,7 @@ class Local:
         """Products with the Hessian of the Lagrangian here."""
         if self.exact:
             return Exact(self.problem, self.y, multipliers)
-        return Differences(self.problem, self.y, multipliers, self._length)
+        return Differences(self.problem, self.y, multipliers, self.diagonal)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 
 from ffo.functions.ghost import GhostSystem, Step
 from ffo.functions.problem import Problem, Tensor, pull
-from ffo.functions.products import SHORTER, STEP
+from ffo.functions.products import SHORTER, difference_step
 
 
 class Leaves:
@@ -66,7 +66,7 @@ def hypergradient(system: GhostSystem, step: Step, wanted: Sequence[bool], delta
             slope = pull(leaves.problem.lagrangian(at, multipliers).sum(), at, graph=True)
             leaves.add((slope * step.u).sum())
         else:
-            d = _delta(local.problem, y, multipliers, step.u, delta)
+            d = _delta(system, step.u, delta)
             for sign in (1.0, -1.0):
                 value = leaves.problem.lagrangian(y + sign * d.unsqueeze(1) * step.u, multipliers)
                 leaves.add((sign * value / (2 * d)).sum())
@@ -75,17 +75,16 @@ def hypergradient(system: GhostSystem, step: Step, wanted: Sequence[bool], delta
     return leaves.gradients()
 
 
-def _delta(problem: Problem, y: Tensor, multipliers: Tensor, u: Tensor, delta: float | None) -> Tensor:
+def _delta(system: GhostSystem, u: Tensor, delta: float | None) -> Tensor:
     """(batch,) the step of the difference: given, or as in `products`, and inside the functions' domain."""
-    length = y.norm(dim=1)
-    length, norm = torch.where(length > 0, length, 1.0), u.norm(dim=1)
-    d = STEP * length / norm.clamp_min(1e-300) if delta is None else torch.full_like(length, delta)
-    d = torch.where(norm > 0, d, torch.ones_like(d))
+    problem, y, multipliers = system.local.problem, system.local.y, system.local.active.multipliers
+    d = difference_step(y, u, system.local.diagonal)
+    if delta is not None:
+        d = torch.full_like(d, delta)
     with torch.no_grad():
         for _ in range(SHORTER):
-            inside = torch.ones_like(d, dtype=torch.bool)
-            for sign in (1.0, -1.0):
-                inside &= problem.lagrangian(y + sign * d.unsqueeze(1) * u, multipliers).isfinite()
+            ends = [problem.lagrangian(y + sign * d.unsqueeze(1) * u, multipliers) for sign in (1.0, -1.0)]
+            inside = ends[0].isfinite() & ends[1].isfinite()
             if bool(inside.all()):
                 break
             d = torch.where(inside, d, 0.1 * d)

@@ -6,9 +6,10 @@ backward twice, J v is a central difference of the constraints.
 
 Of the Lagrangian, H v is a central difference of gradients (first-order, the default),
 
-    H v ~ (grad L(y + t v) - grad L(y - t v)) / 2t,      t |v| = eps^(1/3) max(|y|, l),
+    H v ~ (grad L(y + t v) - grad L(y - t v)) / 2t,      t |v| = eps^(1/3) |y|,
 
-with an error of about 1e-10 of the largest gradients, or exact by autograd.
+with an error of about 1e-10 of the largest gradients, or exact by autograd. Lengths are measured in a
+diagonal metric near that of H, in which steps are short where the functions curve strongly.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Constraints:
                 return self._push(v)
             except (RuntimeError, NotImplementedError):
                 self._differences = True  # some operation has no second backward pass
-        t = (STEP * self._y.norm(dim=1).clamp_min(1.0) / v.norm(dim=1).clamp_min(1e-300)).unsqueeze(1)
+        t = difference_step(self._y, v, torch.ones_like(v)).unsqueeze(1)
         with torch.no_grad():
             return (self._problem.constraints(self._y + t * v) - self._problem.constraints(self._y - t * v)) / (2 * t)
 
@@ -82,19 +83,21 @@ class Curvature(Protocol):
     def __call__(self, v: Tensor) -> Tensor: ...
 
 
+def difference_step(y: Tensor, v: Tensor, metric: Tensor) -> Tensor:
+    """(batch,) t of a central difference along v at y, (batch, n) both; `metric` is a positive diagonal."""
+    size, norm = ((metric * x * x).sum(1).sqrt() for x in (y, v))
+    size = torch.where(size > 0, size, metric.mean(1).sqrt())
+    return torch.where(norm > 0, STEP * size / norm.clamp_min(1e-300), 1.0)
+
+
 class Differences:
-    """Hessian products by central differences of gradients at y, for fixed multipliers.
+    """Hessian products by central differences of gradients at y, for fixed multipliers."""
 
-    `length` (batch,): the size that y would have if it did not vanish.
-    """
-
-    def __init__(self, problem: Problem, y: Tensor, multipliers: Tensor, length: Tensor) -> None:
-        self._problem, self._y, self._multipliers = problem, y, multipliers
-        self._size = torch.maximum(y.norm(dim=1), length)
+    def __init__(self, problem: Problem, y: Tensor, multipliers: Tensor, metric: Tensor) -> None:
+        self._problem, self._y, self._multipliers, self._metric = problem, y, multipliers, metric
 
     def __call__(self, v: Tensor) -> Tensor:
-        norm = v.norm(dim=1)
-        t = torch.where(norm > 0, STEP * self._size / norm.clamp_min(1e-300), self._size).unsqueeze(1)
+        t = difference_step(self._y, v, self._metric).unsqueeze(1)
         for _ in range(SHORTER):
             upper = self._problem.gradient(self._y + t * v, self._multipliers)
             found = upper.sub_(self._problem.gradient(self._y - t * v, self._multipliers)).div_(2 * t)
