@@ -18,12 +18,15 @@ import torch
 
 from ffo.errors import Status
 from ffo.functions.active import largest, row_norms
+from ffo.functions.ghost import probe
 from ffo.functions.lbfgs import minimize
 from ffo.functions.polish import Polished, polish
 from ffo.functions.problem import Problem, Tensor, pull
 from ffo.functions.products import Constraints, Differences
 
 OUTER = 60
+#: how often L-BFGS starts again within one inner problem
+RESTARTS = 5
 #: first and last tolerance of the inner problem, relative to the size of gradients
 FIRST, LAST = 1e-2, 1e-9
 #: violation and stationarity, relative, at which Newton steps are first tried; a hundredth after a failure
@@ -108,12 +111,19 @@ class _Run:
             return value.detach(), pull(value.sum(), at)
 
     def minimize(self) -> None:
-        """The inner problem."""
-        left = self.settings.max_iters - int(self.iterations[self.pending].max())
-        found = minimize(self._augmented, self.y, self.tolerance * self.size, max(left, 1), self.settings.memory)
-        self.y, self.runaway = found.y, found.runaway
-        self.stationary = largest(found.gradient) <= 10 * self.tolerance * self.size
-        self.iterations[self.pending] += found.iterations
+        """The inner problem; L-BFGS starts again, with a fresh diagonal, where it got stuck."""
+        target = self.tolerance * self.size
+        for _ in range(RESTARTS):
+            left = self.settings.max_iters - int(self.iterations[self.pending].max())
+            H = Differences(self.problem, self.y, self.multipliers / self.rows, torch.ones_like(self.y))
+            _, diagonal = probe(self.y, H)
+            found = minimize(self._augmented, self.y, target, max(left, 1), 1.0 / diagonal, self.settings.memory)
+            moved = bool((found.y != self.y).any())
+            self.y, self.runaway = found.y, found.runaway
+            self.iterations[self.pending] += found.iterations
+            self.stationary = largest(found.gradient) <= 10 * target
+            if bool((self.stationary | self.runaway).all()) or not moved:
+                break
 
     def update(self) -> None:
         """Multipliers, penalties and tolerances."""

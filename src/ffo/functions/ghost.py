@@ -52,7 +52,8 @@ class Local:
         self.problem, self.y, self.exact = problem, y, exact
         self.constraints = Constraints(problem, y)
         gradient = problem.gradient(y, torch.zeros_like(multipliers))
-        size, self.diagonal = self._probe(multipliers)
+        self.diagonal = torch.ones_like(y)
+        size, self.diagonal = probe(y, self.curvature(multipliers))
         self.sizes: Scale = scale(y, gradient, self.constraints, multipliers, size)
         self.active: ActiveSet = active_set(self.constraints.value, multipliers, problem.inequalities, self.sizes)
         self.stationarity = gradient + self.constraints.pull(self.active.multipliers)
@@ -61,27 +62,29 @@ class Local:
         primal = largest(self.defect / self.sizes.rows) / self.sizes.primal
         self.natural = torch.maximum(primal, largest(self.stationarity) / self.sizes.dual)
 
-    def _probe(self, multipliers: Tensor) -> tuple[Tensor, Tensor]:
-        """|H| (batch,), and the diagonal of H where two probes of it agree, else ones."""
-        self.diagonal = torch.ones_like(self.y)
-        H = self.curvature(multipliers)
-        source, found, size = generator(self.y), [], self.y.new_zeros(len(self.y))
-        for _ in range(2):
-            z = torch.randint(0, 2, self.y.shape, generator=source, device=self.y.device).to(self.y.dtype) * 2 - 1
-            Hz = H(z)
-            found.append(z * Hz)
-            size = torch.maximum(size, largest(Hz))
-        mean = 0.5 * (found[0] + found[1])
-        spread = 0.5 * (found[0] - found[1]).norm(dim=1)
-        low = (1e-8 * size).unsqueeze(1)
-        trusted = ((spread <= AGREED * mean.norm(dim=1)) & (size > 0)).unsqueeze(1) & (mean > -low).all(1, keepdim=True)
-        return size, torch.where(trusted, torch.maximum(mean, low), torch.ones_like(mean))
-
     def curvature(self, multipliers: Tensor) -> Curvature:
         """Products with the Hessian of the Lagrangian here."""
         if self.exact:
             return Exact(self.problem, self.y, multipliers)
         return Differences(self.problem, self.y, multipliers, self.diagonal)
+
+
+def probe(y: Tensor, H: Curvature) -> tuple[Tensor, Tensor]:
+    """|H| (batch,), and the diagonal of H (batch, n) where two probes of it agree, else ones.
+
+    A product with random signs z shows z * Hz = diag H + noise of the size of the entries off the diagonal.
+    """
+    source, found, size = generator(y), [], y.new_zeros(len(y))
+    for _ in range(2):
+        z = torch.randint(0, 2, y.shape, generator=source, device=y.device).to(y.dtype) * 2 - 1
+        Hz = H(z)
+        found.append(z * Hz)
+        size = torch.maximum(size, largest(Hz))
+    mean = 0.5 * (found[0] + found[1])
+    spread = 0.5 * (found[0] - found[1]).norm(dim=1)
+    low = (1e-8 * size).unsqueeze(1)
+    trusted = (spread <= AGREED * mean.norm(dim=1)) & (size > 0) & (mean > -low).all(1)
+    return size, torch.where(trusted.unsqueeze(1), torch.maximum(mean, low), torch.ones_like(mean))
 
 
 @dataclass(frozen=True)

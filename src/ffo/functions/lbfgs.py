@@ -38,8 +38,8 @@ class Minimum:
 class _History:
     """The last pairs (s, z = change of gradient), newest last; a pair of no curvature weighs nothing."""
 
-    def __init__(self, memory: int) -> None:
-        self.memory = memory
+    def __init__(self, memory: int, inverse: Tensor) -> None:
+        self.memory, self.inverse = memory, inverse
         self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []
         self.size: Tensor | None = None
 
@@ -47,7 +47,7 @@ class _History:
         along = (s * z).sum(1)
         good = along > 1e-14 * s.norm(dim=1) * z.norm(dim=1)
         weight = torch.where(good, 1.0 / along.clamp_min(1e-300), 0.0)
-        size = along / (z * z).sum(1).clamp_min(1e-300)
+        size = along / (self.inverse * z * z).sum(1).clamp_min(1e-300)
         old = torch.ones_like(size) if self.size is None else self.size
         self.size = torch.where(good, size, old)
         self.pairs = [*self.pairs[-(self.memory - 1) :], (s, z, weight)]
@@ -59,18 +59,22 @@ class _History:
             alpha = weight * (s * q).sum(1)
             q -= alpha.unsqueeze(1) * z
             alphas.append(alpha)
-        if self.size is not None:
-            q *= self.size.unsqueeze(1)
+        q *= self.inverse if self.size is None else self.size.unsqueeze(1) * self.inverse
         for (s, z, weight), alpha in zip(self.pairs, reversed(alphas), strict=True):
             q += (alpha - weight * (z * q).sum(1)).unsqueeze(1) * s
         return -q
 
 
-def minimize(objective: Objective, y: Tensor, tolerance: Tensor, limit: int, memory: int = 10) -> Minimum:
-    """Until the largest entry of the gradient is below `tolerance` (batch,) or no step helps."""
+def minimize(
+    objective: Objective, y: Tensor, tolerance: Tensor, limit: int, inverse: Tensor, memory: int = 10
+) -> Minimum:
+    """Until the largest entry of the gradient is below `tolerance` (batch,) or no step helps.
+
+    `inverse` (batch, n): a diagonal near the inverse of the Hessian, up to a factor; ones if none is known.
+    """
     start = y.norm(dim=1).clamp_min(1.0)
     value, gradient = objective(y)
-    history = _History(memory)
+    history = _History(memory, inverse)
     iterations = torch.zeros(len(y), dtype=torch.long, device=y.device)
     alive = largest(gradient) > tolerance
     runaway = torch.zeros_like(alive)
@@ -81,9 +85,9 @@ def minimize(objective: Objective, y: Tensor, tolerance: Tensor, limit: int, mem
         slope = (d * gradient).sum(1)
         uphill = alive & (slope >= 0)
         if bool(uphill.any()):
-            d = torch.where(uphill.unsqueeze(1), -gradient, d)
+            d = torch.where(uphill.unsqueeze(1), -inverse * gradient, d)
             slope = (d * gradient).sum(1)
-        t = torch.ones_like(value) if k else (start / gradient.norm(dim=1).clamp_min(1e-300)).clamp_max(1.0)
+        t = torch.ones_like(value) if k else (start / d.norm(dim=1).clamp_min(1e-300)).clamp_max(1.0)
         d = torch.where(alive.unsqueeze(1), d, 0.0)
         new_y, new_value, new_gradient, stepped = _search(objective, y, value, gradient, d, slope, t, alive)
         history.add(new_y - y, new_gradient - gradient)
