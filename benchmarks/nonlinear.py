@@ -258,7 +258,9 @@ class Reference:
         directions, found = [], []
         for which, tensor in enumerate(self.case.moving):
             for _ in range(count):
-                d = torch.randn(tensor.shape, generator=source, dtype=torch.float64) * float(tensor.detach().abs().mean())
+                d = torch.randn(tensor.shape, generator=source, dtype=torch.float64) * float(
+                    tensor.detach().abs().mean()
+                )
                 directions.append([d if k == which else torch.zeros_like(t) for k, t in enumerate(self.case.moving)])
                 values = [float(weights @ self._moved(directions[-1], s * STEP)) for s in (1, -1, 2, -2)]
                 found.append((8 * (values[0] - values[1]) - (values[2] - values[3])) / (12 * STEP))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks import peers, problems
 from benchmarks.accuracy import compare, probes
+from benchmarks.functions import functions
 from benchmarks.memory import footprint
 from benchmarks.problems import Case, decision_qp
 from benchmarks.report import Figure, Suite
@@ -130,6 +131,7 @@ SUITES: dict[str, Callable[[Options], Suite]] = {
     "memory": memory,
     "iterative": iterative,
     "accuracy": accuracy,
+    "functions": functions,
 }
 
 

@@ -22,12 +22,12 @@ from ffo.engine.options import Options
 from ffo.errors import Status, solver_error
 from ffo.functions.active import largest
 from ffo.functions.augmented import Answer
+from ffo.functions.feasibility import infeasible
 from ffo.functions.ghost import GhostSystem, Local
 from ffo.functions.multipliers import recover
 from ffo.functions.oracle import hypergradient
 from ffo.functions.polish import Polished, certificate, polish
 from ffo.functions.problem import Problem, Tensor
-from ffo.functions.products import Constraints
 from ffo.functions.solvers import FunctionSolver, choose, get_solver
 from ffo.ghost.certificate import Certificate
 
@@ -37,8 +37,6 @@ Array = np.ndarray
 SOLVED, POLISHED = 1e-6, 1e-8
 #: natural residual up to which Newton's method from a remembered point counts as solved
 REMEMBERED = 1e-10
-#: violation, relative, above which a point is not feasible, and stationarity of it that says that none is
-VIOLATED, LEAST = 1e-6, 1e-3
 #: size of y, relative to the start, beyond which a point is on its way to infinity
 FAR = 1e8
 
@@ -292,31 +290,23 @@ def _retriable(status: Status) -> bool:
 
 
 def _verdicts(problem: Problem, points: Polished, answer: Answer, start: Tensor) -> list[Status]:
-    """What the measured optimality conditions say, and the solver's own word where they do not."""
-    natural = points.natural
-    good = (natural <= SOLVED) & (points.settled | points.error.isinf())
-    # An unsettled active set still has a solution if the conditions hold; the certificate says so.
-    good |= natural <= SOLVED
+    """What the measured optimality conditions say, and the solver's own word where they do not hold."""
+    good = points.natural <= SOLVED
     if bool(good.all()):
         return [Status.SOLVED] * len(good)
-    constraints = Constraints(problem, answer.y.nan_to_num())
-    excess = constraints.value.clone()
-    excess[:, : problem.inequalities] = excess[:, : problem.inequalities].clamp_min(0.0)
-    pulled = constraints.pull(excess)
-    length = largest(answer.y.nan_to_num())
-    steep = Constraints(problem, answer.y.nan_to_num()).pull(excess.sign()).norm(dim=1)
-    violated = largest(excess) > VIOLATED * (1 + length)
-    stuck = pulled.norm(dim=1) <= LEAST * steep * excess.norm(dim=1)
-    far = largest(answer.y.nan_to_num(posinf=torch.inf)) > FAR * (1 + largest(start))
+    failed = (~good).nonzero().squeeze(1)
+    y = answer.y.nan_to_num(posinf=torch.inf, neginf=-torch.inf)
+    far = largest(y) > FAR * (1 + largest(start))
+    empty = torch.zeros_like(good)
+    empty[failed] = infeasible(problem.take(failed), torch.where(far.unsqueeze(1), start, y)[failed])
     found = []
-    for k in range(len(good)):
-        said = answer.status[k]
+    for k, said in enumerate(answer.status):
         if bool(good[k]):
             found.append(Status.SOLVED)
-        elif bool(far[k]) or said is Status.UNBOUNDED:
-            found.append(Status.UNBOUNDED)
-        elif bool(violated[k] & stuck[k]):
+        elif bool(empty[k]):
             found.append(Status.INFEASIBLE)
+        elif bool(far[k]):
+            found.append(Status.UNBOUNDED)
         else:
             found.append(Status.INACCURATE if said is Status.SOLVED else said)
     return found
