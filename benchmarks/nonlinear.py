@@ -225,7 +225,7 @@ class Reference:
             def lagrangian(y: Tensor, multipliers: Tensor = last) -> Tensor:
                 return objective(*theta, y) + multipliers @ self._constraints(theta, y)
 
-            slope, H = torch.func.grad(lagrangian)(y).detach(), torch.func.hessian(lagrangian)(y).detach()
+            slope, H = torch.func.grad(lagrangian)(y).detach(), torch.func.jacrev(torch.func.grad(lagrangian))(y).detach()
             c, J = self._constraints(theta, y), torch.func.jacrev(lambda y: self._constraints(theta, y))(y)
             c, J = c.detach(), J.detach()
             corner = J.new_zeros(len(c), len(c))
@@ -247,7 +247,11 @@ class Reference:
         slope = torch.func.grad(lambda y: self.case.objective(*theta, y))(y)
         J = torch.func.jacrev(lambda y: self._constraints(theta, y))(y)
         multipliers = torch.linalg.lstsq(J.T, -slope.unsqueeze(1)).solution.squeeze(1)
-        H = torch.func.hessian(lambda y: self.case.objective(*theta, y) + multipliers @ self._constraints(theta, y))(y)
+
+        def lagrangian(y: Tensor) -> Tensor:
+            return self.case.objective(*theta, y) + multipliers @ self._constraints(theta, y)
+
+        H = torch.func.jacrev(torch.func.grad(lagrangian))(y)
         tangent = torch.linalg.qr(J.T, mode="complete").Q[:, len(J) :]
         values = torch.linalg.eigvalsh(tangent.T @ H.detach() @ tangent)
         return float(values[-1] / values[0])

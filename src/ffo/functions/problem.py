@@ -11,8 +11,8 @@ Inequalities and equalities are stacked from here on: c = [h; e] (batch, k), wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -212,10 +212,20 @@ def pull(output: Tensor, at: Tensor, weight: Tensor | None = None, keep: bool = 
     return found
 
 
-@dataclass(frozen=True)
-class Point:
-    """y (batch, n) with multipliers (batch, k), and what the solver said of it."""
+def graph_nodes(output: Tensor) -> Iterator[Any]:
+    """Every node of the autograd graph behind a tensor."""
+    seen, todo = set(), [output.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            todo += [parent for parent, _ in node.next_functions]
 
-    y: Tensor
-    multipliers: Tensor
-    iterations: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+
+def is_cut(output: Tensor) -> bool:
+    """Whether a function in the graph forbids another backward pass (`once_differentiable`).
+
+    Autograd does not complain where the path to the inputs is cut there: it calls their gradient zero.
+    """
+    return any(node.name() == "torch::autograd::Error" for node in graph_nodes(output))

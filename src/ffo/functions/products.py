@@ -18,7 +18,8 @@ from typing import Protocol
 
 import torch
 
-from ffo.functions.problem import Problem, Tensor, pull
+from ffo.errors import DerivativeError
+from ffo.functions.problem import Problem, Tensor, is_cut, pull
 
 #: relative step of central differences
 STEP = torch.finfo(torch.float64).eps ** (1 / 3)
@@ -53,8 +54,8 @@ class Constraints:
         if not self._differences:
             try:
                 return self._push(v)
-            except (RuntimeError, NotImplementedError):
-                self._differences = True  # some operation has no second backward pass
+            except RuntimeError:  # some operation has no second backward pass
+                self._differences = True
         t = difference_step(self._y, v, torch.ones_like(v)).unsqueeze(1)
         with torch.no_grad():
             return (self._problem.constraints(self._y + t * v) - self._problem.constraints(self._y - t * v)) / (2 * t)
@@ -72,7 +73,10 @@ class Constraints:
         if self._transposed is None:
             with torch.enable_grad():
                 w = torch.zeros_like(self.value, requires_grad=True)
-                self._transposed = (w, pull(self._output, self._at, w, graph=True))
+                u = pull(self._output, self._at, w, graph=True)
+            if is_cut(u):
+                raise DerivativeError("the constraints cannot be taken backward twice")
+            self._transposed = (w, u)
         w, u = self._transposed
         return pull(u, w, v, keep=True)
 
@@ -116,6 +120,11 @@ class Exact:
             self._at = y.detach().clone().requires_grad_()
             value = problem.lagrangian(self._at, multipliers).sum()
             self._gradient = pull(value, self._at, graph=True)
+        if is_cut(self._gradient):
+            raise DerivativeError(
+                "hvp='autograd' needs functions that can be differentiated twice, and one of them is marked as "
+                "once_differentiable: use hvp='difference'"
+            )
 
     def __call__(self, v: Tensor) -> Tensor:
         return pull(self._gradient, self._at, v, keep=True)

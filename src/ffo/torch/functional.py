@@ -12,7 +12,7 @@ import torch
 from ffo.engine import Info, Options, Smoothing
 from ffo.errors import DerivativeError, InputError
 from ffo.functions.outcome import Outcome, Runner
-from ffo.functions.problem import Functions, Problem
+from ffo.functions.problem import Functions, Problem, graph_nodes
 from ffo.functions.solvers import FunctionSolver
 from ffo.torch.base import sample_keys, warn_of_doubt
 from ffo.torch.function import Once, check_tensors
@@ -329,13 +329,7 @@ def _refuse_unknown_leaves(problem: Problem, y: Tensor) -> None:
     with torch.enable_grad():
         at = y.detach().requires_grad_()
         value = problem.objective(at).sum() + problem.constraints(at).sum()
-    seen, todo = set(), [value.grad_fn]
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in graph_nodes(value):
         leaf = getattr(node, "variable", None)
         if leaf is not None and leaf is not at:
             raise InputError(_UNKNOWN.format(shape=f" (shape {tuple(leaf.shape)})"))
-        todo += [parent for parent, _ in node.next_functions]
