@@ -84,13 +84,13 @@ class _Run:
         self.multipliers = zero.clone()  # of the scaled constraints
         gradient = problem.gradient(y, zero)
         self.length = torch.maximum(largest(y), torch.ones_like(y[:, 0]))
-        self.size = largest(gradient)
         source = torch.Generator(device=y.device).manual_seed(0)
         z = torch.randint(0, 2, y.shape, generator=source, device=y.device).to(y.dtype) * 2 - 1
         mean = (z * Differences(problem, y, zero, torch.ones_like(y))(z)).mean(1).abs()
         self.penalty = 10.0 * torch.maximum(mean, gradient.norm(dim=1) / self.length / y.shape[1] ** 0.5)
         self.penalty = torch.where(self.penalty.isfinite() & (self.penalty > 0), self.penalty, 1.0)
         self.ceiling = CEILING * self.penalty
+        self.size = torch.maximum(largest(gradient), largest(self._augmented(y)[1]))
         self.tolerance = torch.full_like(self.size, FIRST)
         self.violation = torch.full_like(self.size, torch.inf)
         self.ready = torch.full_like(self.size, READY)
