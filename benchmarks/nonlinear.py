@@ -225,7 +225,10 @@ class Reference:
             def lagrangian(y: Tensor, multipliers: Tensor = last) -> Tensor:
                 return objective(*theta, y) + multipliers @ self._constraints(theta, y)
 
-            slope, H = torch.func.grad(lagrangian)(y).detach(), torch.func.jacrev(torch.func.grad(lagrangian))(y).detach()
+            slope, H = (
+                torch.func.grad(lagrangian)(y).detach(),
+                torch.func.jacrev(torch.func.grad(lagrangian))(y).detach(),
+            )
             c, J = self._constraints(theta, y), torch.func.jacrev(lambda y: self._constraints(theta, y))(y)
             c, J = c.detach(), J.detach()
             corner = J.new_zeros(len(c), len(c))

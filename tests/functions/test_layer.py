@@ -60,7 +60,10 @@ def test_functions_that_look_at_values_go_one_by_one() -> None:
 CALLS = {
     "no shape": (lambda: FFOFunctionLayer(distance)(A), "does not know the shape of y"),
     "no dims": (lambda: projection(dims=None)(A), "Pass dims= to the constructor"),
-    "shared without dims": (lambda: projection(dims=None)(A[:2], y0=torch.zeros(3, 3)), "which of them the batch shares"),
+    "shared without dims": (
+        lambda: projection(dims=None)(A[:2], y0=torch.zeros(3, 3)),
+        "which of them the batch shares",
+    ),
     "wrong count": (lambda: projection()(A, A), "names 1 theta, received 2"),
     "wrong dims": (lambda: projection()(A[0, 0]), "theta 0 must have 1 dimensions, or 2 with a batch"),
     "batch sizes": (

@@ -18,7 +18,9 @@ from ffo.torch import FFOFunctionLayer
 
 HAS_IPOPT = importlib.util.find_spec("cyipopt") is not None
 ipopt = pytest.mark.skipif(not HAS_IPOPT, reason="cyipopt has no wheel for this platform and is not installed")
-every_solver = pytest.mark.parametrize("solver", ["AUGLAG", "SLSQP", "TRUST-CONSTR", pytest.param("IPOPT", marks=ipopt)])
+every_solver = pytest.mark.parametrize(
+    "solver", ["AUGLAG", "SLSQP", "TRUST-CONSTR", pytest.param("IPOPT", marks=ipopt)]
+)
 
 
 @every_solver

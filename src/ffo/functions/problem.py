@@ -183,10 +183,16 @@ class Problem:
         return value + (multipliers * self.constraints(y)).sum(1) if multipliers.shape[1] else value
 
     def gradient(self, y: Tensor, multipliers: Tensor) -> Tensor:
-        """Gradient of the Lagrangian in y: (batch, n)."""
+        """Gradient of the Lagrangian in y, (batch, n); NaN outside the domain of the functions.
+
+        (The gradient of a logarithm is finite below zero, where there is no logarithm.)
+        """
         with torch.enable_grad():
             at = y.detach().requires_grad_()
-            return pull(self.lagrangian(at, multipliers).sum(), at)
+            value = self.lagrangian(at, multipliers)
+            found = pull(value.sum(), at)
+        inside = value.isfinite()
+        return found if bool(inside.all()) else torch.where(inside.unsqueeze(1), found, torch.nan)
 
     def take(self, samples: Tensor) -> Problem:
         """Some samples of the batch, by their numbers (batch,)."""

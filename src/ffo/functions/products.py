@@ -101,15 +101,20 @@ class Differences:
         self._problem, self._y, self._multipliers, self._metric = problem, y, multipliers, metric
 
     def __call__(self, v: Tensor) -> Tensor:
-        t = difference_step(self._y, v, self._metric).unsqueeze(1)
+        first = t = difference_step(self._y, v, self._metric).unsqueeze(1)
         for _ in range(SHORTER):
-            upper = self._problem.gradient(self._y + t * v, self._multipliers)
-            found = upper.sub_(self._problem.gradient(self._y - t * v, self._multipliers)).div_(2 * t)
+            found = self._central(v, t)
             finite = found.isfinite().all(dim=1, keepdim=True)
             if bool(finite.all()):
                 break
             t = torch.where(finite, t, 0.1 * t)
+        if t is not first:  # not right up to the edge of the domain
+            found = self._central(v, torch.where(t < first, 0.1 * t, t))
         return found
+
+    def _central(self, v: Tensor, t: Tensor) -> Tensor:
+        upper = self._problem.gradient(self._y + t * v, self._multipliers)
+        return upper.sub_(self._problem.gradient(self._y - t * v, self._multipliers)).div_(2 * t)
 
 
 class Exact:
