@@ -6,9 +6,9 @@ import cvxpy as cp
 import numpy as np
 import pytest
 import torch
+from benchmarks.nonlinear import FunctionCase, Reference, cases, gradient_error
 from function_problems import D, distance, gradients, leaves, quadratic, quadratic_layer, relative, tensor, weights_of
 
-from benchmarks.nonlinear import FunctionCase, Reference, cases, gradient_error
 from ffo.torch import FFOFunctionLayer, FFOLayer
 
 TEN = cases(condition=1e4, n=12)
