@@ -14,7 +14,7 @@ from function_problems import D, distance, gradients, quadratic, quadratic_layer
 from ffo.errors import InputError, MissingSolverError, Status, UnknownSettingError
 from ffo.functions.problem import Functions, Problem
 from ffo.functions.solvers import Ipopt, Scipy, choose, get_solver
-from ffo.torch import FFOFunctionLayer
+from ffo.torch import FFOFunctionLayer, FFOQPLayer
 
 HAS_IPOPT = importlib.util.find_spec("cyipopt") is not None
 ipopt = pytest.mark.skipif(not HAS_IPOPT, reason="cyipopt has no wheel for this platform and is not installed")
@@ -167,6 +167,40 @@ def test_another_solver_is_asked_about_what_the_first_one_failed_on() -> None:
     a = tensor([[3.0, 4.0], [-2.0, 1.0]])
     torch.testing.assert_close(layer(a), a, rtol=1e-8, atol=1e-8)
     assert layer.info.ok.all()
+
+
+def test_linear_programs_have_no_curvature_and_are_solved_all_the_same() -> None:
+    """Vertices, and their derivatives in right-hand sides, as FFOQPLayer finds them."""
+    source = torch.Generator().manual_seed(0)
+    c, A = (torch.randn(*s, generator=source, dtype=D) for s in ((6, 5), (6, 8, 5)))
+    b = 0.3 * A.abs().sum(2)
+    layer = FFOFunctionLayer(
+        lambda c, A, b, y: c @ y,
+        lambda c, A, b, y: torch.cat([A @ y - b, y - 1, -1 - y]),
+        shape=5,
+        dims=(1, 2, 1),
+        solver="AUGLAG",
+    )
+    box = {"lb": -torch.ones(5, dtype=D), "ub": torch.ones(5, dtype=D)}
+    found, expected = b.clone().requires_grad_(), b.clone().requires_grad_()
+    y, z = layer(c, A, found), FFOQPLayer()(None, c, A, expected, **box)
+    torch.testing.assert_close(y, z, rtol=1e-9, atol=1e-9)
+    for solution in (y, z):
+        solution[:, 0].sum().backward()
+    torch.testing.assert_close(found.grad, expected.grad, rtol=1e-8, atol=1e-9)
+
+
+def test_a_point_where_every_constraint_is_weakly_active_is_still_a_solution() -> None:
+    source = torch.Generator().manual_seed(1)
+    C, a = (torch.randn(*s, generator=source, dtype=D) for s in ((7, 5), (6, 5)))
+    layer = FFOFunctionLayer(
+        lambda a, y: distance(a, y) + (y - a).pow(4).sum(),
+        lambda a, y: C @ (y - a),
+        shape=5,
+        dims=(1,),
+        solver="AUGLAG",
+    )
+    torch.testing.assert_close(layer(a), a, rtol=1e-7, atol=1e-7)
 
 
 def test_a_large_sparse_problem() -> None:

@@ -156,10 +156,10 @@ class _Run:
         try_now = (ripe | last).nonzero().squeeze(1)
         if len(try_now):
             polished = polish(self.problem.take(try_now), self.y[try_now], true[try_now], self.exact)
-            good = (polished.natural <= self.settings.eps) & polished.settled
-            mine = self.pending[try_now[good]]
-            self.final.put(mine, polished, good)
-            for k in mine.tolist():
+            good = (polished.natural <= self.settings.eps) & (polished.settled | last[try_now])
+            kept = good | last[try_now]  # what is left of a last try is for others to judge
+            self.final.put(self.pending[try_now[kept]], polished, kept)
+            for k in self.pending[try_now[good]].tolist():
                 self.status[k] = Status.SOLVED
             done[try_now[good]] = True
             self.ready[try_now[~good]] *= 1e-2
