@@ -9,13 +9,13 @@ import warnings
 from rich.console import Console
 
 from benchmarks.report import busy, machine, save, show
-from benchmarks.suites import SUITES, Options
+from benchmarks.suites import LONG, SUITES, Options
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(SUITES))
-    parser.add_argument("--all", action="store_true", help="run every benchmark")
+    parser.add_argument("--all", action="store_true", help=f"run every benchmark but {', '.join(LONG)}")
     parser.add_argument("--repeats", type=int, default=7, help="repetitions of which the median counts")
     parser.add_argument(
         "--large",
@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="let peers build as they are, even where that takes more than 24 GB of memory",
     )
     chosen = parser.parse_args(arguments)
-    names = list(SUITES) if chosen.all else chosen.names
+    names = [*(name for name in SUITES if chosen.all and name not in LONG), *chosen.names]
     unknown = [name for name in names if name not in SUITES]
     if unknown or not names:
         parser.error(f"name some of {', '.join(SUITES)}, or pass --all" + (f"; unknown: {unknown}" if unknown else ""))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from scipy.optimize import brentq, minimize, root
 
@@ -66,3 +68,38 @@ def p_norm(A: Array, b: Array, p: float, bound: float, start: Array) -> Array:
         if np.abs(step).max(initial=0.0) < 1e-15:
             break
     return x
+
+
+def quadratic_gradient(d: Mapping[str, Array], start: Array, weights: Array) -> dict[str, Array]:
+    """Gradients of weights'y in the blocks of  minimize 1/2 y'Qy + p'y  subject to  Gy <= h, Ay = b, y >= lb.
+
+    The active set is that of `start`, a solution to a few digits, corrected until all slacks and
+    multipliers have their sign; on it, the solution and its derivative are two dense linear systems.
+    """
+    Q, p, n = d["Q"], d["p"], len(d["p"])
+    A, b = d.get("A", np.zeros((0, n))), d.get("b", np.zeros(0))
+    G, h = (-np.eye(n), -d["lb"]) if "lb" in d else (d["G"], d["h"])
+    active = h - G @ start < 1e-5 * max(1.0, np.abs(h).max())
+    for _ in range(20):
+        R = np.vstack([A, G[active]])
+        K = np.block([[Q, R.T], [R, np.zeros((len(R), len(R)))]])
+        found = np.linalg.solve(K, np.concatenate([-p, b, h[active]]))
+        y, lam = found[:n], np.zeros(len(h))
+        lam[active] = found[n + len(b) :]
+        right = np.where(active, lam > 0, h - G @ y > 0)
+        if right.all():
+            break
+        active = np.where(right, active, ~active)
+    else:
+        raise RuntimeError("the reference found no active set")
+    back = np.linalg.solve(K, np.concatenate([-weights, np.zeros(len(R))]))
+    u, nu, t_eq, t = back[:n], found[n : n + len(b)], back[n : n + len(b)], np.zeros(len(h))
+    t[active] = back[n + len(b) :]
+    return {
+        "Q": (np.outer(u, y) + np.outer(y, u)) / 2,
+        "p": u,
+        "G": np.outer(lam, u) + np.outer(t, y),
+        "h": -t,
+        "A": np.outer(nu, u) + np.outer(t_eq, y),
+        "b": -t_eq,
+    }

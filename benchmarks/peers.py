@@ -114,27 +114,68 @@ def moreau(case: Case) -> Step:
     return Step(forward, case.differentiate)
 
 
+def quadratic_blocks(t: Tensors) -> Tensors:
+    """Q, p, G, h, A, b, lb of a case; the decision QP gives its costs as -q."""
+    return {**{k: v for k, v in t.items() if k != "q"}, **({"p": -t["q"]} if "q" in t else {})}
+
+
+def ffo_qp(case: Case, **options: Any) -> Step:
+    """FFOQPLayer on the dense values."""
+    from ffo.torch import FFOQPLayer
+
+    layer = FFOQPLayer(**options)
+    return Step(lambda t: layer(**quadratic_blocks(t)), case.differentiate)
+
+
+def cvxpylayers_moreau(case: Case) -> Step:
+    """cvxpylayers with Moreau as its solver, on the CPU."""
+    return cvxpylayers(case, solver="MOREAU")
+
+
 def qpth(case: Case) -> Step:
-    """qpth's QPFunction on the dense values (`make bench-peers` installs it)."""
+    """qpth's QPFunction on the dense values (`make bench-peers` installs it); bounds as rows of G.
+
+    Its gradients of blocks that the batch shares are means: they are turned into sums here.
+    """
     from qpth.qp import QPFunction
 
     solve = QPFunction(verbose=-1)
     none = torch.zeros(0, dtype=torch.float64)
+    batch = len(next(iter(case.draw(0).values())))
 
     def forward(t: Tensors) -> torch.Tensor:
-        return solve(t["Q"], -t["q"], t["G"], t["h"], none, none)
+        d = quadratic_blocks(t)
+        G, h = d.get("G", none), d.get("h", none)
+        if "lb" in d:
+            G, h = -torch.eye(len(d["lb"]), dtype=torch.float64), -d["lb"]
+        A, b = (_times_in_backward(d[k], batch) if k in case.shared else d.get(k, none) for k in ("A", "b"))
+        return solve(d["Q"], d["p"], G, h, A, b)
 
     return Step(forward, case.differentiate)
 
 
+def _times_in_backward(v: torch.Tensor, factor: float) -> torch.Tensor:
+    """v itself, whose gradient is multiplied by `factor`."""
+    return v * factor - (v * (factor - 1)).detach() if v.requires_grad else v
+
+
 def qplayer(case: Case) -> Step:
-    """ProxSuite's QPLayer on the dense values."""
+    """ProxSuite's QPLayer on the dense values; bounds as rows of G, in parallel where it was built for that
+    (over half of the CPUs, its own rule)."""
+    import proxsuite
     from proxsuite.torch.qplayer import QPFunction
 
     none = torch.zeros(0, dtype=torch.float64)
+    parallel = hasattr(proxsuite.proxqp.dense, "solve_in_parallel")
 
     def forward(t: Tensors) -> torch.Tensor:
-        lower = torch.full_like(t["h"], -1e20)
-        return QPFunction(structural_feasibility=True)(t["Q"], -t["q"], none, none, t["G"], lower, t["h"])[0]
+        d = quadratic_blocks(t)
+        if "lb" in d:
+            G, lower = torch.eye(len(d["lb"]), dtype=torch.float64), d["lb"]
+            upper = torch.full_like(lower, 1e20)
+        else:
+            G, lower, upper = d["G"], torch.full_like(d["h"], -1e20), d["h"]
+        solve = QPFunction(structural_feasibility=True, omp_parallel=parallel)
+        return solve(d["Q"], d["p"], d.get("A", none), d.get("b", none), G, lower, upper)[0]
 
     return Step(forward, case.differentiate)

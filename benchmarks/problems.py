@@ -232,3 +232,56 @@ def sparse_qp(n: int, batch: int = 4, per_row: int = 3) -> Case:
 
     draw = lambda seed: {"q": np.random.default_rng(seed).standard_normal((batch, n))}  # noqa: E731
     return Case(f"sparse QP n={n}", formulate, {}, draw, ("q",))
+
+
+def sudoku(clues: int = 35, batch: int = 8) -> Case:
+    """The Sudoku layer of the paper, whose equalities are to be learnt.
+
+        minimize tau/2 |y|^2 + p'y   subject to   Ay = b, y >= 0,   tau = 0.1
+
+    A (249, 729), as many rows as the rules of the game have rank, is dense; b = A exp(log z0); p marks
+    the clues of each puzzle. A and b are shared by the batch and differentiated.
+    """
+    rows, cells, n = 249, 81, 729
+    rng = np.random.default_rng(rows)
+    A = rng.uniform(size=(rows, n))
+    b = A @ np.exp(0.1 * rng.standard_normal(n))
+    line = np.arange(9)
+    solved = ((3 * (line % 3) + line // 3)[:, None] + line).ravel() % 9  # digits of a valid grid
+
+    def draw(seed: int) -> dict[str, Array]:
+        rng = np.random.default_rng(seed)
+        p = np.zeros((batch, cells, 9))
+        for puzzle in p:
+            given = rng.permutation(cells)[:clues]
+            puzzle[given, rng.permutation(9)[solved][given]] = -1.0
+        return {"p": p.reshape(batch, n)}
+
+    shared = {"Q": 0.1 * np.eye(n), "A": A, "b": b, "lb": np.zeros(n)}
+    return Case(f"Sudoku n={n}", _quadratic, shared, draw, ("A", "b"), {"Q": {"PSD": True}})
+
+
+def dense_qp(n: int, batch: int = 128) -> Case:
+    """minimize 1/2 y'Qy + p'y subject to Gy <= h, n rows; all dense, all batched, all differentiated."""
+
+    def draw(seed: int) -> dict[str, Array]:
+        rng = np.random.default_rng(seed)
+        L = rng.standard_normal((batch, n, n))
+        G, inside = rng.standard_normal((batch, n, n)), rng.standard_normal((batch, n, 1))
+        return {
+            "Q": L @ L.transpose(0, 2, 1) / n + 0.1 * np.eye(n),
+            "p": rng.standard_normal((batch, n)),
+            "G": G,
+            "h": (G @ inside)[..., 0] + rng.uniform(size=(batch, n)),
+        }
+
+    names = ("Q", "p", "G", "h")
+    return Case(f"dense QP n=m={n}", _quadratic, {}, draw, names, {"Q": {"PSD": True}})
+
+
+def _quadratic(d: Mapping[str, Any]) -> tuple[cp.Problem, cp.Variable]:
+    y = cp.Variable(d["p"].shape[0])
+    constraints = [d["G"] @ y <= d["h"]] if "G" in d else []
+    constraints += [d["A"] @ y == d["b"]] if "A" in d else []
+    constraints += [y >= d["lb"]] if "lb" in d else []
+    return cp.Problem(cp.Minimize(0.5 * cp.quad_form(y, d["Q"], assume_PSD=True) + d["p"] @ y), constraints), y

@@ -16,7 +16,7 @@ import torch
 
 Array = np.ndarray
 #: steps of the differences, relative to the size of the data
-STEPS = tuple(1e-4 * 8.0**-k for k in range(7))
+STEPS = tuple(1e-4 * 8.0**-k for k in range(12))
 #: relative disagreement of neighbouring steps below which a smaller step is not tried, ...
 AGREED = 1e-6
 #: ... and above which the difference decides nothing
@@ -63,8 +63,10 @@ class QuadraticProblem:
     def residual(self, x: Array, nu: Array, lam: Array, mu: Array) -> float:
         """Worst residual of the optimality conditions, each relative to its largest term (at least 1).
 
-        lam and mu are negative where the lower side of a row or bound is active.
+        lam and mu are negative where the lower side of a row or bound is active. Infinite if there is no point.
         """
+        if not all(np.isfinite(v).all() for v in (x, nu, lam, mu)):
+            return np.inf
         Qx, Ax, Gx = self.Q @ x, self.A @ x, self.G @ x
         up, down = np.maximum(lam, 0), np.maximum(-lam, 0)
         above, below = np.maximum(mu, 0), np.maximum(-mu, 0)
@@ -160,6 +162,10 @@ class Difference:
     def decided(self) -> bool:
         return self.doubt <= DECIDED
 
+    @property
+    def smooth(self) -> bool:
+        return self.decided and self.kink <= KINK
+
 
 def difference(loss: Callable[[float], float], floor: float) -> Difference:
     """The derivative of `loss` at 0 (NaN where it cannot be told). Differences below `floor` are zero."""
@@ -174,7 +180,7 @@ def difference(loss: Callable[[float], float], floor: float) -> Difference:
         doubt, kink = abs(central - before) / size, abs(forward - backward) / size
         if doubt < best.doubt:
             best = Difference(float(value), float(doubt), float(kink))
-        if best.doubt < AGREED and best.kink < DECIDED:
+        if best.smooth and (best.doubt < AGREED or doubt > 10 * best.doubt):  # beyond, rounding takes over
             break
         before = central
     return best

@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks import peers, problems
+from benchmarks import maros as collection
+from benchmarks import peers, problems, qp_layers
 from benchmarks.accuracy import compare, probes
+from benchmarks.bilevel import bilevel as bilevel_suite
 from benchmarks.functions import functions
 from benchmarks.memory import footprint
 from benchmarks.problems import Case, decision_qp
@@ -109,6 +111,13 @@ def iterative(options: Options) -> Suite:
     return Suite("iterative", [figure], [p.as_dict() for p in prints])
 
 
+def qplayer(options: Options) -> Suite:
+    """FFOQPLayer against qpth, QPLayer, and Moreau through cvxpylayers and called directly."""
+    outcomes = [qp_layers.play(match, options.repeats, options.progress) for match in qp_layers.MATCHES]
+    figures = [figure for outcome in outcomes for figure in outcome.figures]
+    return Suite("QP layers", figures, [row for outcome in outcomes for row in outcome.rows])
+
+
 def accuracy(options: Options) -> Suite:
     """Gradients at default settings against differences of tight solves."""
     figures, rows = [], []
@@ -124,15 +133,32 @@ def accuracy(options: Options) -> Suite:
     return Suite("accuracy", figures, rows)
 
 
+def maros(options: Options) -> Suite:
+    """Problems of the Maros-Meszaros collection: residuals, and gradients against differences."""
+    return collection.suite(options.progress)
+
+
+def bilevel(options: Options) -> Suite:
+    """Oracle calls to Goldstein stationary points, errors of the hypergradient, and pictures of both."""
+    return bilevel_suite(options.progress)
+
+
 SUITES: dict[str, Callable[[Options], Suite]] = {
     "qp": qp,
     "socp": socp,
     "small": small,
+    "qplayer": qplayer,
     "memory": memory,
     "iterative": iterative,
     "accuracy": accuracy,
+    "maros": maros,
+    "bilevel": bilevel,
     "functions": functions,
 }
+
+
+#: left out of --all: a quarter of an hour and more
+LONG = ("maros",)
 
 
 def _ours(n: int, norm_ball: bool = False) -> list[Entry]:

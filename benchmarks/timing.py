@@ -64,13 +64,14 @@ def measure(
             failures[entry.label] = _reason(error)
         builds[entry.label] = time.perf_counter() - start
     samples: dict[str, list[tuple[float, float]]] = {label: [] for label in steps}
+    threads = torch.get_num_threads()  # some contenders change it for the whole process
     for repeat in range(-warmup, repeats):
         for entry in entries:
             if entry.label in failures:
                 continue
             progress(f"{entry.label}: repetition {repeat + 1}/{repeats}" if repeat >= 0 else f"{entry.label}: warm-up")
             try:
-                seconds = _time_once(steps[entry.label], entry.case, seed=repeat + warmup)
+                seconds = _time_once(steps[entry.label], entry.case, repeat + warmup, threads)
             except Exception as error:
                 failures[entry.label] = _reason(error)
                 continue
@@ -79,10 +80,11 @@ def measure(
     return [_summary(entry.label, builds, samples, failures) for entry in entries]
 
 
-def _time_once(step: Step, case: Case, seed: int) -> tuple[float, float]:
+def _time_once(step: Step, case: Case, seed: int, threads: int) -> tuple[float, float]:
     tensors = step.tensors(case.data(seed))
     weights = torch.tensor(case.weights(seed))
     gc.collect()
+    torch.set_num_threads(threads)
     start = time.perf_counter()
     solution = step.forward(tensors)
     middle = time.perf_counter()

@@ -116,6 +116,11 @@ def test_import_ffo_torch_imports_no_solver_of_its_own() -> None:
     assert (loaded - by_others).isdisjoint(SOLVER_PACKAGES)
 
 
+def test_bilevel_needs_neither_cvxpy_nor_a_progress_bar() -> None:
+    loaded = fresh_modules("import ffo.bilevel") - fresh_modules("import torch")
+    assert loaded.isdisjoint({"jax", "cvxpy", "rich", *SOLVER_PACKAGES})
+
+
 def test_import_leaves_global_state_alone() -> None:
     state = (
         "(torch.get_default_dtype(), torch.get_num_threads(), torch.get_num_interop_threads(), "
@@ -124,7 +129,8 @@ def test_import_leaves_global_state_alone() -> None:
     )
     code = (
         "import os, warnings, numpy as np, torch, cvxpy\n"
-        f"before = {state}\nimport ffo, ffo.torch\nafter = {state}\nassert before == after, (before, after)"
+        f"before = {state}\nimport ffo, ffo.torch, ffo.bilevel\nafter = {state}\n"
+        "assert before == after, (before, after)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 

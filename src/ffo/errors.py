@@ -80,6 +80,10 @@ class DerivativeError(FFOError, RuntimeError):
     """A derivative was asked for that this package does not compute."""
 
 
+class NotFiniteError(FFOError, ArithmeticError):
+    """An objective or its gradient is infinite or no number where a method needs it."""
+
+
 class SolverError(FFOError, RuntimeError):
     """A solve failed for some samples.
 

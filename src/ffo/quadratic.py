@@ -53,7 +53,7 @@ def solve_qp_batch(
     solver: str | Solver | None = None,
     solver_args: Mapping[str, Any] | None = None,
     on_fail: Literal["raise", "nan"] = "raise",
-    retry: Sequence[str | Solver] = (),
+    retry: Sequence[str | Solver] | None = None,
     polish: bool = False,
     verbose: bool = False,
 ) -> QPBatch:
@@ -71,7 +71,8 @@ def solve_qp_batch(
         solver: a name, a `Solver`, or None for the default of the problem's class and size.
         solver_args: settings of the solver; `eps` and `max_iters` are understood by all.
         on_fail: "raise" an `ffo.errors.SolverError`, or "nan" to keep the rest of the batch.
-        retry: solvers to ask, in order, about samples that the first one failed on.
+        retry: solvers to ask, in order, about samples that the first one failed on. None: a second one where
+            the first is the default too and has its own settings (`info` says who answered).
         polish: whether to refine the answers by Newton steps, typically to 1e-12.
         verbose: whether the solver may print.
 
@@ -86,7 +87,7 @@ def solve_qp_batch(
         solver=solver,
         solver_args=dict(solver_args or {}),
         on_fail=on_fail,
-        retry=tuple(retry) if not isinstance(retry, str) else retry,
+        retry=retry,
         verbose=verbose,
     )
     engine = Engine(options)

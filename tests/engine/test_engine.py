@@ -14,6 +14,7 @@ import ffo.engine.outcome as outcome_module
 from ffo.cones import Nonneg, Product, SecondOrder, Zero
 from ffo.engine import Engine, Options
 from ffo.engine.options import Smoothing
+from ffo.engine.scaling import scaling
 from ffo.engine.smoothing import Sampler, perturbed_rows
 from ffo.errors import InfeasibleError, Status
 from ffo.ghost.direct import Direct
@@ -38,6 +39,43 @@ def test_solves_a_batch() -> None:
     assert outcome.info.status == [Status.SOLVED] * 3
     assert outcome.info.ok.all()
     assert outcome.pieces == []
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_right_hand_sides_of_rounding_error_are_not_the_scale(size: float) -> None:
+    """Most of b is 1e-16 of the rest, where zero was meant: x1 + x2 = b1, x3 + x4 = b2, ..., x >= 0."""
+    b = size * np.array([1.0, 2.0, *np.full(8, 1e-16)])
+    A = np.vstack([np.repeat(np.eye(10), 2, axis=1), -np.eye(20)])
+    cones = Product([(Zero(), 10), (Nonneg(), 20)])
+    program = ConeProgram.from_matrices(np.eye(20), np.arange(20.0) % 2, A, np.concatenate([b, np.zeros(20)]), cones)
+    outcome = Engine(Options(solver="CLARABEL")).run(program, derivative=True)
+    pairs = outcome.x.reshape(10, 2)
+    np.testing.assert_allclose(pairs.sum(axis=1), b, rtol=1e-9, atol=1e-9 * size)
+    np.testing.assert_allclose(pairs[:2, 0] - pairs[:2, 1], np.minimum(b[:2], 1.0), rtol=1e-9)
+
+
+def smooth(points: np.ndarray, least: float) -> ConeProgram:
+    """min 1/2 |x - p|^2, second differences of x at least `least`: almost nothing, beside x of size 1."""
+    n = points.shape[1]
+    A = np.zeros((n - 2, n))
+    for k, weight in enumerate((-1.0, 2.0, -1.0)):
+        A[np.arange(n - 2), np.arange(n - 2) + k] = weight
+    cones = Product([(Nonneg(), n - 2)])
+    return ConeProgram.from_matrices(np.eye(n), -points, A, np.full(n - 2, -least), cones)
+
+
+def test_samples_that_fail_at_unit_size_are_solved_in_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = np.random.default_rng(0).normal(size=(3, 200)) + np.linspace(-2, 2, 200) ** 2
+    expected = Engine(Options(solver="CLARABEL", solver_args={"eps": 1e-10})).run(smooth(points, 0.0), derivative=True)
+    units = scaling(smooth(points, 1e-13))
+    assert units is not None
+    assert units.length.max() < 1e-12
+    outcome = Engine(Options(solver="CLARABEL")).run(smooth(points, 1e-13), derivative=True)
+    assert outcome.info.ok.all()
+    np.testing.assert_allclose(outcome.x, expected.x, atol=1e-6)
+    monkeypatch.setattr(Engine, "_in_given_units", lambda *a: None)
+    alone = Engine(Options(solver="CLARABEL", on_fail="nan")).run(smooth(points, 1e-13), derivative=False)
+    assert not alone.info.ok.all()  # it is needed
 
 
 def test_prepares_a_derivative_only_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import pytest
 from ghost.yardstick import Entries, Loss, gradient_error
 from problems import FACES, MIXED, Known, beside, known_program, point
 
+from ffo.cones import Nonneg, Product
 from ffo.ghost.direct import Direct
 from ffo.ghost.face import ActiveSet, Scale, scale
 from ffo.ghost.iterative import Iterative
@@ -107,6 +108,18 @@ def test_a_start_far_away_does_not_excuse_the_answer() -> None:
     assert wrong.any()
     assert (done.certificate.natural_residual[wrong] > 1e-6).all()
     assert not done.certificate.good[wrong].any()
+
+
+def test_a_point_that_steps_make_worse_is_returned_as_it_came() -> None:
+    """min x1 + 1e-7 x2, x1 >= 1, x2 >= 0 at a point whose second constraint looks inactive: its equations have no
+    solution, and without its multiplier the given point is a worse one."""
+    A = -np.eye(2)
+    program = ConeProgram.from_matrices(np.zeros((2, 2)), [1.0, 1e-7], A, [-1.0, 0.0], Product([(Nonneg(), 2)]))
+    x, y, s = np.array([[1.0, 2e-7]]), np.array([[1.0, 1e-7]]), np.array([[0.0, 2e-7]])
+    done = polish(program, x, y, s, Direct())
+    np.testing.assert_array_equal(done.x, x)
+    np.testing.assert_array_equal(done.y, y)
+    assert not done.certificate.good.any()
 
 
 def test_returned_pair_is_complementary() -> None:

@@ -6,12 +6,16 @@ import importlib.util
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from solver_problems import known_program, simple
 
-from ffo.cones import Nonneg
+from ffo.cones import Nonneg, Product, Zero
 from ffo.errors import InputError, MissingSolverError
+from ffo.program.cone import ConeProgram
 from ffo.solvers import available, choose, get_solver, known
 from ffo.solvers import registry as registry_module
+from ffo.solvers.fill import elimination_work
+from ffo.solvers.registry import second_choice
 
 
 def test_names_in_any_case_and_instances() -> None:
@@ -73,3 +77,50 @@ def test_the_default_follows_class_and_size(monkeypatch: pytest.MonkeyPatch) -> 
     assert choose(simple(np.zeros((n, n)), np.ones(n), np.eye(n), np.ones(n), [(Nonneg(), n)])) == "HIGHS"
     monkeypatch.setattr(importlib.util, "find_spec", lambda *a: None)
     assert choose(large) == "CLARABEL"
+
+
+def coupled(rows: sp.csr_array, full_row: bool = False) -> ConeProgram:
+    """A QP with P = I whose variables are coupled by equalities of a given pattern."""
+    n = rows.shape[1]
+    A = sp.vstack([rows, np.ones((1, n))]) if full_row else rows
+    cones = Product([(Zero(), A.shape[0])])
+    return ConeProgram.from_matrices(sp.eye_array(n), np.ones(n), sp.csc_array(A), np.zeros(A.shape[0]), cones)
+
+
+def chain(n: int) -> sp.csr_array:
+    return sp.csr_array(sp.diags_array([np.ones(n - 1), -np.ones(n - 1)], offsets=[0, 1], shape=(n - 1, n)))
+
+
+def scattered(n: int) -> sp.csr_array:
+    """Four variables a row, anywhere."""
+    rng = np.random.default_rng(0)
+    places = (np.repeat(np.arange(n // 2), 4), rng.integers(0, n, 4 * (n // 2)))
+    return sp.csr_array((rng.normal(size=len(places[0])), places), shape=(n // 2, n))
+
+
+def test_work_is_told_from_the_pattern() -> None:
+    assert elimination_work(coupled(chain(2000))) <= 8 * 4000
+    heavy = elimination_work(coupled(scattered(2000)))
+    assert heavy >= 1e8
+    assert elimination_work(coupled(scattered(2000), full_row=True)) == heavy
+    assert elimination_work(coupled(chain(2000), full_row=True)) <= 8 * 4000
+    apart = sp.csr_array(sp.block_diag([scattered(40)] * 50))
+    assert elimination_work(coupled(apart)) <= 1e5  # that of the largest piece
+    assert elimination_work(coupled(sp.csr_array((0, 3)))) == 1.0
+
+
+def test_large_qps_that_fill_in_go_to_clarabel() -> None:
+    assert choose(coupled(chain(9000))) == "PIQP"
+    assert choose(coupled(chain(9000), full_row=True)) == "PIQP"
+    assert choose(coupled(scattered(9000))) == "CLARABEL"
+
+
+def test_the_second_choice_is_another_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    qp, lp, sdp = (known_program(kind).program for kind in ("qp", "lp", "sdp"))
+    for name in ("PIQP", "DAQP", "HIGHS"):
+        assert second_choice(qp, name) == "CLARABEL"
+    assert second_choice(qp, "CLARABEL") == "PIQP"
+    assert second_choice(lp, "CLARABEL") == "HIGHS"
+    assert second_choice(sdp, "CLARABEL") is None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *a: None)
+    assert second_choice(lp, "CLARABEL") is None

@@ -274,6 +274,54 @@ def test_retry_rests_when_all_is_well() -> None:
     assert not layer.info.retried.any()
 
 
+def fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a solver fail on every second sample."""
+    from ffo.solvers.base import failed
+    from ffo.solvers.registry import adapter
+
+    workspace = type(adapter(name)().workspace(_program()))
+    original = workspace.run
+    monkeypatch.setattr(
+        workspace,
+        "run",
+        lambda self, k, warm: failed(self.program, Status.NUMERICAL, "broke") if k % 2 else original(self, k, warm),
+    )
+
+
+def test_where_the_default_fails_another_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = qp_batch()
+    expected = qp_layer()(*params)[0]
+    layer = qp_layer()
+    layer(*params)
+    assert not layer.info.retried.any()
+    (first,) = set(layer.info.solver)
+    fails(first, monkeypatch)
+    layer = qp_layer()
+    (x,) = layer(*params)
+    assert layer.info.retried.tolist() == [False, True, False, True]
+    assert layer.info.solver == (first, "CLARABEL", first, "CLARABEL")
+    torch.testing.assert_close(x, expected, atol=1e-6, rtol=0)
+    tight = qp_layer(solver_args={"eps": 1e-9})
+    tight(*params)
+    assert tight.info.ok.all()
+
+
+def test_what_the_user_says_about_solvers_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = qp_batch()
+    plain = qp_layer()
+    plain(*params)
+    first = plain.info.solver[0]
+    fails(first, monkeypatch)
+    for options in ({"solver": first}, {"retry": []}, {"solver_args": {"max_iters": 1000}}):
+        layer = qp_layer(on_fail="nan", **options)
+        layer(*params)
+        assert layer.info.ok.tolist() == [True, False, True, False], options
+        assert not layer.info.retried.any()
+    layer = qp_layer(on_fail="nan")
+    layer(*params, solver_args={"max_iters": 1000})
+    assert layer.info.ok.tolist() == [True, False, True, False]
+
+
 def test_a_solver_that_raises_costs_its_sample_only(monkeypatch: pytest.MonkeyPatch) -> None:
     from ffo.solvers.registry import adapter
 

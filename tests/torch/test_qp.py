@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import qps
@@ -311,3 +313,27 @@ def test_functional_transforms() -> None:
     for jacobian in (torch.func.jacrev, torch.func.jacfwd):
         slope = jacobian(lambda p: layer(Q, p, lb=lb[1]))(p[1])
         torch.testing.assert_close(slope, torch.diag((-p[1] / 2 > lb[1]).double() * -0.5))
+
+
+@route
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_call_leaves_nothing_behind(options: dict[str, object], dtype: torch.dtype) -> None:
+    """What backward needs dies with the outputs, whether or not backward was called."""
+    layer = FFOQPLayer(**options)
+
+    def solve(backward: bool) -> None:
+        z = layer(
+            torch.eye(3, dtype=dtype), torch.rand(8, 3, dtype=dtype, requires_grad=True), lb=torch.zeros(3, dtype=dtype)
+        )
+        if backward:
+            z.sum().backward()
+
+    def alive() -> int:
+        gc.collect()
+        return sum(type(o) is torch.Tensor for o in gc.get_objects())
+
+    solve(backward=True)
+    before = alive()
+    for backward in (True, False, True, False):
+        solve(backward)
+    assert alive() <= before

@@ -114,13 +114,13 @@ class Joint(Outcome):
         self._gather()
         self._report()
 
-    def adjoint(self, c_x: Array, c_y: Array) -> DataGradient:
+    def adjoint(self, c_x: Array, c_y: Array, constraints: bool = True) -> DataGradient:
         self.prepare()
         batch, n = self.x.shape
         m = self.y.shape[1]
         total = DataGradient(*(np.zeros((batch, k)) for k in (n, m, n, m, m)))
         for group, part in self.groups:
-            found = part.adjoint(c_x[group.samples], group.pick(c_y))
+            found = part.adjoint(c_x[group.samples], group.pick(c_y), constraints)
             total.x[group.samples], total.u[group.samples] = found.x, found.u
             for name in ("y", "v", "db"):
                 group.put(getattr(total, name), getattr(found, name))

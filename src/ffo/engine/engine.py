@@ -1,7 +1,7 @@
 """Solve a batch, polish it, and make its derivative ready.
 
 The order of things: data that cannot be solved is set aside; samples with a remembered solution are
-tried from their active set alone; the rest go to the solver (and to the solvers in `retry=`); points
+tried from their active set alone; the rest go to the solver (where it fails, to another: `retry=`); points
 that failed are given to Newton's method before they are given up. What remains failed is raised or
 turned into NaN, as the user chose.
 """
@@ -20,7 +20,7 @@ from ffo.engine.info import Info, Times
 from ffo.engine.memory import Memory
 from ffo.engine.options import Options
 from ffo.engine.outcome import Outcome, as_solution, linearize_at, linearize_some
-from ffo.engine.scaling import Scaled, scaling
+from ffo.engine.scaling import Scaled, Scaling, scaling
 from ffo.errors import Status, solver_error
 from ffo.ghost.direct import Direct
 from ffo.ghost.iterative import Iterative
@@ -30,7 +30,7 @@ from ffo.ghost.resolve import Resolve
 from ffo.program.cone import ConeProgram
 from ffo.solvers.base import Solver
 from ffo.solvers.forward import solve_checked
-from ffo.solvers.registry import choose, get_solver
+from ffo.solvers.registry import choose, get_solver, second_choice
 from ffo.solvers.verdict import judge
 
 Array = np.ndarray
@@ -67,7 +67,7 @@ class Engine:
             self._configured(options.solver, options.solver_args)
         elif options.solver is not None:
             get_solver(options.solver, options.solver_args)
-        for other in options.retry:
+        for other in options.retry or ():
             get_solver(other)
 
     def __getstate__(self) -> dict[str, object]:
@@ -89,6 +89,19 @@ class Engine:
         if key not in self._solvers:
             self._solvers[key] = get_solver(name, settings, self.options.verbose)
         return self._solvers[key]
+
+    def others(
+        self, program: ConeProgram, solver: Solver, overrides: dict[str, object] | None
+    ) -> tuple[str | Solver, ...]:
+        """Whom to ask about samples that the solver fails on: those in `retry=`; a second choice of this
+        package's own where the first is too, as it is (settings, such as limits, are meant for one solver)."""
+        options = self.options
+        if options.retry is not None:
+            return tuple(options.retry)
+        if options.solver is not None or {*options.solver_args, *(overrides or {})} - {"eps"}:
+            return ()
+        other = second_choice(program, solver.name)
+        return () if other is None else (self._configured(other, {"eps": solver.eps}),)
 
     def way(self, program: ConeProgram, solver: Solver) -> Way:
         """The way to solve ghost systems of a program."""
@@ -137,6 +150,8 @@ class Engine:
         groups = row_groups(program) if open_sides else None
         if groups is None:
             run = self._solved(program, overrides, check_convexity, remembered)
+            if units is not None:
+                self._in_given_units(run, original, units, overrides)
             _raise_failures(run, copies)
             outcome = run.outcome(start)
         else:
@@ -165,9 +180,21 @@ class Engine:
         run.reject_bad_data(check_convexity)
         if remembered is not None:
             run.from_memory(*remembered)
-        run.solve()
+        run.solve(self.others(program, run.solver, overrides))
         run.rescue()
         return run
+
+    def _in_given_units(
+        self, run: _Run, original: ConeProgram, units: Scaling, overrides: dict[str, object] | None
+    ) -> None:
+        """Samples that failed at unit size, solved in the units they came in.
+
+        Sizes are read off the data, and these may mislead (right-hand sides of 1e-12 that mean zero).
+        """
+        failed = np.flatnonzero(np.isin(run.status, _REPAIRABLE))
+        if len(failed):
+            again = self._solved(original.take(failed), overrides, False, None)
+            run.adopt(failed, again, units.take(failed).inward(again.x, again.y, again.s))
 
 
 class _Run:
@@ -216,18 +243,28 @@ class _Run:
         self.hits = int(hit.sum())
         self.times = replace(self.times, polish=time.perf_counter() - start)
 
-    def solve(self) -> None:
+    def solve(self, others: Sequence[str | Solver]) -> None:
         todo = np.flatnonzero(self.status < 0)
         if not len(todo):
             return
         program = self.program if len(todo) == self.program.batch else self.program.take(todo)
-        solution, report = solve_checked(self.solver, program, retry=self.options.retry)
+        solution, report = solve_checked(self.solver, program, retry=others)
         self.x[todo], self.y[todo], self.s[todo] = solution.x, solution.y, solution.s
         self.status[todo], self.iterations[todo] = solution.status, solution.iterations
         self.answered[todo] = report.solver
         self.residual[todo], self.retried[todo] = report.residual, report.retried
         self.detail.update({int(todo[k]): text for k, text in (solution.detail or {}).items()})
         self.times = replace(self.times, setup=solution.setup_time, solve=solution.solve_time)
+
+    def adopt(self, who: Array, other: _Run, point: tuple[Array, Array, Array]) -> None:
+        """Take over what another run of the same samples has solved, at these points."""
+        solved = other.status == Status.SOLVED
+        mine = who[solved]
+        self.x[mine], self.y[mine], self.s[mine] = (v[solved] for v in point)
+        for name in ("status", "answered", "residual", "iterations", "retried", "rescued"):
+            getattr(self, name)[mine] = getattr(other, name)[solved]
+        for k in mine.tolist():
+            self.detail.pop(k, None)
 
     def rescue(self) -> None:
         """Newton's method from the points of failed samples."""

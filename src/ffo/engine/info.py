@@ -35,7 +35,7 @@ class Info:
         residual: worst relative residual of the optimality conditions at the returned point.
         iterations: of the solver; -1 where unknown, 0 for warm start hits.
         warm_hits: how many samples were solved from their remembered active set alone.
-        retried: samples that a solver named in `retry=` was asked about.
+        retried: samples that the first solver failed on and another was asked about (see `retry=`).
         rescued: samples whose solver failed but whose point Newton steps made a solution.
         certificate: how far to trust the gradients; None until a derivative is prepared.
         detail: the solver's own words about failed samples.

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
 from ffo.errors import InputError
 from ffo.ghost.problem import Way
 from ffo.solvers.base import Solver
@@ -29,14 +31,17 @@ class Smoothing:
     Attributes:
         radius: half width of the uniform perturbation, in units of the right-hand sides.
         draws: perturbed problems per sample.
-        seed: seed of the draws; they go on from call to call.
+        seed: seed of the draws, or a NumPy generator of them; they go on from call to call.
         costs: standard deviation of the perturbation of the linear term, in its units.
+        average: whether outputs are means over the draws; false returns every draw, in a dimension in
+            front of the batch's, so that the mean can be taken of a loss that is not linear in them.
     """
 
     radius: float = 0.0
     draws: int = 16
-    seed: int = 0
+    seed: int | np.random.Generator = 0
     costs: float = 0.0
+    average: bool = True
 
     def __post_init__(self) -> None:
         if not self.radius > 0 and not (self.radius == 0 and self.costs > 0):
@@ -47,6 +52,8 @@ class Smoothing:
             raise InputError(f"smoothing draws must be a positive integer, not {self.draws!r}")
         if self.costs and self.draws < 2:
             raise InputError("smoothing costs needs two draws or more")
+        if self.costs and not self.average:
+            raise InputError("smoothing costs estimates the derivative of the mean solution: it needs average=True")
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ class Options:
     delta: float | None = None
     on_fail: Literal["raise", "nan"] = "raise"
     warm_start: bool = False
-    retry: Sequence[str | Solver] = ()
+    retry: Sequence[str | Solver] | None = None
     smoothing: Smoothing | None = None
     verbose: bool = False
 
@@ -72,6 +79,8 @@ class Options:
             raise InputError(f"delta must be positive, not {self.delta!r}")
         if isinstance(self.retry, str):
             raise InputError(f"retry must be a list of solvers, such as retry=[{self.retry!r}]")
+        if self.retry is not None:
+            object.__setattr__(self, "retry", tuple(self.retry))
         if isinstance(self.smoothing, (int, float)) and not isinstance(self.smoothing, bool):
             object.__setattr__(self, "smoothing", Smoothing(float(self.smoothing)))
         elif self.smoothing is not None and not isinstance(self.smoothing, Smoothing):

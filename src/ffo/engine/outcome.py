@@ -49,8 +49,12 @@ class Outcome:
         self.info.certificate = merge_certificates(self.pieces, len(self.x))
         self.info.times = replace(self.info.times, polish=self.info.times.polish + time.perf_counter() - start)
 
-    def adjoint(self, c_x: Array, c_y: Array) -> DataGradient:
-        """Loss gradients in x and y -> gradient in the data; failed samples contribute zero."""
+    def adjoint(self, c_x: Array, c_y: Array, constraints: bool = True) -> DataGradient:
+        """Loss gradients in x and y -> gradient in the data; failed samples contribute zero.
+
+        Args:
+            constraints: whether the gradient in A or b will be used, so that the certificate speaks of it.
+        """
         self.prepare()
         start = time.perf_counter()
         batch, n = self.x.shape
@@ -62,7 +66,7 @@ class Outcome:
             for name in ("x", "y", "u", "v", "db"):
                 getattr(total, name)[who] = getattr(part, name)
         assert self.info.certificate is not None
-        self.info.certificate = self.info.certificate.with_ghost_residual(residual)
+        self.info.certificate = self.info.certificate.with_ghost_residual(residual).asked(constraints)
         self.info.times = replace(self.info.times, backward=time.perf_counter() - start)
         return total
 
@@ -75,7 +79,8 @@ class Outcome:
             found = piece.tangent(change.take(who))
             dx[who], dy[who], residual[who] = found.u, found.w, found.residual
         assert self.info.certificate is not None
-        self.info.certificate = self.info.certificate.with_ghost_residual(residual)
+        constraints = bool(np.any(change.A.values) or np.any(change.b))
+        self.info.certificate = self.info.certificate.with_ghost_residual(residual).asked(constraints)
         return dx, dy
 
 

@@ -26,6 +26,8 @@ Array = np.ndarray
 #: sizes within [1 / MODERATE, MODERATE] are left alone
 MODERATE = 1e3
 PASSES = 8
+#: right-hand sides that stand for infinity, and sizes relative to the largest one that stand for zero
+INFINITE, ROUNDING = 1e12, 1e-13
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,11 @@ def scaling(program: ConeProgram) -> Scaling | None:
 
 
 def _sizes(program: ConeProgram) -> tuple[Array, Array]:
-    """(batch, 1) each: a typical right-hand side (the median: large ones may stand for infinity) and
-    the size of the gradient of the objective."""
-    b = np.where(np.isfinite(program.b) & (program.b != 0), np.abs(program.b), np.nan)
+    """(batch, 1) each: a typical right-hand side (the median: large ones may stand for infinity, and
+    rounding error for zero) and the size of the gradient of the objective."""
+    b = np.abs(program.b)
+    there = np.where(b < INFINITE, b, 0.0).max(axis=1, keepdims=True, initial=0.0)
+    b = np.where(np.isfinite(b) & (b > ROUNDING * there), b, np.nan)
     known = ~np.isnan(b).all(axis=1)
     length = np.full(program.batch, np.nan)
     length[known] = np.nanmedian(b[known], axis=1) if known.any() else length[known]
@@ -143,12 +147,12 @@ class Scaled(Outcome):
         self.inner.prepare()
         self.x[:], self.y[:], self.s[:] = self.units.outward(self.inner.x, self.inner.y, self.inner.s)
 
-    def adjoint(self, c_x: Array, c_y: Array) -> DataGradient:
+    def adjoint(self, c_x: Array, c_y: Array, constraints: bool = True) -> DataGradient:
         self.prepare()
         assert self.inner is not None
         assert self.units is not None
         c = self.units
-        found = self.inner.adjoint(c_x * c.length * c.D, c_y * c.force * c.E)
+        found = self.inner.adjoint(c_x * c.length * c.D, c_y * c.force * c.E, constraints)
         solved = self.info.ok[:, None]
         x, y = np.where(solved, self.x, 0.0), np.where(solved, self.y, 0.0)
         v, db = found.v * c.E / c.length, found.db * c.E / c.length

@@ -99,7 +99,7 @@ class Runner:
         # Complain now, not at the first call.
         if self.options.solver is not None:
             get_solver(self.options.solver, self.options.solver_args)
-        for other in self.options.retry:
+        for other in self.options.retry or ():
             get_solver(other, {})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class Runner:
             run.from_memory(known, point[0], point[1])
         named = self.options.solver if self.options.solver is not None else choose(problem, y, constraints)
         run.solve(get_solver(named, {**self.options.solver_args, **(overrides or {})}), derivative)
-        for other in self.options.retry:
+        for other in self.options.retry or ():
             run.solve(get_solver(other, {}), derivative, retry=True)
         run.raise_failures(copies)
         outcome = run.outcome(derivative)

@@ -57,7 +57,7 @@ class DirectSolver(GhostSolver):
         self.system = system
         self._factors: _Factors = previous._factors if previous else _Factors(system)
         self._borrowed = previous is not None
-        self._sharper: dict[int, SharpFactors] = {}
+        self._sharper: dict[int, _SharpSample] = {}
         self._units = _natural_units(system)
 
     def solve(self, r_x: Array, r_s: Array, accuracy: Array | None = None) -> Sensitivity:
@@ -91,7 +91,8 @@ class DirectSolver(GhostSolver):
         """(batch,) whether active rows, not all of them equalities, depend on each other.
 
         A vector v with v'TA = 0 leaves a pivot of the size of the regularisation; where there is one, a
-        random right-hand side tells dependent rows (their share of it cannot be met) from nearly so.
+        random right-hand side tells dependent rows (their share of it cannot be met, and is such a v) from
+        nearly so.
         """
         system = self.system
         found = np.zeros(system.batch, dtype=bool)
@@ -99,10 +100,14 @@ class DirectSolver(GhostSolver):
         inequality[system.primal : system.primal + system.rows] = system.active.inequality
         for k in np.flatnonzero(self._factors.smallest_pivot <= SMALL_PIVOT).tolist():
             at = np.flatnonzero(system.sample == k)
+            units = self._units[at]
             rows = (at >= system.primal) & (at < system.primal + system.rows)
-            rhs = np.where(rows, np.random.default_rng(0).standard_normal(len(at)), 0.0) / self._units[at]
-            left = self._sharp(k, at).solve(rhs)[1] * self._units[at]
-            found[k] = np.linalg.norm(left * inequality[at]) > LEFT
+            rhs = np.where(rows, np.random.default_rng(0).standard_normal(len(at)), 0.0) / units
+            sharp = self._sharp(k, at)
+            left = sharp.solve(rhs)[1]
+            v = sharp.vanishing(left) / units
+            taking_part = np.linalg.norm(v * inequality[at]) > LEFT * np.linalg.norm(v)
+            found[k] = taking_part and np.linalg.norm(left * units) > LEFT
         return found
 
     def _least_squares(self, k: int, at: Array, rhs: Array) -> tuple[Array, float]:
@@ -120,12 +125,10 @@ class DirectSolver(GhostSolver):
             left, error = rhs - matrix @ z, 0.0
         return z, max(float(np.linalg.norm(left * units) / (np.linalg.norm(rhs * units) or 1.0)), error)
 
-    def _sharp(self, k: int, at: Array) -> SharpFactors:
+    def _sharp(self, k: int, at: Array) -> _SharpSample:
         """Factors of one sample's matrix with hardly any regularisation; made once."""
         if k not in self._sharper:
-            system = self.system
-            positive = (at < system.primal) | (at >= system.primal + system.rows)
-            self._sharper[k] = SharpFactors(_restricted(system, at), positive, self._units[at])
+            self._sharper[k] = _SharpSample(self.system, self._factors, at, self._units[at])
         return self._sharper[k]
 
     def _norms(self, residual: Array) -> Array:
@@ -160,6 +163,38 @@ class DirectSolver(GhostSolver):
             if (((best_norm <= target) & (error <= allowed)) | stalled).all():
                 break
         return best, best_norm, error
+
+
+class _SharpSample:
+    """`SharpFactors` of the unknowns `at` of one sample that are left when active bounds are eliminated."""
+
+    def __init__(self, system: GhostSystem, factors: _Factors, at: Array, units: Array) -> None:
+        self._matrix = matrix = _restricted(system, at)
+        mine = np.isin(factors.fixed, at)
+        self._variable, self._row = (np.searchsorted(at, v[mine]) for v in (factors.fixed, factors.fixed_row))
+        self._value = factors.fixed_value[mine]
+        kept = np.ones(len(at), dtype=bool)
+        kept[self._variable] = kept[self._row] = False
+        self._kept = np.flatnonzero(kept)
+        positive = (at < system.primal) | (at >= system.primal + system.rows)
+        inner = matrix[self._kept][:, self._kept]
+        self._sharp = SharpFactors(inner, positive[self._kept], units[self._kept])
+
+    def solve(self, rhs: Array) -> tuple[Array, Array, float]:
+        """As `SharpFactors.solve`."""
+        z, left = np.zeros_like(rhs), np.zeros_like(rhs)
+        z[self._variable] = rhs[self._row] / self._value
+        inner, left[self._kept], error = self._sharp.solve((rhs - self._matrix @ z)[self._kept])
+        z[self._kept] = inner
+        z[self._row] = (rhs - self._matrix @ z)[self._variable] / self._value
+        return z, left, error
+
+    def vanishing(self, left: Array) -> Array:
+        """The vector that K maps to zero and of which a right-hand side that cannot be met consists."""
+        v = np.zeros_like(left)
+        v[self._kept] = self._sharp.vanishing(left[self._kept])
+        v[self._row] = -(self._matrix @ v)[self._variable] / self._value
+        return v
 
 
 class _Factors:

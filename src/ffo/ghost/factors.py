@@ -177,6 +177,10 @@ class SharpFactors:
         assert found is not None
         return found[1:]
 
+    def vanishing(self, left: Array) -> Array:
+        """The vector of the null space of K that a part of a right-hand side which cannot be met stands for."""
+        return self._scale**2 * left
+
     def _solve(self, factors: Factors, rhs: Array) -> tuple[Array, Array, float]:
         left = np.zeros_like(rhs)
         for _ in range(PASSES):

@@ -14,6 +14,9 @@ from ffo.ghost.problem import GhostSolver, GhostSystem, Sensitivity, Way
 
 Array = np.ndarray
 
+#: what may be left of a random right-hand side (entries of size 1) if active rows are independent
+LEFT = 1e-2
+
 
 @dataclass(frozen=True)
 class Iterative(Way):
@@ -41,13 +44,12 @@ class IterativeSolver(GhostSolver):
     def solve(self, r_x: Array, r_s: Array, accuracy: Array | None = None) -> Sensitivity:
         system = self.system
         rhs = system.right_hand_side(r_x, r_s)
-        limit = self.way.max_iters or 10 * max(system.size // max(system.batch, 1), 20)
         z, residual = np.zeros_like(rhs), rhs
         target = self.way.rtol if accuracy is None else np.maximum(accuracy, self.way.rtol)
         size = np.where(system.norms(rhs) > 0, system.norms(rhs), 1.0)
         relative = system.norms(rhs) / size
         for _ in range(self.way.restarts):
-            step = _minres(system, residual, self._preconditioner, target * size, limit)
+            step = _minres(system, residual, self._preconditioner, target * size, self._limit)
             candidate = z + step
             left = rhs - system.dot(candidate)
             norm = system.norms(left) / size
@@ -58,6 +60,22 @@ class IterativeSolver(GhostSolver):
             if ((relative <= target) | stalled).all():
                 break
         return system.sensitivity(z, relative)
+
+    def dependent(self) -> Array:
+        """As in `DirectSolver`: a random right-hand side of the inequalities, of which nothing may be left."""
+        system, unit = self.system, np.sqrt(self._preconditioner)
+        rows = slice(system.primal, system.primal + system.rows)
+        rhs = np.zeros(system.size)
+        rhs[rows] = np.random.default_rng(0).standard_normal(system.rows) * system.active.inequality
+        rhs /= unit
+        # MINRES compares preconditioned residuals with the tolerance in units of those of the right-hand side.
+        tolerance = 0.5 * LEFT * system.norms(rhs) / np.maximum(system.norms(rhs * unit), 1e-300)
+        z = _minres(system, rhs, self._preconditioner, tolerance, self._limit)
+        return system.norms((rhs - system.dot(z)) * unit) > LEFT
+
+    @property
+    def _limit(self) -> int:
+        return self.way.max_iters or 10 * max(self.system.size // max(self.system.batch, 1), 20)
 
 
 def _diagonal(system: GhostSystem) -> Array:

@@ -117,5 +117,6 @@ def _as_it_is(program: ConeProgram, solution: Solution, way: Way) -> Polished:
         error=np.cbrt(residual),
         natural_residual=residual,
         ghost_residual=np.full(program.batch, np.nan),
+        dependent=part.solver.dependent(),
     )
     return Polished(solution.x, active.y, active.s, (part,), certificate)

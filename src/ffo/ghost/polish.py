@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ffo.ghost.certificate import WEAK, Certificate
-from ffo.ghost.direct import DirectSolver
 from ffo.ghost.face import ActiveSet, Scale, scale
 from ffo.ghost.problem import GhostSolver, GhostSystem, Way
 from ffo.program.cone import ConeProgram, Solution
@@ -34,6 +33,8 @@ STILL = 1e-14
 CLOSE = 1e-2
 #: measured residual of a point worth returning as it is
 SOLVED = 1e-5
+#: natural residual that Newton's method passes unless the active set is wrong
+CONVERGED = 1e-9
 #: natural residual below which rounding decides
 ROUNDING = 1e-14
 
@@ -143,11 +144,13 @@ class _Run:
         self.settled[who] = True
 
     def _restore(self) -> None:
-        """Where nothing settled, the given point, if it is a solution and what was found a worse one.
+        """Where Newton's method did not converge, the given point, if it is a solution and what was found a
+        worse one.
 
-        Cleaning for a wrong active set moves s and y by more than a solver's tolerance.
+        Cleaning for a wrong active set moves s and y by more than a solver's tolerance, and where its
+        equations have no solution, steps end at their least squares one.
         """
-        who = np.flatnonzero(~self.settled)
+        who = np.flatnonzero(~self.settled | ~(self.best.natural <= CONVERGED))
         if not len(who):
             return
         program = self.program.take(who)
@@ -156,14 +159,16 @@ class _Run:
         x, y, s = self.start
         self.best.put(back, x[back], y[back], s[back], self.best.natural[back])
         self.home[back] = 0
+        self.settled[back] = False
 
     def result(self) -> Polished:
         self._restore()
         parts = tuple(Part(who, self.home[who] == k, solver) for k, (who, solver) in enumerate(self.solvers))
         dependent = np.zeros(self.program.batch, dtype=bool)
         for part in parts:
-            if part.mine.any() and isinstance(part.solver, DirectSolver):  # others have no pivots to look at
-                dependent[part.members[part.mine]] = part.solver.dependent()[part.mine]
+            if part.mine.any():
+                found = np.broadcast_to(part.solver.dependent(), len(part.members))
+                dependent[part.members[part.mine]] = found[part.mine]
         # Judged in the sizes of the answer: those of a start far away would excuse anything.
         best = self.best
         natural = _residual(self.program, best.x, best.y, best.s, scale(self.program, best.x, best.y, best.s))

@@ -50,6 +50,13 @@ class GhostSolver(ABC):
                 None: as small as can be, in the least-squares sense where there is no solution.
         """
 
+    def dependent(self) -> Array:
+        """(batch,), or (1,) for all: whether active rows, not all of them equalities, depend on each other.
+
+        No, for a solver that is made for independent ones only.
+        """
+        return np.zeros(1, dtype=bool)
+
 
 class Way(ABC):
     """A way to solve ghost systems. Stateless; makes a `GhostSolver` for each system."""

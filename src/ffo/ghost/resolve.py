@@ -25,6 +25,7 @@ import scipy.sparse as sp
 from ffo.cones.product import Product
 from ffo.cones.zero import Zero
 from ffo.errors import Status
+from ffo.ghost.direct import DirectSolver
 from ffo.ghost.problem import GhostSolver, GhostSystem, Sensitivity, Way
 from ffo.program.cone import ConeProgram, Solution
 
@@ -58,10 +59,15 @@ class Resolve(Way):
         return _GhostResolve(system, self) if self.target == "ghost" else _OriginalResolve(system, self)
 
 
-class _GhostResolve(GhostSolver):
+class _Resolving(GhostSolver):
     def __init__(self, system: GhostSystem, way: Resolve) -> None:
         self.system, self.way = system, way
 
+    def dependent(self) -> Array:
+        return DirectSolver(self.system).dependent()
+
+
+class _GhostResolve(_Resolving):
     def solve(self, r_x: Array, r_s: Array, accuracy: Array | None = None) -> Sensitivity:
         system = self.system
         rhs = system.right_hand_side(r_x, r_s)
@@ -94,10 +100,7 @@ class _GhostResolve(GhostSolver):
         return np.concatenate([answer.x[0, :n], answer.y[0], answer.x[0, n : n + len(aux)]]) / step
 
 
-class _OriginalResolve(GhostSolver):
-    def __init__(self, system: GhostSystem, way: Resolve) -> None:
-        self.system, self.way = system, way
-
+class _OriginalResolve(_Resolving):
     def solve(self, r_x: Array, r_s: Array, accuracy: Array | None = None) -> Sensitivity:
         program = self.system.program
         step = self._step(r_x, r_s)

@@ -161,9 +161,10 @@ class AffineMap:
     def _constant_places(self) -> dict[Block, Array]:
         return {name: np.flatnonzero(v) for name, v in self.constants.items()}
 
-    def touches(self, name: Block) -> bool:
-        """Whether any parameter enters a block."""
-        return any(name in entry.maps for entry in self.entries)
+    def touches(self, *names: Block, wanted: Sequence[bool] | None = None) -> bool:
+        """Whether any parameter, or any of the wanted ones, enters one of these blocks."""
+        entries = [e for e in self.entries if wanted is None or wanted[e.parameter]]
+        return any(name in entry.maps for entry in entries for name in names)
 
     def _logarithms(self, values: Sequence[Array]) -> dict[int, Array]:
         logs = {}

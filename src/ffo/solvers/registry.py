@@ -11,6 +11,7 @@ from ffo.cones import Nonneg, Zero
 from ffo.errors import InputError
 from ffo.program.cone import ConeProgram
 from ffo.solvers.base import Solver
+from ffo.solvers.fill import elimination_work
 
 #: CVXPY's name of each solver with an adapter of its own: module and class.
 _NATIVE = {
@@ -27,6 +28,9 @@ _NATIVE = {
 
 #: Variables up to which DAQP is the default for QPs, and Clarabel for LPs.
 SMALL_QP, SMALL_LP = 60, 100
+#: Variables from which the pattern of a QP is looked at, and the work of its elimination from which Clarabel,
+#: which factorizes block by block, is the default.
+LARGE_QP, HEAVY = 4000, 2.5e10
 
 
 def adapter(name: str) -> type[Solver]:
@@ -105,7 +109,8 @@ def choose(program: ConeProgram) -> str:
     """Name of the default solver for a program, from measurements of time, accuracy and failures.
 
     Small QPs: DAQP (exact; 45 us at n = 30, PIQP 85 us), whose active-set steps
-    lose beyond about 60 variables. Other QPs: PIQP (0.4 ms on the sparse QP with n = 500, Clarabel 2 ms).
+    lose beyond about 60 variables. Other QPs: PIQP (0.4 ms on the sparse QP with n = 500, Clarabel 2 ms), and
+    Clarabel where elimination fills the matrix (CVXQP2_L, n = 10,000: 4 s, PIQP 40 s).
     Both solved all of 1200 random QPs (n < 60; singular P, rows scaled from 1e-4 to 1e4, repeated rows).
     LPs: Clarabel, and HiGHS beyond 100 variables, where it is as fast or much faster; both solved all of
     400 random LPs, PIQP failed on 7. A non-unique LP gets the centre of its solutions from Clarabel, a
@@ -117,4 +122,18 @@ def choose(program: ConeProgram) -> str:
         order: tuple[str, ...] = () if program.n <= SMALL_LP else ("HIGHS",)
     else:
         order = ("DAQP", "PIQP") if program.n <= SMALL_QP else ("PIQP",)
+        if program.n >= LARGE_QP and elimination_work(program) >= HEAVY:
+            order = ()
     return next((name for name in order if adapter(name).installed()), "CLARABEL")
+
+
+def second_choice(program: ConeProgram, first: str) -> str | None:
+    """Name of the solver to ask where the default one failed; None where there is no other as good.
+
+    Of the Maros-Meszaros collection PIQP fails on problems that Clarabel solves, and the other way round.
+    """
+    if first != "CLARABEL":
+        return "CLARABEL"
+    flat = program.cones.kinds <= {Zero, Nonneg}
+    order = () if not flat else ("PIQP",) if program.P.nnz else ("HIGHS",)
+    return next((name for name in order if adapter(name).installed()), None)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
 
-from ffo.engine import Engine, Info, Options, Outcome
+from ffo.engine import Engine, Info, Options, Outcome, Smoothing
 from ffo.engine.smoothing import Sampler, centred
 from ffo.errors import GradientWarning, InputError
 from ffo.program.canonical import CanonicalProblem
@@ -35,6 +36,15 @@ class OptimizationLayer(torch.nn.Module):
         self.engine = Engine(options)
         self.sampler = Sampler(options.smoothing) if options.smoothing else None
         self.info = None
+
+    def smoothed(self, smoothing: float | Smoothing | None) -> Self:
+        """The same layer with other smoothing, with draws and memories of its own."""
+        other = copy.copy(self)
+        other.engine = Engine(replace(self.engine.options, smoothing=smoothing))  # type: ignore[arg-type]
+        chosen = other.engine.options.smoothing
+        other.sampler = Sampler(chosen) if chosen else None
+        other.info = None
+        return other
 
     def _run(
         self,
@@ -93,6 +103,8 @@ class LayerCall:
         """The call in which a mapped dimension of `samples` has joined the batch."""
         if self.keys is not None:
             raise InputError("keys= and warm_start= cannot be used under torch.func.vmap: pass a batch instead")
+        if not self._averages:
+            raise InputError("smoothing with average=False cannot be used under torch.func.vmap: pass a batch instead")
         return replace(self, batched=tuple(batched), batch=samples * (self.batch or 1))
 
     def solve(self, values: list[NumpyArray]) -> tuple[list[NumpyArray], LayerRecord]:
@@ -125,7 +137,8 @@ class LayerCall:
         spread = [None if g is None else self._spread(g, record.draws) for g in gradients]
         solved = record.solved
         c_x, c_y = recovery.adjoint(spread, np.where(solved[:, None], outcome.x, 0.0))
-        data = outcome.adjoint(np.where(solved[:, None], c_x, 0.0), np.where(solved[:, None], c_y, 0.0))
+        constraints = self.canonical.map.touches("A", "b", wanted=wanted)
+        data = outcome.adjoint(np.where(solved[:, None], c_x, 0.0), np.where(solved[:, None], c_y, 0.0), constraints)
         if record.score is not None:
             data = replace(data, dq=self._score_gradient(record, spread))
         warn_of_doubt(outcome.info)
@@ -181,12 +194,22 @@ class LayerCall:
         sizes = self.canonical.map.sizes
         return [v.reshape((-1, s) if b else (s,)) for v, b, s in zip(values, self.batched, sizes, strict=True)]
 
+    @property
+    def _averages(self) -> bool:
+        return self.layer.sampler is None or self.layer.sampler.smoothing.average
+
     def _averaged(self, v: NumpyArray, draws: int) -> NumpyArray:
+        apart = v.reshape(len(v) // draws, draws, *v.shape[1:])
+        if not self._averages:
+            return apart.swapaxes(0, 1) if self.batch is not None else apart[0]
         if draws > 1:
-            v = v.reshape(-1, draws, *v.shape[1:]).mean(axis=1)
+            v = apart.mean(axis=1)
         return v if self.batch is not None else v[0]
 
     def _spread(self, g: NumpyArray, draws: int) -> NumpyArray:
+        if not self._averages:
+            apart = g if self.batch is not None else g[:, None]
+            return apart.swapaxes(0, 1).reshape(len(g) * apart.shape[1], *apart.shape[2:])
         full = g if self.batch is not None else g[None]
         return np.repeat(full / draws, draws, axis=0) if draws > 1 else full
 

@@ -44,7 +44,8 @@ class FFOLayer(OptimizationLayer):
             contributes no gradient.
         warm_start: remember the last solution at each batch position (or for each of `keys`) and try
             its active set before calling the solver.
-        retry: solvers to ask, in order, about samples that the first one failed on.
+        retry: solvers to ask, in order, about samples that the first one failed on. None: a second one where
+            the first is the default too and has its own settings (`layer.info` says who answered).
         smoothing: radius of uniform perturbations of the right-hand sides (or an `ffo.torch.Smoothing`).
 
     After a call, `layer.info` holds statuses, residuals, times and the gradient certificate.
@@ -79,7 +80,7 @@ class FFOLayer(OptimizationLayer):
         delta: float | None = None,
         on_fail: Literal["raise", "nan"] = "raise",
         warm_start: bool = False,
-        retry: Sequence[str | Solver] = (),
+        retry: Sequence[str | Solver] | None = None,
         smoothing: float | Smoothing | None = None,
     ) -> None:
         options = Options(
@@ -89,7 +90,7 @@ class FFOLayer(OptimizationLayer):
             delta=delta,
             on_fail=on_fail,
             warm_start=warm_start,
-            retry=tuple(retry) if not isinstance(retry, str) else retry,
+            retry=retry,
             smoothing=smoothing,  # type: ignore[arg-type]
             verbose=verbose,
         )

@@ -62,7 +62,7 @@ class FFOQPLayer(OptimizationLayer):
         delta: float | None = None,
         on_fail: Literal["raise", "nan"] = "raise",
         warm_start: bool = False,
-        retry: Sequence[str | Solver] = (),
+        retry: Sequence[str | Solver] | None = None,
         smoothing: float | Smoothing | None = None,
         verbose: bool = False,
     ) -> None:
@@ -75,7 +75,7 @@ class FFOQPLayer(OptimizationLayer):
             delta=delta,
             on_fail=on_fail,
             warm_start=warm_start,
-            retry=tuple(retry) if not isinstance(retry, str) else retry,
+            retry=retry,
             smoothing=smoothing,  # type: ignore[arg-type]
             verbose=verbose,
         )
@@ -135,7 +135,7 @@ class FFOQPLayer(OptimizationLayer):
             return None
         rows = {name: structure.matrices[name].shape[0] if name in structure.matrices else 0 for name in ("A", "G")}
         all_dense = all(m.dense for m in structure.matrices.values())
-        if not all_dense or not worthwhile(blocks.values, structure.n, rows["A"] + rows["G"]):
+        if not all_dense or not worthwhile(blocks.values, structure.n, rows["A"], rows["G"], blocks.batch or 1):
             return None
         names = structure.parameters
         values = [blocks.values[name] for name in names]

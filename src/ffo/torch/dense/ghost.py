@@ -6,9 +6,9 @@ ones F) and the active rows R_a,
     [ Q_FF  R_aF' ] [u]   [ r_x ]
     [ R_aF   0    ] [t] = [ r_a ]
 
-solved for the whole batch by two Cholesky factorizations, of H = Q_FF + eps and of
-S = R_aF H^-1 R_aF' + eps, and refinement against the unregularised system. Free variables and active
-rows are gathered first (as many as the busiest sample has), so that what is held costs nothing.
+solved for the whole batch by two Cholesky factorizations, of H = Q_FF + eps (none where Q is diagonal)
+and of S = R_aF H^-1 R_aF' + eps, and refinement against the unregularised system. Free variables and
+active rows are gathered first (as many as the busiest sample has), so that what is held costs nothing.
 Nothing leaves the device and nothing loops over samples.
 """
 
@@ -18,13 +18,14 @@ from dataclasses import dataclass
 
 import torch
 
-from ffo.torch.dense.program import DenseProgram, Point, Tensor, largest, times
+from ffo.torch.dense.program import SINGULAR, DenseProgram, Point, Tensor, largest, positive, raised, times, triangular
 
 REGULARISATION = 1e-8
-#: pivots of Q, relative to its diagonal, below which it counts as singular
-SINGULAR = 1e-5
+#: pivots of S, relative to its diagonal, below which active rows may depend on each other, and the share
+#: of a random right-hand side that is left where they do
+DEPENDENT, LEFT = 1e-5, 1e-3
 REFINEMENTS = 8
-ACCURACY = 1e-13
+ACCURACY = 1e-12
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,29 @@ class Chosen:
 
     index: Tensor
     real: Tensor
+    even: bool
 
     @classmethod
     def of(cls, mask: Tensor, dtype: torch.dtype) -> Chosen:
-        """The true entries of a (batch, size) mask."""
-        count = int(mask.sum(dim=1).max()) if mask.numel() else 0
+        """The true entries of a (batch, size) mask; `even` if all samples have as many."""
+        counts = mask.sum(dim=1)
+        count = int(counts.max()) if mask.numel() else 0
         index = torch.argsort(mask.to(torch.int8), dim=1, descending=True, stable=True)[:, :count]
-        return cls(index, torch.gather(mask, 1, index).to(dtype))
+        return cls(index, torch.gather(mask, 1, index).to(dtype), bool((counts == count).all()))
+
+    @classmethod
+    def all(cls, v: Tensor) -> Chosen:
+        """All entries of (batch, size)."""
+        return cls(torch.arange(v.shape[1], device=v.device).expand(v.shape), torch.ones_like(v), True)
+
+    def everything(self, size: int) -> bool:
+        """Whether all entries were chosen (they stand in order then)."""
+        return self.even and self.index.shape[1] == size
+
+    @property
+    def filler(self) -> Tensor:
+        """(batch, k) 1 at the fillers, or a mere zero where there are none."""
+        return self.real.new_zeros(1, 1) if self.even else 1 - self.real
 
     def take(self, v: Tensor) -> Tensor:
         """(batch, size) -> (batch, k), zero at the fillers."""
@@ -49,6 +66,38 @@ class Chosen:
     def put(self, v: Tensor, size: int) -> Tensor:
         """(batch, k) -> (batch, size), zero elsewhere."""
         return v.new_zeros(v.shape[0], size).scatter_add(1, self.index, self.real * v)
+
+
+@dataclass(frozen=True)
+class _Diagonal:
+    """H = diag(h), h (batch, f): its square root on either side."""
+
+    h: Tensor
+
+    def times(self, u: Tensor) -> Tensor:
+        return self.h * u
+
+    def half(self, X: Tensor) -> Tensor:
+        return X / self.h.sqrt().unsqueeze(2)
+
+    back = half
+
+
+@dataclass(frozen=True)
+class _Full:
+    """Q (batch, f, f), and the factor of H = LL'."""
+
+    Q: Tensor
+    L: Tensor
+
+    def times(self, u: Tensor) -> Tensor:
+        return times(self.Q, u)
+
+    def half(self, X: Tensor) -> Tensor:
+        return triangular(self.L, X, upper=False)
+
+    def back(self, X: Tensor) -> Tensor:
+        return triangular(self.L.mT, X, upper=True)
 
 
 class DenseGhost:
@@ -61,44 +110,48 @@ class DenseGhost:
 
     def __init__(self, program: DenseProgram, rows: Tensor, bounds: Tensor) -> None:
         self.program, self.row_side, self.bound_side = program, rows, bounds
-        self.free = Chosen.of(bounds == 0, program.p.dtype)
+        self.free = Chosen.of(bounds == 0, program.p.dtype) if program.bounded else Chosen.all(program.p)
         self.active = Chosen.of(rows != 0, program.p.dtype)
-        self.Q = _minor(program.Q, self.free.index, self.free.index)
-        self.Q = self.Q * (self.free.real.unsqueeze(1) * self.free.real.unsqueeze(2))
-        R = _minor(program.R, self.active.index, self.free.index)
-        R = R * (self.active.real.unsqueeze(2) * self.free.real.unsqueeze(1))
-        size = R.norm(dim=2)
-        self.row_scale = 1.0 / torch.where(size > 0, size, torch.ones_like(size))
+        self.held = not self.free.everything(program.n)
+        R = _minor(program.R, self.active, self.free)
+        self.row_scale = 1.0 / positive(R.norm(dim=2))
         self.R = R * self.row_scale.unsqueeze(-1)  # (batch, k, f)
-        self._factorize()
+        self.hold: Tensor | None = None
+        self.curvature = self._curvature()
+        self.V = self._whitened()  # (batch, f, k)
+        self.S, self.row_pivot = _cholesky(self.V.mT @ self.V, self.active)
 
-    def _factorize(self) -> None:
-        H = self.Q.clone()
-        diagonal = H.diagonal(dim1=1, dim2=2)
-        scale = diagonal.abs().amax(dim=1) if diagonal.shape[1] else H.new_ones(len(H))
-        scale = torch.where(scale > 0, scale, torch.ones_like(scale)).unsqueeze(1)
-        diagonal.add_(scale * (REGULARISATION + 1 - self.free.real))
-        self.H, h_info = torch.linalg.cholesky_ex(H)
+    def at(self, rows: Tensor, bounds: Tensor) -> bool:
+        """Whether this is the ghost of that active set."""
+        return torch.equal(self.row_side, rows) and torch.equal(self.bound_side, bounds)
+
+    def _curvature(self) -> _Diagonal | _Full:
+        program, free = self.program, self.free
+        if program.diagonal is not None:
+            return _Diagonal(free.take(program.diagonal.expand(program.batch, -1)) + free.filler)
+        Q = _minor(program.Q, free, free)
+        if not self.held and program.white is not None:
+            return _Full(Q, program.white.L)
+        L, pivot = _cholesky(Q, free)
         # Where Q alone is singular, active rows hold u: H + R'R has the same solution, for r_x + R'r_a.
-        pivots = self.H.diagonal(dim1=1, dim2=2).square()
-        weak = pivots.amin(dim=1, keepdim=True) < SINGULAR * scale if pivots.shape[1] else scale < 0
-        self.hold = torch.where(weak, scale, torch.zeros_like(scale))  # (batch, 1)
+        weak = pivot < SINGULAR
         if bool(weak.any()):
-            self.H, h_info = torch.linalg.cholesky_ex(H + self.hold.unsqueeze(2) * (self.R.mT @ self.R))
-        self.V = torch.linalg.solve_triangular(self.H, self.R.mT, upper=False)  # (batch, f, k)
-        S = self.V.mT @ self.V
-        diagonal = S.diagonal(dim1=1, dim2=2)
-        weight = diagonal.amax(dim=1) if diagonal.shape[1] else S.new_ones(len(S))
-        weight = torch.where(weight > 0, weight, torch.ones_like(weight)).unsqueeze(1)
-        diagonal.add_(weight * (REGULARISATION + 1 - self.active.real))
-        self.S, s_info = torch.linalg.cholesky_ex(S)
-        self.sound = (h_info == 0) & (s_info == 0)  # (batch,)
+            self.hold = torch.where(weak, _size(Q.diagonal(dim1=1, dim2=2)), torch.zeros_like(pivot))  # (batch, 1)
+            L, _ = _cholesky(Q + self.hold.unsqueeze(2) * (self.R.mT @ self.R), free)
+        return _Full(Q, L)
+
+    def _whitened(self) -> Tensor:
+        """H^(-1/2) R'; where no variable is held, the program has it for all rows."""
+        program = self.program
+        if self.held or program.diagonal is not None or program.white is None:
+            return self.curvature.half(self.R.mT)
+        return (_minor(program.white.R, self.active, self.free) * self.row_scale.unsqueeze(-1)).mT
 
     def _approximate(self, r_x: Tensor, r_a: Tensor) -> tuple[Tensor, Tensor]:
-        held = r_x + self.hold * times(self.R.mT, r_a)
-        half = torch.linalg.solve_triangular(self.H, held.unsqueeze(-1), upper=False)
+        held = r_x if self.hold is None else r_x + self.hold * times(self.R.mT, r_a)
+        half = self.curvature.half(held.unsqueeze(-1))
         t = torch.cholesky_solve(self.V.mT @ half - r_a.unsqueeze(-1), self.S)
-        u = torch.linalg.solve_triangular(self.H.mT, half - self.V @ t, upper=True)
+        u = self.curvature.back(half - self.V @ t)
         return u.squeeze(-1), t.squeeze(-1)
 
     def solve(self, r_x: Tensor, r_rows: Tensor, r_bounds: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -109,23 +162,26 @@ class DenseGhost:
             values of the held variables, zero at free ones.
         """
         program = self.program
-        wanted_x = self.free.take(r_x - times(program.Q, r_bounds))
+        if not self.held:
+            u, t, error = self._refine(r_x, self.active.take(r_rows) * self.row_scale)
+            return u, self.active.put(t * self.row_scale, program.r), torch.zeros_like(u), error
+        wanted_x = self.free.take(r_x - program.curved(r_bounds))
         wanted_a = self.active.take(r_rows - program.rows(r_bounds)) * self.row_scale
         u, t, error = self._refine(wanted_x, wanted_a)
         full_u = self.free.put(u, program.n) + r_bounds
         full_t = self.active.put(t * self.row_scale, program.r)
-        left = r_x - times(program.Q, full_u) - times(program.R.mT, full_t)
+        left = r_x - program.curved(full_u) - program.pull(full_t)
         return full_u, full_t, torch.where(self.bound_side != 0, left, torch.zeros_like(left)), error
 
     def _refine(self, wanted_x: Tensor, wanted_a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         size = torch.maximum(largest(wanted_x), largest(wanted_a))
-        scale = torch.where(size > 0, size, torch.ones_like(size))
+        scale = positive(size)
         u, t = torch.zeros_like(wanted_x), torch.zeros_like(wanted_a)
         left_x, left_a, error = wanted_x, wanted_a, size / scale
         for _ in range(REFINEMENTS):
             du, dt = self._approximate(left_x, left_a)
             new_u, new_t = u + du, t + dt
-            new_x = wanted_x - times(self.Q, new_u) - times(self.R.mT, new_t)
+            new_x = wanted_x - self.curvature.times(new_u) - times(self.R.mT, new_t)
             new_a = wanted_a - times(self.R, new_u)
             new_error = torch.maximum(largest(new_x), largest(new_a)) / scale
             better = (new_error < error).unsqueeze(1)
@@ -136,6 +192,26 @@ class DenseGhost:
             if bool(done.all()):
                 break
         return u, t, error
+
+    def dependent(self) -> Tensor:
+        """(batch,) whether active rows and bounds, not all of them equalities, depend on each other.
+
+        As in `ffo.ghost.direct`: where they do, a random right-hand side cannot be met, and what is left of
+        it is a combination of rows that vanishes (on the free variables; elsewhere bounds take part).
+        """
+        batch, k = self.program.batch, self.R.shape[1]
+        if not k or not bool((self.row_pivot < DEPENDENT).any()):
+            return torch.zeros(batch, dtype=torch.bool, device=self.R.device)
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randn(k, generator=generator, dtype=self.R.dtype).to(self.R.device) * self.active.real
+        u, _, _ = self._refine(drawn.new_zeros(batch, self.R.shape[2]), drawn)
+        left = drawn - times(self.R, u)
+        inequality = ~self.program.equal[self.active.index]
+        combined = times(self.program.R.mT, self.active.put(left * self.row_scale, self.program.r))
+        on_bounds = torch.where(self.bound_side != 0, combined, torch.zeros_like(combined)).norm(dim=1)
+        norms = self.active.take(self.program.R.norm(dim=2).expand(batch, -1))
+        size = (norms * self.row_scale).amax(dim=1)
+        return ((left * inequality).norm(dim=1) > LEFT) | (on_bounds > LEFT * size)
 
     def polished(self, point: Point) -> Point:
         """The solution of the equality-constrained program on the active set, from a point near it."""
@@ -148,20 +224,47 @@ class DenseGhost:
         r_rows = torch.where(on_row, target - program.rows(z), torch.zeros_like(target))
         u, t, _, _ = self.solve(-program.stationarity(z, lam), r_rows, torch.zeros_like(z))
         z, lam = z + u, lam + t
+        if not self.held:
+            return Point(z, lam, torch.zeros_like(z))
         left = -program.stationarity(z, lam)
         return Point(z, lam, torch.where(held, left, torch.zeros_like(left)))
 
 
-def _minor(M: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
-    """(batch or 1, a, b), (batch, i), (batch, j) -> (batch, i, j)."""
-    if M.shape[0] == 1:
-        return M[0][rows.unsqueeze(2), cols.unsqueeze(1)]
-    if cols.shape[1] == M.shape[2] and rows.shape[1] == M.shape[1] and _in_order(rows) and _in_order(cols):
+def _minor(M: Tensor, rows: Chosen, cols: Chosen) -> Tensor:
+    """(batch or 1, a, b) -> (batch or 1, i, j), the chosen rows and columns, zero at the fillers."""
+    all_rows, all_cols = rows.everything(M.shape[1]), cols.everything(M.shape[2])
+    if all_rows and all_cols:
         return M
-    sample = torch.arange(M.shape[0], device=M.device).reshape(-1, 1, 1)
-    return M[sample, rows.unsqueeze(2), cols.unsqueeze(1)]
+    if all_cols:  # whole rows
+        first = M.shape[1] * torch.arange(M.shape[0], device=M.device).unsqueeze(1)
+        found = M.reshape(-1, M.shape[2])[rows.index + first]
+    elif M.shape[0] > 1:
+        sample = torch.arange(M.shape[0], device=M.device).reshape(-1, 1, 1)
+        found = M[sample, rows.index.unsqueeze(2), cols.index.unsqueeze(1)]
+    else:  # whole rows of M' first
+        found = M[0].mT.contiguous()[cols.index].mT
+        found = found if all_rows else torch.take_along_dim(found, rows.index.unsqueeze(2), dim=1)
+    if not (rows.even and cols.even):
+        found = found * (rows.real.unsqueeze(2) * cols.real.unsqueeze(1))
+    return found
 
 
-def _in_order(index: Tensor) -> bool:
-    """Whether every sample's index is 0, 1, 2, ..."""
-    return bool((index == torch.arange(index.shape[1], device=index.device)).all())
+def _cholesky(H: Tensor, chosen: Chosen) -> tuple[Tensor, Tensor]:
+    """Factors of H (batch or 1, k, k), with a small shift where H is flat, and their least pivots
+    (batch or 1, 1) relative to the diagonal of H."""
+    scale = _size(H.diagonal(dim1=1, dim2=2))
+    L, info = torch.linalg.cholesky_ex(H if chosen.even else raised(H, scale * chosen.filler))
+    pivot = _pivot(L, scale)
+    if bool(info.any()) or bool((pivot < REGULARISATION).any()):
+        L, _ = torch.linalg.cholesky_ex(raised(H, scale * (REGULARISATION + chosen.filler)))
+        pivot = _pivot(L, scale)
+    return L, pivot
+
+
+def _pivot(L: Tensor, scale: Tensor) -> Tensor:
+    return L.diagonal(dim1=1, dim2=2).square().amin(dim=1, keepdim=True) / scale if L.shape[1] else scale
+
+
+def _size(diagonal: Tensor) -> Tensor:
+    """(batch, k) -> (batch, 1) largest entry in magnitude, 1 where all are zero."""
+    return positive(largest(diagonal)).unsqueeze(1)

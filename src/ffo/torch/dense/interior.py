@@ -2,8 +2,9 @@
 
 Mehrotra's predictor-corrector for the whole batch at once: every iteration is two Cholesky
 factorizations (H = Q + G'DG, and the Schur complement of the equalities) shared by the predictor and
-the corrector. Samples that are done stop moving. It is the forward solver for CUDA tensors, where
-leaving the device would cost more than it does.
+the corrector. Samples that are done, or that no longer improve, stop moving; each ends at the best
+point it has seen. It is the forward solver for CUDA tensors, where leaving the device would cost more
+than it does.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import torch
 from ffo.torch.dense.program import DenseProgram, Point, Tensor, largest, times
 
 ITERATIONS = 60
+#: iterations without a better point after which a sample is given up, and what counts as better
+PATIENCE, BETTER = 6, 0.9
 STEP = 0.995
 REGULARISATION = 1e-14
 
@@ -38,7 +41,7 @@ def interior_point(program: DenseProgram, eps: float = 1e-9) -> tuple[Point, Ten
         if bool(state.done(eps).all()):
             break
         state.step(eps)
-    return state.point(), state.error, state.iterations
+    return state.point(), state.best, state.iterations
 
 
 def _standard(program: DenseProgram) -> _Standard:
@@ -69,7 +72,9 @@ class _State:
         self.s, self.lam = torch.ones_like(form.h), form.valid.clone()
         self._start()
         self.iterations = torch.zeros(B, dtype=torch.long, device=program.p.device)
+        self.idle = torch.zeros_like(self.iterations)
         self._residuals()
+        self.best, self.kept = self.error, self._now
 
     def _start(self) -> None:
         """Mehrotra's: minimise |Gz - h|^2 beside the objective, then shift s and lam to be positive."""
@@ -105,8 +110,18 @@ class _State:
             ]
         ).amax(dim=0)
 
+    @property
+    def _now(self) -> tuple[Tensor, ...]:
+        return self.z, self.s, self.lam, self.nu
+
     def done(self, eps: float) -> Tensor:
-        return (self.error <= eps) | ~torch.isfinite(self.error)
+        return (self.best <= eps) | ~torch.isfinite(self.error) | (self.idle >= PATIENCE)
+
+    def _keep_best(self) -> None:
+        self.idle = torch.where(self.error < BETTER * self.best, torch.zeros_like(self.idle), self.idle + 1)
+        better = self.error < self.best
+        self.best = torch.where(better, self.error, self.best)
+        self.kept = _either(better.unsqueeze(1), self._now, self.kept)
 
     def step(self, eps: float) -> None:
         f = self.form
@@ -120,18 +135,16 @@ class _State:
         move = solve(self.r_d, self.r_p, self.r_e, centre)
         alive = (~self.done(eps)).to(self.z.dtype).unsqueeze(1)
         alpha = STEP * self._length(move) * alive
-        old = (self.z, self.s, self.lam, self.nu)
+        old = self._now
         self.z = self.z + alpha * move[0]
         self.s = self.s + alpha * f.valid * move[1]
         self.lam = self.lam + alpha * f.valid * move[2]
         self.nu = self.nu + alpha * move[3]
         broken = ~torch.isfinite(self.z).all(dim=1, keepdim=True)
-        self.z, self.s, self.lam, self.nu = (
-            torch.where(broken, before, now)
-            for before, now in zip(old, (self.z, self.s, self.lam, self.nu), strict=True)
-        )
+        self.z, self.s, self.lam, self.nu = _either(broken, old, self._now)
         self.iterations += alive.squeeze(1).long()
         self._residuals()
+        self._keep_best()
 
     def _factorized(self, weight: Tensor):  # type: ignore[no-untyped-def]
         """A function solving the Newton system for (r_d, r_p, r_e, complementarity)."""
@@ -164,18 +177,24 @@ class _State:
         return longest.unsqueeze(1)
 
     def point(self) -> Point:
-        """Multipliers of sides gathered into signed ones."""
+        """The best point, multipliers of sides gathered into signed ones."""
         p = self.program
+        z, _, found, nu = self.kept
         lam = p.p.new_zeros(p.batch, p.r)
         uneven = ~p.equal
-        lam[:, p.equal] = self.nu
+        lam[:, p.equal] = nu
         h = torch.cat([p.upp[:, uneven], -p.low[:, uneven], p.ub, -p.lb], dim=1)
         used = torch.isfinite(h).any(dim=0)
         full = p.p.new_zeros(p.batch, len(used))
-        full[:, used] = self.lam
+        full[:, used] = found
         k = int(uneven.sum())
         lam[:, uneven] = full[:, :k] - full[:, k : 2 * k]
-        return Point(self.z, lam, full[:, 2 * k : 2 * k + p.n] - full[:, 2 * k + p.n :])
+        return Point(z, lam, full[:, 2 * k : 2 * k + p.n] - full[:, 2 * k + p.n :])
+
+
+def _either(mine: Tensor, first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The first where `mine` (batch, 1), else the second."""
+    return tuple(torch.where(mine, a, b) for a, b in zip(first, second, strict=True))
 
 
 def _cholesky(H: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -16,30 +16,56 @@ from ffo.errors import Status
 from ffo.ghost.certificate import WEAK, Certificate
 from ffo.torch.base import warn_of_doubt
 from ffo.torch.dense.ghost import DenseGhost
-from ffo.torch.dense.program import DenseProgram, Tensor
+from ffo.torch.dense.program import DenseProgram, Tensor, diagonal_only
 from ffo.torch.dense.solve import DenseSolution, solve_dense
 from ffo.torch.function import Once
 
-#: variables up to which dense tensors are treated as dense programs on the CPU, and everywhere else
-CPU_SIZE, DEVICE_SIZE = 200, 2000
+#: variables up to which dense tensors are treated as dense programs on the CPU (the second where Q is
+#: diagonal and all rows are equalities), and everywhere else
+CPU_SIZE, SEPARABLE_SIZE, DEVICE_SIZE = 500, 4000, 2000
+#: numbers that the matrices of a batch may have on the CPU, were they not shared
+ENTRIES = 100_000_000
 #: variables up to which they are even if most entries are zero, and the share of nonzeros beyond
 TINY, FILL = 30, 0.25
 
 
-def worthwhile(values: Mapping[Any, Tensor], n: int, rows: int) -> bool:
+def worthwhile(values: Mapping[Any, Tensor], n: int, equalities: int, inequalities: int, batch: int) -> bool:
     """Whether dense batched algebra beats the sparse core on these blocks (finite ones)."""
     if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
         return False  # torch.func and forward mode go through the core
-    data = [v.detach() for name, v in values.items() if name in ("Q", "p", "G", "A", "b")]
-    if not all(bool(torch.isfinite(v).all()) for v in data):
-        return False  # the core says what is wrong
-    if values["p"].device.type != "cpu":
-        return n + rows <= DEVICE_SIZE
-    if n > CPU_SIZE or rows > 4 * CPU_SIZE:
+    device = values["p"].device
+    with one_thread(device):
+        if device.type == "cpu":
+            suited = _suits_cpu(values, n, equalities, inequalities, batch)
+        else:
+            suited = n + equalities + inequalities <= DEVICE_SIZE
+        # What is not finite goes to the core, which says what is wrong.
+        return suited and all(_finite(v.detach()) for name, v in values.items() if name in ("Q", "p", "G", "A", "b"))
+
+
+def _suits_cpu(values: Mapping[Any, Tensor], n: int, equalities: int, inequalities: int, batch: int) -> bool:
+    rows = equalities + inequalities
+    small = n <= CPU_SIZE and rows <= 4 * n + 4 * TINY and batch * n * (n + rows) <= ENTRIES
+    if small and n <= TINY:
+        return True
+    if not small and (n > SEPARABLE_SIZE or inequalities or batch * n * equalities > ENTRIES):
         return False
-    matrices = [v.detach() for name, v in values.items() if name in ("Q", "G", "A")]
-    total = sum(v.numel() for v in matrices)
-    return n <= TINY or sum(int(torch.count_nonzero(v)) for v in matrices) >= FILL * total
+    matrices = {name: v.detach() for name, v in values.items() if name in ("Q", "G", "A")}
+    diagonal = "Q" in matrices and diagonal_only(matrices["Q"].reshape(-1, n, n))
+    if diagonal:
+        del matrices["Q"]
+    return (small or diagonal) and _share(matrices.values()) >= FILL
+
+
+def _finite(v: Tensor) -> bool:
+    least, most = torch.aminmax(v)  # either is NaN if any entry is
+    return bool(torch.isfinite(least) & torch.isfinite(most))
+
+
+def _share(matrices: Iterable[Tensor]) -> float:
+    """Nonzeros among all entries."""
+    matrices = list(matrices)
+    return sum(int(torch.count_nonzero(v)) for v in matrices) / max(1, sum(v.numel() for v in matrices))
 
 
 class UnverifiedError(Exception):
@@ -50,10 +76,11 @@ class UnverifiedError(Exception):
 def one_thread(device: torch.device) -> Iterator[None]:
     """One CPU thread inside: batches of small matrices lose more to threads than they gain (ten times,
     measured on two cores). What the caller has set is restored."""
-    threads = torch.get_num_threads()
-    if device.type != "cpu" or threads == 1:
+    if device.type != "cpu":
         yield
         return
+    # Even where it is 1 already: other libraries set OpenMP's number, which torch reports, but not MKL's.
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
@@ -86,20 +113,27 @@ class DensePlan:
         Q = values["Q"].reshape(-1, self.n, self.n) if "Q" in values else p.new_zeros(1, self.n, self.n)
         A = values["A"].reshape(-1, self.equalities, self.n) if "A" in values else p.new_zeros(1, 0, self.n)
         G = values["G"].reshape(-1, self.inequalities, self.n) if "G" in values else p.new_zeros(1, 0, self.n)
-        both = max(len(A), len(G))
         b = vector("b", self.equalities, 0.0)
         equal = torch.zeros(self.equalities + self.inequalities, dtype=torch.bool, device=p.device)
         equal[: self.equalities] = True
         return DenseProgram(
-            Q=0.5 * (Q + Q.mT),
+            Q=Q if torch.equal(Q, Q.mT) else 0.5 * (Q + Q.mT),
             p=vector("p", self.n, 0.0),
-            R=torch.cat([A.expand(both, -1, -1), G.expand(both, -1, -1)], dim=1),
+            R=_stacked(A, G),
             low=torch.cat([b, vector("lower", self.inequalities, -torch.inf)], dim=1),
             upp=torch.cat([b, vector("h", self.inequalities, torch.inf)], dim=1),
             lb=vector("lb", self.n, -torch.inf),
             ub=vector("ub", self.n, torch.inf),
             equal=equal,
         )
+
+
+def _stacked(A: Tensor, G: Tensor) -> Tensor:
+    """(batch or 1, rows of both, n), without a copy where there is only one."""
+    if not (A.shape[1] and G.shape[1]):
+        return A if A.shape[1] else G
+    both = max(len(A), len(G))
+    return torch.cat([A.expand(both, -1, -1), G.expand(both, -1, -1)], dim=1)
 
 
 def _rows(value: Tensor | None, size: int, length: int, missing: float, like: Tensor) -> Tensor:
@@ -117,20 +151,23 @@ class DenseSolve(torch.autograd.Function):
         wide = {name: v.detach().to(torch.float64) for name, v in zip(plan.names, values, strict=True)}
         with one_thread(values[0].device):
             program = plan.program(wide)
-            if not _convex(program.Q):
+            if not program.convex:
                 raise UnverifiedError
             solution = solve_dense(program)
             if not bool(solution.solved.all()):
                 raise UnverifiedError
             ctx.solved = time.perf_counter()
-            ctx.ghost = DenseGhost(program, solution.rows, solution.bounds) if plan.derivative else None
+            ctx.ghost = solution.ghost
+            if ctx.ghost is None and plan.derivative:
+                ctx.ghost = DenseGhost(program, solution.rows, solution.bounds)
         ctx.plan, ctx.solution, ctx.program = plan, solution, program
         ctx.save_for_backward(*values)
         ctx.shapes = [(v.shape, v.dtype) for v in values]
         ctx.info = _info(solution, start, ctx.solved)
         report(ctx.info)
         outputs = _outputs(plan, solution)
-        return tuple(v.to(values[0].dtype) for v in outputs)
+        # copies: an output that ctx kept would keep ctx, as its grad_fn, and neither would ever be freed
+        return tuple(v.to(values[0].dtype, copy=True) for v in outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -147,14 +184,6 @@ class DenseSolve(torch.autograd.Function):
             causes = [*ctx.saved_tensors, *(g for g in gradients if g is not None)]
             result = [None if r is None else Once.apply(r, *causes) for r in result]
         return (None, None, *result)
-
-
-def _convex(Q: Tensor) -> bool:
-    """Whether every Q is positive semidefinite to rounding (as in `ffo.engine.convexity`)."""
-    size = Q.abs().amax(dim=(1, 2)) if Q.numel() else Q.new_zeros(len(Q))
-    shift = 1e-9 * np.sqrt(Q.shape[1]) * torch.where(size > 0, size, torch.ones_like(size))
-    _, info = torch.linalg.cholesky_ex(Q + torch.diag_embed(shift.unsqueeze(1).expand(-1, Q.shape[1])))
-    return bool((info == 0).all())
 
 
 def _outputs(plan: DensePlan, solution: DenseSolution) -> list[Tensor]:
@@ -174,7 +203,9 @@ def _adjoint(ctx: Any, gradients: tuple[Tensor | None, ...], wanted: Mapping[str
     )
     held = torch.where(ghost.bound_side != 0, -c_mu, torch.zeros_like(c_mu))
     u, t, w, residual = ghost.solve(-c_z, -torch.cat([c_nu, c_lam], dim=1), held)
-    ctx.info.certificate = ctx.info.certificate.with_ghost_residual(residual.cpu().numpy())
+    constraints = any(want for name, want in wanted.items() if name not in ("Q", "p"))
+    certificate = replace(ctx.info.certificate, dependent=ghost.dependent().cpu().numpy())
+    ctx.info.certificate = certificate.with_ghost_residual(residual.cpu().numpy()).asked(constraints)
     rows, bounds, k = ghost.row_side, ghost.bound_side, plan.equalities
     parts: dict[str, Any] = {
         "p": lambda: u,
@@ -193,20 +224,22 @@ def _adjoint(ctx: Any, gradients: tuple[Tensor | None, ...], wanted: Mapping[str
             value = parts[name]()
             value = value.sum(dim=0) if shared else value
         elif name == "Q":
-            value = _outer(u, point.z, shared)
-            value = 0.5 * (value + value.mT)
+            value = _outer((0.5 * u, point.z), (0.5 * point.z, u), shared)
         else:
             at = slice(0, k) if name == "A" else slice(k, None)
-            value = _outer(point.lam[:, at], u, shared) + _outer(t[:, at], point.z, shared)
+            value = _outer((point.lam[:, at], u), (t[:, at], point.z), shared)
         if shared and plan.reduction == "mean":
             value = value / program.batch
         found[name] = value
     return found
 
 
-def _outer(a: Tensor, b: Tensor, summed: bool) -> Tensor:
-    """a b' of every sample, or their sum over the batch as one product."""
-    return a.mT @ b if summed else a.unsqueeze(2) * b.unsqueeze(1)
+def _outer(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], summed: bool) -> Tensor:
+    """a b' + c d' of every sample, or the sum over the batch, as one product."""
+    (a, b), (c, d) = first, second
+    if summed:
+        return torch.cat([a, c]).mT @ torch.cat([b, d])
+    return torch.stack([a, c], dim=2) @ torch.stack([b, d], dim=1)
 
 
 def _info(solution: DenseSolution, start: float, solved: float) -> Info:
@@ -224,7 +257,7 @@ def _info(solution: DenseSolution, start: float, solved: float) -> Info:
     now = time.perf_counter()
     return Info(
         status=[Status.SOLVED] * batch,
-        solver=(solution.solver,) * batch,
+        solver=solution.solver,
         residual=natural.copy(),
         iterations=solution.iterations.cpu().numpy(),
         retried=np.zeros(batch, dtype=bool),

@@ -8,11 +8,15 @@ negative on an active lower one, so that Qz + p + R'lam + mu = 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
 Tensor = torch.Tensor
+#: curvature, relative to the largest, below which a direction counts as flat
+SINGULAR = 1e-5
 
 
 @dataclass(frozen=True)
@@ -41,13 +45,78 @@ class DenseProgram:
     def r(self) -> int:
         return self.R.shape[1]
 
+    @cached_property
+    def diagonal(self) -> Tensor | None:
+        """(batch or 1, n) of Q if that is all there is of it and none of it is flat, else None."""
+        diagonal = self.Q.diagonal(dim1=1, dim2=2)
+        if not self.n or bool((diagonal.amin(dim=1) <= SINGULAR * diagonal.amax(dim=1)).any()):
+            return None
+        return diagonal if diagonal_only(self.Q) else None
+
+    @cached_property
+    def factor(self) -> Tensor | None:
+        """(batch or 1, n, n) Cholesky factor of Q, plus a shift in the size of rounding if it needs one
+        (see `ffo.engine.convexity`); None where Q is not positive semidefinite."""
+        factor, info = torch.linalg.cholesky_ex(self.Q)
+        if bool(info.any()):
+            size = positive(self.Q.abs().amax(dim=(1, 2)))
+            factor, info = torch.linalg.cholesky_ex(raised(self.Q, 1e-9 * math.sqrt(self.n) * size.unsqueeze(1)))
+        return None if bool(info.any()) else factor
+
+    @cached_property
+    def convex(self) -> bool:
+        return self.diagonal is not None or self.factor is not None
+
+    @cached_property
+    def white(self) -> White | None:
+        """The rows in units in which Q is the identity; None where Q is not definite enough for them."""
+        L = self.factor
+        if L is None or not self.n:
+            return None
+        pivots = L.diagonal(dim1=1, dim2=2).square()
+        if bool((pivots.amin(dim=1) < SINGULAR * pivots.amax(dim=1)).any()):
+            return None
+        return White(L, triangular(L, self.R.mT, upper=False).mT.contiguous())
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """(batch or 1, r) lengths of the rows, 1 for those that are zero."""
+        return positive(self.R.norm(dim=2))
+
+    @cached_property
+    def bounded(self) -> bool:
+        """Whether any variable of any sample has a bound."""
+        return bool((torch.isfinite(self.lb) | torch.isfinite(self.ub)).any())
+
+    def take(self, samples: Tensor) -> DenseProgram:
+        """The program of some samples."""
+        part = {name: getattr(self, name)[samples] for name in ("p", "low", "upp", "lb", "ub")}
+        matrices = {name: M if len(M) == 1 else M[samples] for name, M in (("Q", self.Q), ("R", self.R))}
+        return replace(self, **part, **matrices)
+
+    def curved(self, z: Tensor) -> Tensor:
+        """(batch, n) Qz."""
+        return times(self.Q, z) if self.diagonal is None else self.diagonal * z
+
     def rows(self, z: Tensor) -> Tensor:
         """(batch, r) Rz."""
         return times(self.R, z)
 
+    def pull(self, lam: Tensor) -> Tensor:
+        """(batch, n) R'lam."""
+        return times(self.R.mT, lam)
+
     def stationarity(self, z: Tensor, lam: Tensor) -> Tensor:
         """(batch, n) Qz + p + R'lam, which is -mu at a solution."""
-        return times(self.Q, z) + self.p + times(self.R.mT, lam)
+        return self.curved(z) + self.p + self.pull(lam)
+
+
+@dataclass(frozen=True)
+class White:
+    """w = L'z, in which Q = LL' is the identity: L (batch or 1, n, n), and R L'^-1 (batch or 1, r, n)."""
+
+    L: Tensor
+    R: Tensor
 
 
 @dataclass(frozen=True)
@@ -58,10 +127,66 @@ class Point:
     lam: Tensor
     mu: Tensor
 
+    def where(self, mine: Tensor, other: Point) -> Point:
+        """This one where `mine` (batch,), else the other."""
+        mine = mine.unsqueeze(1)
+        return Point(
+            torch.where(mine, self.z, other.z),
+            torch.where(mine, self.lam, other.lam),
+            torch.where(mine, self.mu, other.mu),
+        )
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the optimality conditions are made of at a point: Rz (batch, r), Qz and R'lam (batch, n); and
+    how large these are (batch,), in units of variables (`primal`) and of costs (`dual`)."""
+
+    point: Point
+    value: Tensor
+    curved: Tensor
+    pull: Tensor
+    primal: Tensor
+    dual: Tensor
+
+    @classmethod
+    def of(cls, program: DenseProgram, point: Point) -> Terms:
+        value, curved = program.rows(point.z), program.curved(point.z)
+        primal = torch.maximum(largest(point.z), largest(value / program.norms))
+        costs = (program.p, curved, point.lam * program.norms, point.mu)
+        dual = torch.stack([largest(v) for v in costs]).amax(dim=0)
+        return cls(point, value, curved, program.pull(point.lam), primal, dual)
+
+
+def diagonal_only(Q: Tensor) -> bool:
+    """Whether nothing in Q (batch or 1, n, n) stands off the diagonal."""
+    return int(torch.count_nonzero(Q)) == int(torch.count_nonzero(Q.diagonal(dim1=1, dim2=2)))
+
 
 def times(M: Tensor, v: Tensor) -> Tensor:
     """(batch or 1, a, b) and (batch, b) -> (batch, a), one product when M is shared."""
     return v @ M[0].mT if M.shape[0] == 1 else (M @ v.unsqueeze(-1)).squeeze(-1)
+
+
+def raised(H: Tensor, shift: Tensor) -> Tensor:
+    """H (batch or 1, k, k) with a shift (batch or 1, k or 1) on its diagonal."""
+    H = H.expand(max(len(H), len(shift)), -1, -1).clone()
+    H.diagonal(dim1=1, dim2=2).add_(shift)
+    return H
+
+
+def triangular(L: Tensor, X: Tensor, upper: bool) -> Tensor:
+    """L^-1 X for L (batch or 1, k, k) and X (batch or 1, k, c), one solve when L is shared."""
+    if len(L) > 1 or len(X) == 1:
+        return torch.linalg.solve_triangular(L, X, upper=upper)
+    columns = X.permute(1, 0, 2).reshape(X.shape[1], -1)  # of all samples side by side
+    found = torch.linalg.solve_triangular(L[0], columns, upper=upper)
+    return found.reshape(X.shape[1], X.shape[0], X.shape[2]).permute(1, 0, 2)
+
+
+def positive(v: Tensor) -> Tensor:
+    """1 where v is not positive."""
+    return torch.where(v > 0, v, torch.ones_like(v))
 
 
 def largest(v: Tensor) -> Tensor:

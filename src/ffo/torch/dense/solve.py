@@ -1,9 +1,10 @@
 """Solve a batch of dense quadratic programs: a point, its active set, and a verified solution.
 
 On the CPU the point comes from DAQP (a dual active-set method: exact, and the fastest there is on small
-dense problems), on other devices from the batched interior-point method. The active set is then taken
-to the ghost, whose solution is kept only where it satisfies the optimality conditions; where it does
-not, the active set is read off anew (a semismooth Newton step), a few times.
+dense problems), or from Newton's method on the dual where Q is diagonal and the rows are equalities; on
+other devices from the batched interior-point method. The active set is then taken to the ghost, whose
+solution is kept only where it satisfies the optimality conditions; where it does not, the active set is
+read off anew (a semismooth Newton step), a few times.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import torch
 from ffo.solvers.pool import share
 from ffo.torch.dense.ghost import DenseGhost
 from ffo.torch.dense.interior import interior_point
-from ffo.torch.dense.program import DenseProgram, Point, Tensor, largest, times
+from ffo.torch.dense.program import DenseProgram, Point, Tensor, Terms, positive, triangular
+from ffo.torch.dense.separable import separable
 from ffo.torch.dense.verify import Verdict, verify
 
 STEPS = 6
@@ -24,6 +26,8 @@ STEPS = 6
 ACCEPT = 1e-10
 #: natural residual up to which a point needs no polish
 EXACT = 1e-13
+#: variables from which Newton's method on the dual is faster than DAQP
+NEWTON_SIZE = 120
 #: variables from which one solve takes long enough for threads
 THREADED = 40
 #: DAQP's infinity, its code for an equality, and the violation that makes it pivot
@@ -32,7 +36,8 @@ _INF, _EQUALITY, _PIVOT = 1e30, 5, 1e-6
 
 @dataclass(frozen=True)
 class DenseSolution:
-    """Verified solutions: `solved` (batch,) is false where no active set satisfies the conditions."""
+    """Verified solutions: `solved` (batch,) is false where no active set satisfies the conditions.
+    `ghost` is the one of these active sets, if verification had to make it."""
 
     point: Point
     rows: Tensor
@@ -40,53 +45,65 @@ class DenseSolution:
     verdict: Verdict
     solved: Tensor
     iterations: Tensor
-    solver: str
+    solver: tuple[str, ...]
+    ghost: DenseGhost | None
 
 
 def solve_dense(program: DenseProgram, eps: float = 1e-7) -> DenseSolution:
     """Solve and verify every sample."""
-    if program.p.device.type == "cpu":
-        name, (point, iterations) = "DAQP", _daqp(program)
-    else:
-        name, (point, _, iterations) = "batched interior point", interior_point(program, eps)
-    rows, bounds = identify(program, point)
-    verdict = verify(program, point, rows, bounds)
-    solved = verdict.natural <= EXACT
+    point, iterations, solver = _points(program, eps)
+    terms = Terms.of(program, point)
+    rows, bounds = identify(program, terms)
+    verdict = verify(program, terms, rows, bounds)
+    solved, ghost = verdict.natural <= EXACT, None
     for _ in range(STEPS):
         if bool(solved.all()):
             break
         ghost = DenseGhost(program, rows, bounds)
-        found = ghost.polished(point)
-        keep = solved.unsqueeze(1)
-        point = Point(
-            torch.where(keep, point.z, found.z),
-            torch.where(keep, point.lam, found.lam),
-            torch.where(keep, point.mu, found.mu),
-        )
-        verdict = verify(program, point, rows, bounds)
+        point = point.where(solved, ghost.polished(point))
+        terms = Terms.of(program, point)
+        verdict = verify(program, terms, rows, bounds)
         solved = verdict.natural <= ACCEPT
-        new_rows, new_bounds = identify(program, point)
-        keep = solved.unsqueeze(1)
-        rows, bounds = torch.where(keep, rows, new_rows), torch.where(keep, bounds, new_bounds)
-    return DenseSolution(point, rows, bounds, verdict, solved, iterations, name)
+        if not bool(solved.all()):
+            new_rows, new_bounds = identify(program, terms)
+            keep = solved.unsqueeze(1)
+            rows, bounds = torch.where(keep, rows, new_rows), torch.where(keep, bounds, new_bounds)
+    if ghost is not None and not ghost.at(rows, bounds):
+        ghost = None
+    return DenseSolution(point, rows, bounds, verdict, solved, iterations, solver, ghost)
 
 
-def identify(program: DenseProgram, point: Point) -> tuple[Tensor, Tensor]:
+def _points(program: DenseProgram, eps: float) -> tuple[Point, Tensor, tuple[str, ...]]:
+    """A point near the solution, the iterations it took, and whose it is, by sample."""
+    batch = program.batch
+    if program.p.device.type != "cpu":
+        point, _, iterations = interior_point(program, eps)
+        return point, iterations, ("batched interior point",) * batch
+    diagonal = program.diagonal if program.n >= NEWTON_SIZE and bool(program.equal.all()) else None
+    if diagonal is None:
+        return *_daqp(program), ("DAQP",) * batch
+    point, iterations = separable(program, diagonal)
+    missed = iterations < 0
+    if bool(missed.any()):
+        which = torch.nonzero(missed).squeeze(1)
+        other, counts = _daqp(program.take(which))
+        for mine, theirs in ((point.z, other.z), (point.lam, other.lam), (point.mu, other.mu), (iterations, counts)):
+            mine[which] = theirs
+    return point, iterations, tuple("DAQP" if m else "dual Newton" for m in missed.tolist())
+
+
+def identify(program: DenseProgram, terms: Terms) -> tuple[Tensor, Tensor]:
     """Active sides of rows and bounds: where the multiplier outweighs the slack, in comparable units.
 
     The rule of `ffo.ghost.face`: s against tau y with tau = |a|^2 l / f.
     """
-    norms = program.R.norm(dim=2).expand(program.batch, program.r)
-    norms = torch.where(norms > 0, norms, torch.ones_like(norms))
-    value = program.rows(point.z)
-    primal = torch.maximum(largest(point.z), largest(value / norms))
-    dual = torch.stack(
-        [largest(program.p), largest(times(program.Q, point.z)), largest(point.lam * norms), largest(point.mu)]
-    ).amax(dim=0)
-    ratio = torch.where((primal > 0) & (dual > 0), primal / dual.clamp_min(1e-300), torch.ones_like(primal))
-    ratio = ratio.unsqueeze(1)
-    rows = _side(value, program.low, program.upp, point.lam * norms**2 * ratio)
+    point = terms.point
+    comparable = (terms.primal > 0) & (terms.dual > 0)
+    ratio = torch.where(comparable, terms.primal / positive(terms.dual), torch.ones_like(terms.dual)).unsqueeze(1)
+    rows = _side(terms.value, program.low, program.upp, point.lam * program.norms**2 * ratio)
     rows = torch.where(program.equal, torch.ones_like(rows), rows)
+    if not program.bounded:
+        return rows, torch.zeros(point.z.shape, dtype=rows.dtype, device=rows.device)
     return rows, _side(point.z, program.lb, program.ub, point.mu * ratio)
 
 
@@ -97,14 +114,28 @@ def _side(value: Tensor, low: Tensor, upp: Tensor, pressure: Tensor) -> Tensor:
 
 
 def _daqp(program: DenseProgram) -> tuple[Point, Tensor]:
-    """One DAQP solve a sample; a sample that fails is left at zero, for verification to find."""
+    """One DAQP solve a sample; a sample that fails is left at zero, for verification to find.
+
+    Half of its time would go into the factors of Q and what they make of the rows. Where no bounds are
+    in the way, all of that is done here for the whole batch, and serves the ghost too.
+    """
+    white = None if program.bounded or program.diagonal is not None else program.white
+    if white is None:
+        return _daqp_on(program, program.Q, program.p, program.R)
+    costs = triangular(white.L, program.p.unsqueeze(2), upper=False).squeeze(2)
+    identity = torch.eye(program.n, dtype=costs.dtype).unsqueeze(0)
+    point, iterations = _daqp_on(program, identity, costs, white.R)
+    z = triangular(white.L.mT, point.z.unsqueeze(2), upper=True).squeeze(2)
+    return Point(z, point.lam, point.mu), iterations
+
+
+def _daqp_on(program: DenseProgram, Q: Tensor, p: Tensor, R: Tensor) -> tuple[Point, Tensor]:
+    """DAQP on these matrices and costs within the sides of the program."""
     import daqp
 
-    n = program.n
-    Q, R = program.Q.numpy(), np.ascontiguousarray(program.R.numpy())
-    p = program.p.numpy()
+    n, bounded = program.n, program.bounded
+    H, F, C = Q.numpy(), np.ascontiguousarray(p.numpy()), np.ascontiguousarray(R.numpy())
     upper, lower = program.upp.numpy(), program.low.numpy()
-    bounded = bool(torch.isfinite(program.ub).any() or torch.isfinite(program.lb).any())
     if bounded:
         upper = np.concatenate([program.ub.numpy(), upper], axis=1)
         lower = np.concatenate([program.lb.numpy(), lower], axis=1)
@@ -113,13 +144,13 @@ def _daqp(program: DenseProgram) -> tuple[Point, Tensor]:
     first = n if bounded else 0
     sense = np.zeros(upper.shape[1], dtype=np.int32)
     sense[first:][program.equal.numpy()] = _EQUALITY
-    z, lam = np.zeros(p.shape), np.zeros(upper.shape)
+    z, lam = np.zeros(F.shape), np.zeros(upper.shape)
     iterations = np.full(program.batch, -1)
 
     def run(samples: range) -> None:
         for k in samples:
-            q_k, r_k = Q[0 if len(Q) == 1 else k], R[0 if len(R) == 1 else k]
-            x, _, flag, info = daqp.solve(q_k, p[k], r_k, upper[k], lower[k], sense.copy(), primal_tol=_PIVOT)
+            h_k, c_k = H[0 if len(H) == 1 else k], C[0 if len(C) == 1 else k]
+            x, _, flag, info = daqp.solve(h_k, F[k], c_k, upper[k], lower[k], sense.copy(), primal_tol=_PIVOT)
             if flag == 1:
                 z[k], lam[k], iterations[k] = x, info["lam"], info["iterations"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ffo.torch.dense.program import DenseProgram, Point, Tensor, largest, times
+from ffo.torch.dense.program import DenseProgram, Tensor, Terms, largest, positive
 
 
 @dataclass(frozen=True)
@@ -20,56 +20,49 @@ class Verdict:
     natural: Tensor
     margin: Tensor
 
+    def joined(self, other: Verdict) -> Verdict:
+        """The worse of two."""
+        return Verdict(torch.maximum(self.natural, other.natural), torch.minimum(self.margin, other.margin))
 
-def verify(program: DenseProgram, point: Point, rows: Tensor, bounds: Tensor) -> Verdict:
+
+def verify(program: DenseProgram, terms: Terms, rows: Tensor, bounds: Tensor) -> Verdict:
     """Judge a point at an active set (see `DenseGhost` for `rows` and `bounds`)."""
-    z, lam, mu = point.z, point.lam, point.mu
-    norms = program.R.norm(dim=2).expand(program.batch, program.r)
-    norms = torch.where(norms > 0, norms, torch.ones_like(norms))
-    value = program.rows(z)
-    Qz = times(program.Q, z)
-    primal = torch.maximum(largest(z), largest(value / norms))
-    dual = torch.stack([largest(program.p), largest(Qz), largest(lam * norms), largest(mu)]).amax(dim=0)
-    primal, dual = _positive(primal), _positive(dual)
-    stationarity = largest(program.stationarity(z, lam) + mu) / dual
-    row = _sides(value, program.low, program.upp, lam, rows, program.equal)
-    variable = _sides(z, program.lb, program.ub, mu, bounds, torch.zeros_like(z[0], dtype=torch.bool))
-    violation = torch.maximum(largest(row.violation / norms) / primal, largest(variable.violation) / primal)
-    wrong_sign = torch.maximum(largest(row.wrong_sign * norms) / dual, largest(variable.wrong_sign) / dual)
-    margin = torch.minimum(
-        _least(torch.minimum(row.slack / norms / primal.unsqueeze(1), row.pressure * norms / dual.unsqueeze(1))),
-        _least(torch.minimum(variable.slack / primal.unsqueeze(1), variable.pressure / dual.unsqueeze(1))),
-    )
-    return Verdict(torch.stack([stationarity, violation, wrong_sign]).amax(dim=0), margin)
+    point, norms = terms.point, program.norms
+    length, force = positive(terms.primal).unsqueeze(1), positive(terms.dual).unsqueeze(1)
+    sides = _Sides(terms.value, program.low, program.upp, point.lam, rows, program.equal)
+    verdict = sides.judged(length * norms, force / norms)
+    if program.bounded:
+        free = torch.zeros(program.n, dtype=torch.bool, device=point.z.device)
+        variables = _Sides(point.z, program.lb, program.ub, point.mu, bounds, free)
+        verdict = verdict.joined(variables.judged(length, force))
+    stationarity = largest((terms.curved + program.p + terms.pull + point.mu) / force)
+    return Verdict(torch.maximum(stationarity, verdict.natural), verdict.margin)
 
 
 @dataclass(frozen=True)
 class _Sides:
-    """violation of the sides; multipliers of the wrong sign; slack of inactive sides and pressure
-    (multiplier) of active ones, inf where neither is in question."""
+    """low <= value <= upp with multipliers and the side each is active on, all (batch, k); `equal` (k,)."""
 
-    violation: Tensor
-    wrong_sign: Tensor
-    slack: Tensor
-    pressure: Tensor
+    value: Tensor
+    low: Tensor
+    upp: Tensor
+    multiplier: Tensor
+    side: Tensor
+    equal: Tensor
 
-
-def _sides(value: Tensor, low: Tensor, upp: Tensor, multiplier: Tensor, side: Tensor, equal: Tensor) -> _Sides:
-    above, below = value - upp, low - value
-    infinite = torch.full_like(value, torch.inf)
-    held = torch.where(side > 0, above.abs(), below.abs())
-    outside = torch.maximum(above, below).clamp_min(0.0)  # of either side: bounds may cross
-    violation = torch.where(side != 0, torch.maximum(held, outside), outside)
-    wrong = torch.where(side > 0, -multiplier, multiplier).clamp_min(0.0)
-    wrong = torch.where(equal | (side == 0), torch.zeros_like(wrong), wrong)
-    slack = torch.where(side == 0, torch.minimum(-above, -below), infinite)
-    pressure = torch.where((side != 0) & ~equal, multiplier.abs(), infinite)
-    return _Sides(violation, wrong, slack, pressure)
-
-
-def _positive(v: Tensor) -> Tensor:
-    return torch.where(v > 0, v, torch.ones_like(v))
-
-
-def _least(v: Tensor) -> Tensor:
-    return v.amin(dim=1) if v.shape[1] else v.new_full((v.shape[0],), torch.inf)
+    def judged(self, length: Tensor, force: Tensor) -> Verdict:
+        """Violations and slacks in units of `length`, multipliers in units of `force`."""
+        above, below = self.value - self.upp, self.low - self.value
+        active, upper = self.side != 0, self.side > 0
+        outside = torch.maximum(above, below)  # of either side: bounds may cross
+        held = torch.where(upper, above, below).abs()
+        violation = torch.maximum(outside.clamp_min(0.0), torch.where(active, held, torch.zeros_like(held)))
+        pressure = torch.where(upper, self.multiplier, -self.multiplier) / force
+        tested = active & ~self.equal
+        wrong = torch.where(tested, -pressure, torch.zeros_like(pressure))
+        slack = torch.where(active, torch.full_like(outside, torch.inf), -outside / length)
+        distance = torch.where(tested, pressure.abs(), slack)
+        natural = torch.maximum(violation / length, wrong)
+        if not natural.shape[1]:
+            return Verdict(natural.new_zeros(len(natural)), natural.new_full((len(natural),), torch.inf))
+        return Verdict(natural.amax(dim=1), distance.amin(dim=1))

@@ -1,0 +1,227 @@
+"""Nonsmooth constrained bilevel problems whose Goldstein stationary points are known.
+
+All lower levels are quadratic programs, solved for a batch of x at once; all hyperobjectives have the
+Lipschitz constant 1 (the projection: up to the start's distance from the target).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+
+from ffo.torch import FFOQPLayer, Smoothing
+
+Array = np.ndarray
+D = torch.float64
+#: half width of the perturbation of right-hand sides in the smoothed problem
+RHO = 0.5
+#: how much of epsilon the floor of the valley falls by, and how far
+FALL, DEPTH = 1.2, 0.5
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A bilevel problem, for a batch of rows (x, epsilon).
+
+    Attributes:
+        layer: x (batch, d), epsilon (batch,) -> y (batch, n), by a layer of this package.
+        upper: x, y, epsilon -> values (batch,).
+        distance: x (d,), delta, epsilon -> dist(0, Goldstein subdifferential of radius delta at x), known.
+        start: a random start (d,).
+        gap: bound on F(start) - inf F.
+        family: whether the problem is another one for each epsilon.
+        noisy: whether gradients are random (smoothing with one draw).
+    """
+
+    name: str
+    dimension: int
+    delta: float
+    lipschitz: float
+    gap: float
+    start: Callable[[np.random.Generator], Array]
+    layer: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    upper: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    distance: Callable[[Array, float, float], float]
+    family: bool = False
+    noisy: bool = False
+
+    def values(self, x: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
+        """F of every row, differentiable in x."""
+        return self.upper(x, self.layer(x, epsilon), epsilon)
+
+
+def least_norm(gradients: Array) -> float:
+    """Distance of 0 from the convex hull of the rows."""
+    heavy = 1e4  # of the row that makes the weights sum to one
+    A = np.vstack([gradients.T, np.full((1, len(gradients)), heavy)])
+    weights, _ = nnls(A, np.concatenate([np.zeros(gradients.shape[1]), [heavy]]))
+    return float(np.linalg.norm(gradients.T @ (weights / weights.sum())))
+
+
+def distance_by_cells(
+    cuts: Sequence[Sequence[float]], slopes: Sequence[Sequence[float]]
+) -> Callable[[Array, float], float]:
+    """Goldstein distance of a separable piecewise linear function.
+
+    cuts[i] are the kinks of coordinate i, slopes[i] its slopes between them. The gradients within delta
+    of x are those of the cells (products of intervals) that are no farther.
+    """
+    edges = [np.concatenate([[-np.inf], c, [np.inf]]) for c in cuts]
+
+    def distance(x: Array, delta: float) -> float:
+        apart = [np.maximum(np.maximum(e[:-1] - t, t - e[1:]), 0.0) for e, t in zip(edges, x, strict=True)]
+        near = [
+            cell
+            for cell in itertools.product(*(range(len(s)) for s in slopes))
+            if sum(a[k] ** 2 for a, k in zip(apart, cell, strict=True)) <= delta**2
+        ]
+        return least_norm(np.array([[s[k] for s, k in zip(slopes, cell, strict=True)] for cell in near]))
+
+    return distance
+
+
+def _rows(values: float | Sequence[float], x: torch.Tensor) -> torch.Tensor:
+    return torch.as_tensor(values, dtype=D).expand(len(x), -1)
+
+
+def kink() -> Problem:
+    """The paper's example g = (y - a)^2 / 2, h = y - a x, a = 2: F(x) = x - y = |x - 1| - 1."""
+    qp, one = FFOQPLayer(), torch.ones(1, 1, dtype=D)
+    known = distance_by_cells([[1.0]], [[-1.0, 1.0]])
+    return Problem(
+        name="kink of the paper",
+        dimension=1,
+        delta=0.25,
+        lipschitz=1.0,
+        gap=1.2,
+        start=lambda rng: 1 + rng.choice([-1, 1]) * rng.uniform(0.8, 1.2, 1),
+        layer=lambda x, epsilon: qp(one, _rows([-2.0], x), one, 2 * x),
+        upper=lambda x, y, epsilon: (x - y)[:, 0],
+        distance=lambda x, delta, epsilon: known(x, delta),
+    )
+
+
+def corners() -> Problem:
+    """y = x projected on the unit box: F(x) = w'(x - 2y), with a ridge at x_i = 0 and a valley at x_i = 1."""
+    w = np.array([0.7, 0.5, 0.4, 0.3])
+    w /= np.linalg.norm(w)
+    weights, qp = torch.tensor(w, dtype=D), FFOQPLayer()
+    eye = torch.eye(4, dtype=D)
+    known = distance_by_cells([[0.0, 1.0]] * 4, [[v, -v, v] for v in w])
+    return Problem(
+        name="corners of a box",
+        dimension=4,
+        delta=0.25,
+        lipschitz=1.0,
+        gap=float(w.sum()) * 0.8,
+        start=lambda rng: rng.uniform(0.3, 0.5, 4),
+        layer=lambda x, epsilon: qp(eye, -x, lb=_rows([0.0] * 4, x), ub=_rows([1.0] * 4, x)),
+        upper=lambda x, y, epsilon: (x - 2 * y) @ weights,
+        distance=lambda x, delta, epsilon: known(x, delta),
+    )
+
+
+def simplex() -> Problem:
+    """F(x) = |y - t|^2 / 2, y = x projected on {y >= 0, sum y <= 1}, t on a face: F = 0 where y(x) = t."""
+    target = np.array([0.35, 0.65, 0.0])
+    t, qp = torch.tensor(target, dtype=D), FFOQPLayer()
+    eye, ones, one = torch.eye(3, dtype=D), torch.ones(1, 3, dtype=D), torch.ones(1, dtype=D)
+    around = np.random.default_rng(0).standard_normal((4000, 3))
+    around *= (np.random.default_rng(1).uniform(0, 1, (4000, 1)) ** (1 / 3)) / np.linalg.norm(around, axis=1)[:, None]
+
+    def layer(x: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
+        return qp(eye, -x, ones, one, lb=_rows([0.0] * 3, x))
+
+    def distance(x: Array, delta: float, epsilon: float) -> float:
+        """From gradients at 4000 points of the ball: an upper bound that is close in three dimensions."""
+        points = torch.tensor(x + delta * around, dtype=D, requires_grad=True)
+        y = _simplex_by_hand(points)
+        (g,) = torch.autograd.grad(0.5 * (y - t).square().sum(), points)
+        return least_norm(g.numpy())
+
+    return Problem(
+        name="face of a simplex",
+        dimension=3,
+        delta=0.1,
+        lipschitz=1.0,
+        gap=0.5,
+        start=lambda rng: np.array([0.9, 0.15, 0.2]) + rng.uniform(-0.05, 0.05, 3),
+        layer=layer,
+        upper=lambda x, y, epsilon: 0.5 * (y - t).square().sum(1),
+        distance=distance,
+    )
+
+
+def _simplex_by_hand(x: torch.Tensor) -> torch.Tensor:
+    """Projection of rows on {y >= 0, sum y <= 1}, by the sorted thresholds."""
+    ordered = x.sort(dim=1, descending=True).values
+    count = torch.arange(1, x.shape[1] + 1, dtype=D)
+    shifts = (ordered.cumsum(1) - 1) / count
+    positive = (ordered > shifts).sum(1, keepdim=True)
+    on_face = (x - shifts.gather(1, positive - 1)).clamp(min=0)
+    inside = x.clamp(min=0)
+    return torch.where(inside.sum(1, keepdim=True) <= 1, inside, on_face)
+
+
+def valley() -> Problem:
+    """The worst of its class: a valley of slope 1 whose floor falls by FALL epsilon, over DEPTH in all.
+
+    y = min(x, (0, R)) with R = DEPTH / (FALL epsilon): F(x) = c |x_1| - FALL epsilon min(x_2, R). Every
+    window of the floor is barely not stationary, and the theory's number of windows is needed.
+    """
+    qp, eye = FFOQPLayer(), torch.eye(2, dtype=D)
+
+    def layer(x: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
+        return qp(eye, -x, ub=torch.stack([torch.zeros_like(epsilon), DEPTH / (FALL * epsilon)], dim=1))
+
+    def upper(x: torch.Tensor, y: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
+        fall = FALL * epsilon
+        return (1 - fall**2).sqrt() * (x[:, 0] - 2 * y[:, 0]) - fall * y[:, 1]
+
+    def distance(x: Array, delta: float, epsilon: float) -> float:
+        fall = FALL * epsilon
+        wall = float(np.sqrt(1 - fall**2))
+        return distance_by_cells([[0.0], [DEPTH / fall]], [[-wall, wall], [-fall, 0.0]])(x, delta)
+
+    return Problem(
+        name="valley, one for each epsilon",
+        dimension=2,
+        delta=0.25,
+        lipschitz=1.0,
+        gap=DEPTH + 0.05,
+        start=lambda rng: np.array([rng.uniform(-0.05, 0.05), 0.0]),
+        layer=layer,
+        upper=upper,
+        distance=distance,
+        family=True,
+    )
+
+
+def smoothed_kink() -> Problem:
+    """The kink with its right-hand side perturbed by U(-RHO, RHO), one draw a call: F' = 2 (x - 1) / RHO."""
+    qp = FFOQPLayer(smoothing=Smoothing(RHO, draws=1, seed=0))
+    plain, one = kink(), torch.ones(1, 1, dtype=D)
+
+    def distance(x: Array, delta: float, epsilon: float) -> float:
+        return float(np.clip(2 * (abs(x[0] - 1) - delta) / RHO, 0.0, 1.0))
+
+    return Problem(
+        name="smoothed kink, one draw",
+        dimension=1,
+        delta=0.05,
+        lipschitz=1.0,
+        gap=0.3,
+        start=lambda rng: 1 + rng.choice([-1, 1]) * rng.uniform(0.25, 0.3, 1),
+        layer=lambda x, epsilon: qp(one, _rows([-2.0], x), one, 2 * x),
+        upper=plain.upper,
+        distance=distance,
+        noisy=True,
+    )
+
+
+PROBLEMS = (kink, corners, simplex, valley, smoothed_kink)

@@ -1,0 +1,155 @@
+"""Pieces of the dense path: the interior point, the ghost in its forms, and what is done only once."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from ffo.torch import FFOQPLayer
+from ffo.torch.dense import interior, solve
+from ffo.torch.dense.ghost import DenseGhost
+from ffo.torch.dense.interior import interior_point
+from ffo.torch.dense.program import DenseProgram, Point
+from ffo.torch.dense.solve import solve_dense
+
+INF = torch.inf
+
+
+def random_program(
+    seed: int = 0, batch: int = 8, n: int = 60, equalities: int = 10, rows: int = 40, bounds: bool = True
+) -> DenseProgram:
+    """A feasible program around a random point, with two-sided rows among its inequalities."""
+    rng = np.random.default_rng(seed)
+    M, R = rng.normal(size=(batch, n, n)), rng.normal(size=(batch, equalities + rows, n))
+    inside = rng.normal(size=(batch, n))
+    value = np.einsum("bij,bj->bi", R, inside)
+    slack = rng.uniform(size=(2, batch, equalities + rows))
+    slack[:, :, :equalities] = 0.0
+    low, upp = value - slack[0], value + slack[1]
+    low[:, equalities::2] = -np.inf
+    t = torch.tensor
+    wide = np.full((batch, n), np.inf)
+    return DenseProgram(
+        t(M @ M.transpose(0, 2, 1) / n + 0.1 * np.eye(n)),
+        t(rng.normal(size=(batch, n))),
+        t(R),
+        t(low),
+        t(upp),
+        t(inside - 0.5 if bounds else -wide),
+        t(inside + 0.5 if bounds else wide),
+        torch.arange(equalities + rows) < equalities,
+    )
+
+
+def linear(program: DenseProgram) -> DenseProgram:
+    return dataclasses.replace(program, Q=torch.zeros(1, program.n, program.n, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("eps", [1e-7, 1e-9])
+@pytest.mark.parametrize(
+    "program",
+    [random_program(0), random_program(1, bounds=False), random_program(2, n=150, batch=4), linear(random_program(3))],
+    ids=["bounds", "no bounds", "larger", "linear"],
+)
+def test_interior_point_stops_at_its_tolerance(program: DenseProgram, eps: float) -> None:
+    point, error, iterations = interior_point(program, eps)
+    assert error.max() <= 10 * eps
+    assert iterations.max() <= 30
+    assert torch.all(iterations >= 1)
+    exact = solve_dense(program).point.z
+    torch.testing.assert_close(point.z, exact, rtol=0, atol=1e-2 * (eps / 1e-9) ** 0.5)
+
+
+def test_interior_point_ends_at_its_best_where_the_tolerance_is_out_of_reach() -> None:
+    _, error, iterations = interior_point(random_program(0), eps=0.0)
+    assert error.max() <= 1e-8
+    assert iterations.max() < interior.ITERATIONS
+
+
+def test_interior_point_gives_up_on_the_infeasible() -> None:
+    program = random_program(4)
+    R, upp = program.R.clone(), program.upp.clone()
+    R[:, 12] = -R[:, 10]
+    upp[:, 10] = upp[:, 12] = -50.0
+    _, error, iterations = interior_point(dataclasses.replace(program, R=R, upp=upp), 1e-7)
+    assert error.min() > 1e-3
+    assert iterations.max() < interior.ITERATIONS
+
+
+@pytest.mark.parametrize("bounds", [True, False], ids=["bounds", "no bounds"])
+def test_interior_point_and_daqp_lead_to_the_same_active_set(bounds: bool) -> None:
+    program = random_program(5, bounds=bounds)
+    expected = solve_dense(program)
+    assert expected.solver == ("DAQP",) * program.batch
+    ghost = DenseGhost(program, expected.rows, expected.bounds)
+    polished = ghost.polished(interior_point(program, 1e-7)[0])
+    torch.testing.assert_close(polished.z, expected.point.z, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("bounds", [True, False], ids=["bounds", "no bounds"])
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "batched"])
+def test_ghost_of_a_diagonal_is_that_of_the_full_matrix(bounds: bool, shared: bool) -> None:
+    program = random_program(6, bounds=bounds)
+    diagonal = torch.rand(1 if shared else program.batch, program.n, dtype=torch.float64) + 0.1
+    program = dataclasses.replace(
+        program, Q=torch.diag_embed(diagonal), R=program.R[:1] if shared else program.R, low=-INF + 0 * program.low
+    )
+    program = dataclasses.replace(program, upp=program.upp + 5.0, equal=torch.zeros_like(program.equal))
+    full = dataclasses.replace(program)
+    vars(full)["diagonal"] = None  # not to be noticed
+    assert program.diagonal is not None
+    sides = torch.zeros_like(program.upp, dtype=torch.int8)
+    sides[:, :15] = 1
+    sides[0, 14] = 0  # samples need not have as many
+    held = torch.zeros_like(program.p, dtype=torch.int8)
+    if bounds:
+        held[:, 3:9], held[1, 20] = 1, -1
+    r_x, r_rows = torch.randn_like(program.p), torch.randn_like(program.upp)
+    r_bounds = torch.where(held != 0, torch.randn_like(program.p), torch.zeros_like(program.p))
+    mine, other = (DenseGhost(p, sides, held).solve(r_x, r_rows, r_bounds) for p in (program, full))
+    assert max(mine[3].max(), other[3].max()) < 1e-11
+    for a, b in zip(mine[:3], other[:3], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+def test_what_the_batch_shares_is_factorized_once() -> None:
+    program = random_program(7, rows=0, bounds=False)
+    program = dataclasses.replace(program, Q=program.Q[:1], R=program.R[:1])
+    solution = solve_dense(program)
+    ghost = DenseGhost(program, solution.rows, solution.bounds)
+    assert ghost.S.shape[0] == 1
+    z = solution.point.z
+    torch.testing.assert_close(z @ program.R[0].mT, program.upp, rtol=0, atol=1e-10)
+    force = z @ program.Q[0] + program.p + solution.point.lam @ program.R[0]
+    assert force.abs().max() < 1e-10
+
+
+def test_the_ghost_of_verification_serves_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solve, "EXACT", 0.0)  # polish every point
+    solution = solve_dense(random_program(8))
+    assert solution.solved.all()
+    assert solution.ghost is not None
+    assert solution.ghost.at(solution.rows, solution.bounds)
+    other = torch.where(solution.bounds != 0, 0, 1).to(solution.bounds)
+    assert not solution.ghost.at(solution.rows, other)
+
+
+def test_points_are_merged_by_sample() -> None:
+    a, b = (Point(*(torch.full((2, k), v) for k in (3, 2, 3))) for v in (1.0, 2.0))
+    merged = a.where(torch.tensor([True, False]), b)
+    assert merged.z.tolist() == [[1.0] * 3, [2.0] * 3]
+    assert merged.lam.tolist() == [[1.0] * 2, [2.0] * 2]
+
+
+def test_threads_of_the_caller_are_restored() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        p = torch.randn(16, 50, dtype=torch.float64, requires_grad=True)
+        FFOQPLayer()(torch.eye(50, dtype=torch.float64), p, lb=torch.zeros(50, dtype=p.dtype)).sum().backward()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,145 @@
+"""Active constraints that depend on each other: said where it matters, and only there.
+
+Derivatives in the objective exist (the solution moves within the constraints all the same); those in right-hand
+sides and coefficients are one-sided.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from ffo.errors import GradientWarning
+from ffo.torch import FFOQPLayer
+from ffo.torch.dense.ghost import DenseGhost
+from ffo.torch.dense.program import DenseProgram
+
+D = torch.float64
+#: ways whose multipliers are positive on both of two equal rows
+INTERIOR = {
+    "clarabel": {"solver": "CLARABEL"},
+    "qoco": {"solver": "QOCO"},
+    "iterative": {"solver": "CLARABEL", "backward": "iterative"},
+    "resolve": {"solver": "CLARABEL", "backward": "resolve"},
+}
+
+
+def twice(rows: int = 2) -> dict[str, torch.Tensor]:
+    """min |z|^2 / 2 - (2, 1, 0.5)'z, the row z1 + z2 <= 1 given twice: both are active."""
+    row = torch.tensor([1.0, 1.0, 0.0], dtype=D)
+    return {
+        "Q": torch.eye(3, dtype=D),
+        "p": torch.tensor([-2.0, -1.0, -0.5], dtype=D),
+        "G": torch.stack([row] * rows),
+        "h": torch.ones(rows, dtype=D),
+    }
+
+
+def gradient(layer: FFOQPLayer, blocks: dict[str, torch.Tensor], *wanted: str) -> list[torch.Tensor]:
+    leaves = {k: v.clone().requires_grad_(k in wanted) for k, v in blocks.items()}
+    z = layer(**leaves)
+    return list(torch.autograd.grad(z @ torch.tensor([1.0, 2.0, 3.0], dtype=D), [leaves[k] for k in wanted]))
+
+
+@pytest.mark.parametrize("options", INTERIOR.values(), ids=INTERIOR)
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_gradients_in_the_objective_are_good(options: dict[str, object], sparse: bool) -> None:
+    layer = FFOQPLayer(**options)
+    blocks = twice()
+    if sparse:
+        blocks["G"] = blocks["G"].to_sparse()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GradientWarning)
+        found = gradient(layer, blocks, "p", "Q")
+    assert layer.info.certificate.dependent.all()
+    assert layer.info.certificate.good.all()
+    for mine, right in zip(found, gradient(FFOQPLayer(), twice(1), "p", "Q"), strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", INTERIOR.values(), ids=INTERIOR)
+@pytest.mark.parametrize("wanted", ["h", "G"])
+def test_gradients_in_the_constraints_are_not(options: dict[str, object], wanted: str) -> None:
+    layer = FFOQPLayer(**options)
+    with pytest.warns(GradientWarning, match="depend on each other"):
+        gradient(layer, twice(), "p", wanted)
+    assert not layer.info.certificate.good.any()
+    with warnings.catch_warnings():  # the next pass may ask for less
+        warnings.simplefilter("error", GradientWarning)
+        gradient(layer, twice(), "p")
+    assert layer.info.certificate.good.all()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # of forward mode
+def test_forward_mode_knows_what_moves() -> None:
+    blocks = twice()
+    layer = FFOQPLayer(solver="CLARABEL")
+    push = lambda name: torch.func.jvp(  # noqa: E731
+        lambda v: layer(**{**blocks, name: v}), (blocks[name],), (torch.ones_like(blocks[name]),)
+    )[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GradientWarning)
+        moved = push("p")
+    torch.testing.assert_close(moved, torch.tensor([0.0, 0.0, -1.0], dtype=D), rtol=0, atol=1e-9)
+    with pytest.warns(GradientWarning, match="depend on each other"):
+        push("h")
+
+
+def test_equalities_that_repeat_each_other_are_no_reason_to_warn() -> None:
+    """Within what stays feasible the derivative exists, and is the one that is returned."""
+    row = [1.0, 1.0, 1.0]
+    blocks = {
+        **twice(1),
+        "A": torch.tensor([row, [2 * v for v in row]], dtype=D),
+        "b": torch.tensor([1.0, 2.0], dtype=D),
+    }
+    for options in ({}, {"solver": "CLARABEL"}, {"solver": "CLARABEL", "backward": "iterative"}):
+        layer = FFOQPLayer(**options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", GradientWarning)
+            db, dA = gradient(layer, blocks, "b", "A")
+        assert layer.info.certificate.good.all()
+        single = {**blocks, "A": blocks["A"][:1], "b": blocks["b"][:1]}
+        one_b, one_A = gradient(FFOQPLayer(), single, "b", "A")
+        along = torch.tensor([1.0, 2.0], dtype=D)
+        torch.testing.assert_close(db @ along, one_b[0], rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(along @ dA, one_A[0], rtol=1e-8, atol=1e-10)
+
+
+def program(R: list[list[float]], equal: list[bool]) -> DenseProgram:
+    rows = torch.tensor(R, dtype=D)[None]
+    r, n = rows.shape[1:]
+    infinite, one = torch.full((1, n), torch.inf, dtype=D), torch.ones(1, r, dtype=D)
+    marks = torch.tensor(equal)
+    low = torch.where(marks, one, -torch.inf)
+    return DenseProgram(
+        torch.eye(n, dtype=D)[None], torch.zeros(1, n, dtype=D), rows, low, one, -infinite, infinite, marks
+    )
+
+
+@pytest.mark.parametrize(
+    ("R", "equal", "bounds", "expected"),
+    [
+        ([[1, 1, 0], [1, 1, 0]], [False, False], [0, 0, 0], True),
+        ([[1, 1, 0], [1, 1, 0]], [True, False], [0, 0, 0], True),
+        ([[1, 1, 0], [2, 2, 0]], [True, True], [0, 0, 0], False),  # equalities alone
+        ([[1, 1, 0], [1, 1, 1e-3]], [False, False], [0, 0, 0], False),
+        ([[1, 1, 0]], [False], [1, -1, 0], True),  # a row and the bounds of its variables
+        ([[1, 1, 0]], [True], [1, -1, 0], True),
+        ([[1, 1, 0]], [True], [1, 0, 0], False),
+        ([[1, 1, 1], [0, 1, 1]], [True, True], [1, 0, 0], True),
+        ([[1, 1, 1], [2, 2, 2]], [True, True], [1, 0, 0], False),
+        ([[1, 1, 0], [0, 1, 1], [1, 2, 1]], [False] * 3, [0, 0, 0], True),
+    ],
+)
+@pytest.mark.parametrize("units", [1.0, 1e-4, 1e4])
+def test_the_dense_ghost_knows_dependent_rows(
+    R: list[list[float]], equal: list[bool], bounds: list[int], expected: bool, units: float
+) -> None:
+    given = program((units * np.array(R)).tolist(), equal)
+    rows = torch.ones(1, len(R), dtype=torch.int8)
+    ghost = DenseGhost(given, rows, torch.tensor([bounds], dtype=torch.int8))
+    assert ghost.dependent().tolist() == [expected]
