@@ -10,6 +10,7 @@ from benchmarks import growth, peers, problems, qp_layers, warm
 from benchmarks import maros as collection
 from benchmarks.accuracy import compare, probes
 from benchmarks.bilevel import bilevel as bilevel_suite
+from benchmarks.functions import functions
 from benchmarks.memory import footprint
 from benchmarks.problems import Case, decision_qp
 from benchmarks.report import Figure, Suite
@@ -154,6 +155,7 @@ SUITES: dict[str, Callable[[Options], Suite]] = {
     "bilevel": bilevel,
     "warm": lambda options: warm.suite(options.repeats, options.progress),
     "growth": lambda options: growth.suite(options.progress),
+    "functions": functions,
 }
 
 

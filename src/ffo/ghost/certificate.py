@@ -42,6 +42,8 @@ class Certificate:
             one-sided derivatives in their right-hand sides and coefficients only. Derivatives in the
             objective are not touched.
         constraints: whether derivatives in constraints were asked for.
+        indefinite: a direction of negative curvature was met on the active constraints: the point is
+            stationary but no minimum (problems given by functions need not be convex).
     """
 
     unsettled: Array
@@ -52,9 +54,10 @@ class Certificate:
     ghost_residual: Array
     dependent: Array = None  # type: ignore[assignment]  # filled in below
     constraints: Array = None  # type: ignore[assignment]
+    indefinite: Array = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        for name, value in (("dependent", False), ("constraints", True)):
+        for name, value in (("dependent", False), ("constraints", True), ("indefinite", False)):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, np.full(len(self.unsettled), value))
 
@@ -65,7 +68,7 @@ class Certificate:
         Whether the solution is unique shows only when a derivative is taken: read this after backward.
         """
         solved = np.isnan(self.ghost_residual) | (self.ghost_residual <= RESIDUAL)
-        quiet = ~self.unsettled & ~self.weakly_active & (self.margin_ratio <= MARGIN_RATIO)
+        quiet = ~self.unsettled & ~self.weakly_active & ~self.indefinite & (self.margin_ratio <= MARGIN_RATIO)
         return quiet & (self.error <= ERROR) & solved & ~(self.dependent & self.constraints)
 
     def with_ghost_residual(self, residual: Array) -> Certificate:
@@ -86,6 +89,8 @@ class Certificate:
             found.append("the active set is not settled at this accuracy: solve with a smaller eps")
         elif self.error[k] > ERROR:
             found.append("the solution is inaccurate: solve with a smaller eps")
+        if self.indefinite[k]:
+            found.append("the objective curves downwards along the active constraints: the point is no minimum")
         if self.dependent[k] and self.constraints[k]:
             found.append(
                 "active constraints depend on each other: in their right-hand sides and coefficients the "

@@ -57,7 +57,7 @@ class OptimizationLayer(torch.nn.Module):
         warm_start: bool | None,
     ) -> tuple[torch.Tensor, ...]:
         """Solve a canonical problem for tensors that have been checked."""
-        given = _keys(keys, batch) if warm_start is not False else None
+        given = sample_keys(keys, batch) if warm_start is not False else None
         if given is None and (self.engine.options.warm_start if warm_start is None else warm_start):
             given = list(range(batch or 1))
         derivative = torch.is_grad_enabled() and any(p.requires_grad for p in params)
@@ -218,7 +218,8 @@ def _only(solved: NumpyArray, v: NumpyArray) -> NumpyArray:
     return v if solved.all() else np.where(solved[:, None], v, 0.0)
 
 
-def _keys(keys: Sequence[Hashable] | torch.Tensor | None, batch: int | None) -> list[Hashable] | None:
+def sample_keys(keys: Sequence[Hashable] | torch.Tensor | None, batch: int | None) -> list[Hashable] | None:
+    """The keys of a call as a list, checked: one per sample, distinct."""
     if keys is None:
         return None
     listed = keys.tolist() if isinstance(keys, (torch.Tensor, np.ndarray)) else list(keys)

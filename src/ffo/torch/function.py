@@ -231,6 +231,18 @@ class Tangent(torch.autograd.Function):
         return tuple(_unfold(t, size, slot.batch) for t in found), (0,) * len(found)
 
 
+class Once(torch.autograd.Function):
+    """A gradient and what it depends on, so that its own derivative is refused and not taken for zero."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: torch.Tensor, *causes: torch.Tensor) -> torch.Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> NoReturn:
+        raise DerivativeError(SECOND)
+
+
 def _present(items: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
     return [t for t in items if t is not None]
 

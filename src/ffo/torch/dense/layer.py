@@ -6,19 +6,19 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from ffo.engine.info import Info, Times
-from ffo.errors import DerivativeError, Status
+from ffo.errors import Status
 from ffo.ghost.certificate import WEAK, Certificate
 from ffo.torch.base import warn_of_doubt
 from ffo.torch.dense.ghost import DenseGhost
 from ffo.torch.dense.program import DenseProgram, Tensor, diagonal_only
 from ffo.torch.dense.solve import DenseSolution, solve_dense
-from ffo.torch.function import SECOND
+from ffo.torch.function import Once
 
 #: variables up to which dense tensors are treated as dense programs on the CPU (the second where Q is
 #: diagonal and all rows are equalities), and everywhere else
@@ -182,20 +182,8 @@ class DenseSolve(torch.autograd.Function):
             result.append(found[name].reshape(shape).to(dtype) if wanted[name] else None)
         if torch.is_grad_enabled():  # create_graph=True
             causes = [*ctx.saved_tensors, *(g for g in gradients if g is not None)]
-            result = [None if r is None else _Once.apply(r, *causes) for r in result]
+            result = [None if r is None else Once.apply(r, *causes) for r in result]
         return (None, None, *result)
-
-
-class _Once(torch.autograd.Function):
-    """A gradient and what it depends on, so that its own derivative is refused and not taken for zero."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, *causes: Tensor) -> Tensor:
-        return gradient.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
-        raise DerivativeError(SECOND)
 
 
 def _outputs(plan: DensePlan, solution: DenseSolution) -> list[Tensor]:

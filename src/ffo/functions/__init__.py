@@ -1,0 +1,1 @@
+"""Algorithm 1 for problems whose objective and constraints are differentiable functions (torch)."""

@@ -1,0 +1,106 @@
+"""Which inequalities are active: slacks and multipliers compared in natural sizes.
+
+Inequality i is active where its slack s_i = -h_i is smaller than tau_i lam_i, with (DESIGN: identification)
+
+    tau_i = |a_i|^2 l / f,   l = max(|y|, |s_i| / |a_i|),   f = max(|grad g|, |H| l, lam_i |a_i|).
+
+The norms |a_i| of the rows of the Jacobian, which is never formed, are estimated from products with
+random vectors, E (J z)_i^2 = |a_i|^2: a size is wanted, not a number. |H| is the size of H z for random
+signs z: the change of the gradient over a unit length, which gives a scale where gradients vanish.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ffo.functions.problem import Tensor
+from ffo.functions.products import Constraints
+
+PROBES = 8
+#: how much of the size of all slacks the solution is taken to have at least
+VANISHING = 1e-3
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Natural sizes: rows (batch, k) norms of the Jacobian's rows, primal l and dual f (batch,)."""
+
+    rows: Tensor
+    primal: Tensor
+    dual: Tensor
+
+    @property
+    def tau(self) -> Tensor:
+        """(batch, k)."""
+        return self.rows**2 * (self.primal / self.dual).unsqueeze(1)
+
+    def take(self, samples: Tensor) -> Scale:
+        return Scale(self.rows[samples], self.primal[samples], self.dual[samples])
+
+
+def generator(like: Tensor) -> torch.Generator:
+    """The same random numbers at every call."""
+    return torch.Generator(device=like.device).manual_seed(0)
+
+
+def row_norms(constraints: Constraints, y: Tensor) -> Tensor:
+    """(batch, k) estimates of the norms of the rows of the Jacobian; 1 for rows of zeros."""
+    source = generator(y)
+    squared = torch.zeros_like(constraints.value)
+    if not squared.shape[1]:
+        return squared
+    for _ in range(PROBES):
+        z = torch.randn(y.shape, generator=source, dtype=y.dtype, device=y.device)
+        squared += constraints.push(z) ** 2 / PROBES
+    positive = squared > 0
+    typical = torch.where(positive, squared, 0.0).sum(1) / positive.sum(1).clamp_min(1)
+    typical = torch.where(typical > 0, typical, torch.ones_like(typical))
+    return torch.where(positive, squared, typical.unsqueeze(1)).sqrt()
+
+
+def scale(y: Tensor, gradient: Tensor, constraints: Constraints, multipliers: Tensor, curvature: Tensor) -> Scale:
+    """Sizes at a point; `gradient` of the objective (batch, n), `curvature` |H| (batch,)."""
+    rows = row_norms(constraints, y)
+    slack = largest(constraints.value / rows)
+    primal = torch.maximum(largest(y), VANISHING * slack)
+    primal = torch.where(primal > 0, primal, torch.ones_like(primal))
+    dual = torch.maximum(largest(gradient), largest(multipliers * rows))
+    dual = torch.maximum(dual, curvature * primal)
+    return Scale(rows, primal, torch.where(dual > 0, dual, torch.ones_like(dual)))
+
+
+def largest(v: Tensor) -> Tensor:
+    """(batch,) largest modulus of each row; 0 of empty ones."""
+    return v.abs().amax(1) if v.shape[1] else v.new_zeros(len(v))
+
+
+@dataclass(frozen=True)
+class ActiveSet:
+    """Constraints held as equalities at a point.
+
+    Attributes:
+        held: (batch, k) equalities and active inequalities.
+        multipliers: (batch, k) zero off the held rows, not negative on inequalities.
+        margin: (batch,) distance of the nearest inequality from changing sides, relative to its size.
+    """
+
+    held: Tensor
+    multipliers: Tensor
+    margin: Tensor
+
+
+def active_set(value: Tensor, multipliers: Tensor, inequalities: int, sizes: Scale) -> ActiveSet:
+    """Classify at constraint values c and multipliers (batch, k)."""
+    m = inequalities
+    tau = sizes.tau[:, :m]
+    distance = -value[:, :m] - tau * multipliers[:, :m]  # w = s - tau lam
+    active = distance < 0
+    held = torch.ones_like(value, dtype=torch.bool)
+    held[:, :m] = active
+    cleaned = multipliers.clone()
+    cleaned[:, :m] = torch.where(active, -distance / tau, torch.zeros_like(tau))
+    relative = distance.abs() / (sizes.rows[:, :m] * sizes.primal.unsqueeze(1))
+    margin = relative.amin(1) if m else torch.full_like(sizes.primal, torch.inf)
+    return ActiveSet(held, cleaned, margin)

@@ -1,0 +1,180 @@
+"""The ghost problem at a solution, and its perturbed solution by projected conjugate gradients.
+
+The ghost of a solution (y, lam, nu) with active inequalities I is (the paper's P2)
+
+    minimize g + lam'h + nu'e   subject to   B (y' - y) = 0,   B = [grad h_I; grad e],
+
+and its solution moves, when the objective is perturbed along c and the constraints by b, like (u, t) in
+
+    H u + B't = -c,      B u = b,
+
+H the Hessian of the ghost objective. u is the shortest solution of B u = b plus a vector of the null
+space of B, found by conjugate gradients on H there; every residual r is replaced by r - B't, the part of it
+that multipliers do not explain, which keeps it small and sums up to t (Gould, Hribar and Nocedal's
+residual update).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ffo.functions.active import ActiveSet, Scale, active_set, generator, largest, scale
+from ffo.functions.problem import Problem, Tensor
+from ffo.functions.products import Constraints, Curvature, Differences, Exact
+from ffo.functions.projection import Projection
+
+#: relative residuals at which conjugate gradients stop, with exact products and with differences
+EXACT, DIFFERENCES = 1e-13, 1e-10
+#: iterations without progress after which rounding is taken to have the last word
+STALLED = 40
+#: curvature along a direction, relative to the largest one met, that counts as none: exact, by differences
+FLAT, FLAT_DIFFERENCES = 1e-14, 1e-10
+#: ... and below which it counts as negative
+NEGATIVE = -1e-8
+#: agreement of two probes of the diagonal of H above which it is trusted as a preconditioner
+AGREED = 0.3
+
+
+class Local:
+    """First-order information at a point, in natural sizes.
+
+    Attributes:
+        y: (batch, n); constraints: at y, with their Jacobian; active: the classified point.
+        stationarity: (batch, n) gradient of the Lagrangian with the cleaned multipliers.
+        defect: (batch, k) what held constraints lack to zero, and what others are violated by.
+        natural: (batch,) largest of both, in natural sizes.
+        diagonal: (batch, n) positive diagonal to precondition with.
+    """
+
+    def __init__(self, problem: Problem, y: Tensor, multipliers: Tensor, exact: bool = False) -> None:
+        self.problem, self.y, self.exact = problem, y, exact
+        self.constraints = Constraints(problem, y)
+        gradient = problem.gradient(y, torch.zeros_like(multipliers))
+        self.diagonal = torch.ones_like(y)
+        size, self.diagonal = probe(y, self.curvature(multipliers))
+        self.sizes: Scale = scale(y, gradient, self.constraints, multipliers, size)
+        self.active: ActiveSet = active_set(self.constraints.value, multipliers, problem.inequalities, self.sizes)
+        self.stationarity = gradient + self.constraints.pull(self.active.multipliers)
+        value = self.constraints.value
+        self.defect = torch.where(self.active.held, value, value.clamp_min(0.0))
+        primal = largest(self.defect / self.sizes.rows) / self.sizes.primal
+        self.natural = torch.maximum(primal, largest(self.stationarity) / self.sizes.dual)
+
+    def curvature(self, multipliers: Tensor) -> Curvature:
+        """Products with the Hessian of the Lagrangian here."""
+        if self.exact:
+            return Exact(self.problem, self.y, multipliers)
+        return Differences(self.problem, self.y, multipliers, self.diagonal)
+
+
+def probe(y: Tensor, H: Curvature) -> tuple[Tensor, Tensor]:
+    """|H| (batch,), and the diagonal of H (batch, n) where two probes of it agree, else ones.
+
+    A product with random signs z shows z * Hz = diag H + noise of the size of the entries off the diagonal.
+    """
+    source, found, size = generator(y), [], y.new_zeros(len(y))
+    for _ in range(2):
+        z = torch.randint(0, 2, y.shape, generator=source, device=y.device).to(y.dtype) * 2 - 1
+        Hz = H(z)
+        found.append(z * Hz)
+        size = torch.maximum(size, largest(Hz))
+    mean = 0.5 * (found[0] + found[1])
+    spread = 0.5 * (found[0] - found[1]).norm(dim=1)
+    low = (1e-8 * size).unsqueeze(1)
+    trusted = (spread <= AGREED * mean.norm(dim=1)) & (size > 0) & (mean > -low).all(1)
+    return size, torch.where(trusted.unsqueeze(1), torch.maximum(mean, low), torch.ones_like(mean))
+
+
+@dataclass(frozen=True)
+class Step:
+    """u (batch, n) and t (batch, k) of a ghost system.
+
+    Attributes:
+        residual: (batch,) relative residual of the first equation.
+        indefinite: (batch,) whether a direction of negative curvature was met.
+        iterations: of conjugate gradients.
+    """
+
+    u: Tensor
+    t: Tensor
+    residual: Tensor
+    indefinite: Tensor
+    iterations: int
+
+
+class GhostSystem:
+    """The ghost system at a point, ready for right-hand sides."""
+
+    def __init__(self, local: Local) -> None:
+        self.local = local
+        self.H = local.curvature(local.active.multipliers)
+        self.inverse = 1.0 / local.diagonal
+        self.projection = Projection(local.constraints, local.active.held, self.inverse, local.sizes.rows)
+
+    def solve(self, r: Tensor, b: Tensor | None = None, rtol: float | None = None) -> Step:
+        """H u + B't = r (batch, n), B u = b (batch, k; None: zero)."""
+        start = None if b is None else self.projection.particular(b)
+        left = r if start is None else r - self.H(start)
+        run = _ConjugateGradients(self, left, r)
+        limit = 4 * r.shape[1] + 100
+        stop = rtol if rtol is not None else (EXACT if self.local.exact else DIFFERENCES)
+        while run.iterations < limit and run.going(stop):
+            run.step()
+        u = run.u if start is None else run.u + start
+        return Step(u, run.t, run.true_residual(left), run.indefinite, run.iterations)
+
+
+class _ConjugateGradients:
+    """Projected conjugate gradients of a batch, each sample with its own scalars."""
+
+    def __init__(self, system: GhostSystem, left: Tensor, reference: Tensor) -> None:
+        self.H, self.inverse, self.projection = system.H, system.inverse, system.projection
+        self.threshold = FLAT if system.local.exact else FLAT_DIFFERENCES
+        self.u = torch.zeros_like(left)
+        self.r, self.t = self.projection.reduce(left)
+        self.p = self.inverse * self.r
+        self.rz = (self.r * self.p).sum(1)
+        sizes = [(self.inverse * v * v).sum(1) for v in (reference, left)]
+        self.reference = torch.maximum(*sizes)
+        self.best, self.since = self.rz.clone(), 0
+        self.steepest = torch.zeros_like(self.rz)
+        self.indefinite = torch.zeros_like(self.rz, dtype=torch.bool)
+        self.flat = torch.zeros_like(self.indefinite)
+        self.iterations = 0
+
+    def going(self, rtol: float) -> bool:
+        self.alive = (self.rz > rtol**2 * self.reference) & ~self.flat
+        return bool(self.alive.any()) and self.since < STALLED
+
+    def step(self) -> None:
+        Hp = self.H(self.p)
+        along, length = (self.p * Hp).sum(1), (self.p * self.p / self.inverse).sum(1)
+        rate = along / length.clamp_min(1e-300)
+        self.steepest = torch.maximum(self.steepest, rate.abs())
+        self.flat |= self.alive & (rate.abs() <= self.threshold * self.steepest)
+        self.alive &= ~self.flat
+        self.indefinite |= self.alive & (rate < NEGATIVE * self.steepest)
+        alpha = torch.where(self.alive, self.rz / torch.where(along == 0, torch.ones_like(along), along), 0.0)
+        self.u += alpha.unsqueeze(1) * self.p
+        self.r, t = self.projection.reduce(self.r - alpha.unsqueeze(1) * Hp)
+        self.t += t
+        z = self.inverse * self.r
+        new = (self.r * z).sum(1)
+        beta = torch.where(self.alive, new / self.rz.clamp_min(1e-300), 0.0)
+        self.p = z + beta.unsqueeze(1) * self.p
+        self.rz = torch.where(self.alive, new, self.rz)
+        progress = self.alive & (self.rz < 0.8 * self.best)
+        self.best = torch.where(progress, self.rz, self.best)
+        self.since = 0 if bool(progress.any()) else self.since + 1
+        self.iterations += 1
+
+    def true_residual(self, left: Tensor) -> Tensor:
+        """(batch,) of the equation itself, not of the recurrence."""
+        r, t = self.projection.reduce(left - self.H(self.u) - self._explained())
+        self.t += t
+        return ((r * self.inverse * r).sum(1) / self.reference.clamp_min(1e-300)).sqrt()
+
+    def _explained(self) -> Tensor:
+        return self.projection.pull(self.t)

@@ -1,0 +1,91 @@
+"""Algorithm 1: the hypergradient as a finite difference along the perturbed ghost solution.
+
+Let u and t be how the ghost solution moves when its objective is perturbed by d c'y (`ghost`). With the
+Lagrangian L(theta, y) = g + lam'h + nu'e at fixed multipliers (the ghost objective),
+
+    v = ( grad_theta L(theta, y + d u) - grad_theta L(theta, y - d u) ) / 2d + grad_theta t'c(theta, y),
+
+the paper's difference (eq. finite_diff) taken centrally: only gradients of the functions, and an error of
+O(d^2). With exact Hessian products the difference is a derivative, grad_theta of u'grad_y L.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from ffo.functions.ghost import GhostSystem, Step
+from ffo.functions.problem import Problem, Tensor, pull
+from ffo.functions.products import SHORTER, difference_step
+
+
+class Leaves:
+    """A problem whose wanted parameters collect gradients.
+
+    `wanted` marks theta, then weights in the order of their names.
+    """
+
+    def __init__(self, problem: Problem, wanted: Sequence[bool]) -> None:
+        count = len(problem.theta)
+        theta = tuple(_leaf(t, w) for t, w in zip(problem.theta, wanted[:count], strict=True))
+        names = list(problem.weights)
+        weights = {k: _leaf(problem.weights[k], w) for k, w in zip(names, wanted[count:], strict=True)}
+        self.problem = replace(problem, theta=theta, weights=weights)
+        self.leaves = [t for t, w in zip([*theta, *weights.values()], wanted, strict=True) if w]
+        self._total = [torch.zeros_like(t) for t in self.leaves]
+        self._wanted = wanted
+
+    def add(self, value: Tensor) -> None:
+        """Add the gradient of a number."""
+        if not value.requires_grad:
+            return
+        for total, part in zip(self._total, torch.autograd.grad(value, self.leaves, allow_unused=True), strict=True):
+            if part is not None:
+                total += part
+
+    def gradients(self) -> list[Tensor | None]:
+        """What was collected, None for parameters that were not wanted."""
+        found = iter(self._total)
+        return [next(found) if w else None for w in self._wanted]
+
+
+def _leaf(t: Tensor, wanted: bool) -> Tensor:
+    return t.detach().requires_grad_() if wanted else t
+
+
+def hypergradient(system: GhostSystem, step: Step, wanted: Sequence[bool], delta: float | None) -> list[Tensor | None]:
+    """Gradients in theta and weights, (batch, ...) or summed over the batch where it shares them."""
+    local = system.local
+    y, multipliers = local.y, local.active.multipliers
+    leaves = Leaves(local.problem, wanted)
+    with torch.enable_grad():
+        if local.exact:
+            at = y.detach().clone().requires_grad_()
+            slope = pull(leaves.problem.lagrangian(at, multipliers).sum(), at, graph=True)
+            leaves.add((slope * step.u).sum())
+        else:
+            d = _delta(system, step.u, delta)
+            for sign in (1.0, -1.0):
+                value = leaves.problem.lagrangian(y + sign * d.unsqueeze(1) * step.u, multipliers)
+                leaves.add((sign * value / (2 * d)).sum())
+        if multipliers.shape[1]:
+            leaves.add((step.t * leaves.problem.constraints(y)).sum())
+    return leaves.gradients()
+
+
+def _delta(system: GhostSystem, u: Tensor, delta: float | None) -> Tensor:
+    """(batch,) the step of the difference: given, or as in `products`, and inside the functions' domain."""
+    problem, y, multipliers = system.local.problem, system.local.y, system.local.active.multipliers
+    d = difference_step(y, u, system.local.diagonal)
+    if delta is not None:
+        d = torch.full_like(d, delta)
+    with torch.no_grad():
+        for _ in range(SHORTER):
+            ends = [problem.lagrangian(y + sign * d.unsqueeze(1) * u, multipliers) for sign in (1.0, -1.0)]
+            inside = ends[0].isfinite() & ends[1].isfinite()
+            if bool(inside.all()):
+                break
+            d = torch.where(inside, d, 0.1 * d)
+    return d

@@ -1,0 +1,324 @@
+"""One batch from starting points to judged solutions, and back to gradients.
+
+The order of things is that of `ffo.engine`: samples that cannot be evaluated are set aside; remembered
+solutions are tried first; the rest go to the solver (and to those in `retry=`); multipliers that a solver
+does not give are recovered; points that need it are given Newton steps. What the optimality conditions, as
+measured here, do not confirm has failed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ffo.engine.info import Info, Times
+from ffo.engine.memory import Memory
+from ffo.engine.options import Options
+from ffo.errors import Status, solver_error
+from ffo.functions.active import largest
+from ffo.functions.augmented import Answer
+from ffo.functions.feasibility import infeasible
+from ffo.functions.ghost import GhostSystem, Local
+from ffo.functions.multipliers import recover
+from ffo.functions.oracle import hypergradient
+from ffo.functions.polish import Polished, certificate, polish
+from ffo.functions.problem import Problem, Tensor
+from ffo.functions.solvers import FunctionSolver, choose, get_solver
+from ffo.ghost.certificate import Certificate
+
+Array = np.ndarray
+
+#: natural residual up to which a solver's point counts as solved; and one that Newton steps end in
+SOLVED, POLISHED = 1e-6, 1e-8
+#: natural residual up to which Newton's method from a remembered point counts as solved
+REMEMBERED = 1e-10
+#: size of y, relative to the start, beyond which a point is on its way to infinity
+FAR = 1e8
+
+
+@dataclass
+class Outcome:
+    """A solved batch: y (batch, n), NaN where a sample failed, and its derivative where it was asked for.
+
+    `solved` are the numbers of solved samples; `system` is their ghost system.
+    """
+
+    problem: Problem
+    y: Tensor
+    info: Info
+    solved: Tensor
+    system: GhostSystem | None
+
+    def adjoint(self, c: Tensor, wanted: Sequence[bool], delta: float | None, use: Tensor) -> list[Tensor | None]:
+        """Loss gradients (batch, n) -> gradients in theta and weights; samples outside `use` (batch,) add nothing."""
+        start = time.perf_counter()
+        problem = self.problem
+        total: list[Tensor | None] = [
+            torch.zeros_like(t) if w else None
+            for t, w in zip([*problem.theta, *problem.weights.values()], wanted, strict=True)
+        ]
+        if self.system is not None:
+            kept = torch.where(use[self.solved].unsqueeze(1), c[self.solved], 0.0)
+            step = self.system.solve(-kept)
+            for k, part in enumerate(hypergradient(self.system, step, wanted, delta)):
+                if part is None:
+                    continue
+                whole = total[k]
+                assert whole is not None
+                if k < len(problem.theta) and problem.batched[k]:
+                    whole[self.solved] = part
+                else:
+                    whole += part
+            residual, indefinite = torch.full_like(self.y[:, 0], torch.nan), torch.zeros_like(use)
+            residual[self.solved], indefinite[self.solved] = step.residual, step.indefinite
+            given = self.info.certificate
+            assert given is not None
+            self.info.certificate = replace(
+                given,
+                ghost_residual=residual.cpu().numpy(),
+                indefinite=given.indefinite | indefinite.cpu().numpy(),
+            )
+        self.info.times = replace(self.info.times, backward=time.perf_counter() - start)
+        return total
+
+
+@dataclass
+class Runner:
+    """Options, and what is remembered between calls."""
+
+    options: Options
+    exact: bool
+
+    def __post_init__(self) -> None:
+        self._memory = Memory()
+        # Complain now, not at the first call.
+        if self.options.solver is not None:
+            get_solver(self.options.solver, self.options.solver_args)
+        for other in self.options.retry or ():
+            get_solver(other, {})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"options": self.options, "exact": self.exact}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def run(
+        self,
+        problem: Problem,
+        y: Tensor,
+        derivative: bool,
+        keys: Sequence[Hashable] | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        copies: int = 1,
+    ) -> Outcome:
+        """Solve every sample from y (batch, n); `copies` as in `ffo.engine.Engine.run`."""
+        start = time.perf_counter()
+        run = _Run(problem, y, self.options, self.exact)
+        run.reject()
+        constraints = run.points.multipliers.shape[1]
+        if keys is not None:
+            known, *point = self._memory.recall(keys, y.shape[1], constraints)
+            run.from_memory(known, point[0], point[1])
+        named = self.options.solver if self.options.solver is not None else choose(problem, y, constraints)
+        run.solve(get_solver(named, {**self.options.solver_args, **(overrides or {})}), derivative)
+        for other in self.options.retry or ():
+            run.solve(get_solver(other, {}), derivative, retry=True)
+        run.raise_failures(copies)
+        outcome = run.outcome(derivative)
+        if keys is not None:
+            good = outcome.solved.cpu().numpy()
+            y_np, m_np = (v[outcome.solved].cpu().numpy() for v in (run.points.y, run.points.multipliers))
+            self._memory.remember([keys[int(k)] for k in good], y_np, m_np, np.zeros_like(m_np))
+        outcome.info.times = replace(outcome.info.times, forward=time.perf_counter() - start)
+        return outcome
+
+
+class _Run:
+    """One call, step by step."""
+
+    def __init__(self, problem: Problem, y: Tensor, options: Options, exact: bool) -> None:
+        self.problem, self.start, self.options, self.exact = problem, y, options, exact
+        batch = problem.batch
+        self.status: list[Status | None] = [None] * batch
+        self.answered = [""] * batch
+        self.iterations = np.full(batch, -1)
+        self.retried, self.rescued = np.zeros(batch, dtype=bool), np.zeros(batch, dtype=bool)
+        self.detail: dict[int, str] = {}
+        self.hits = 0
+        self.times = Times()
+
+    def reject(self) -> None:
+        """Set samples aside whose parameters are not finite, or whose functions are not at the start."""
+        problem, y = self.problem, self.start
+        good = torch.ones(problem.batch, dtype=torch.bool, device=y.device)
+        for t, batched in zip(problem.theta, problem.batched, strict=True):
+            finite = t.isfinite()
+            good &= finite.reshape(len(t), -1).all(1) if batched else finite.all()
+        for k in (~good).nonzero().squeeze(1).tolist():
+            self._fail(k, Status.INVALID_INPUT, "theta has NaN or infinite entries")
+        with torch.no_grad():
+            value, c = problem.objective(y), problem.constraints(y)
+        self.points = Polished.unknown(y, torch.zeros_like(c))
+        finite = value.isfinite() & c.isfinite().all(1)
+        for k in (good & ~finite).nonzero().squeeze(1).tolist():
+            self._fail(
+                k,
+                Status.INVALID_INPUT,
+                "the functions are not finite at the starting point: pass y0= inside their domain",
+            )
+
+    def _fail(self, sample: int, status: Status, detail: str = "") -> None:
+        self.status[sample] = status
+        if detail:
+            self.detail[sample] = detail
+
+    def from_memory(self, known: Array, y: Array, multipliers: Array) -> None:
+        """Newton's method from remembered solutions, kept where it ends in a solution."""
+        fresh = [i for i, k in enumerate(known) if self.status[int(k)] is None]
+        if not fresh:
+            return
+        began = time.perf_counter()
+        who = torch.as_tensor(known[fresh], device=self.start.device)
+        at, given = (torch.tensor(v[fresh], device=self.start.device) for v in (y, multipliers))
+        polished = polish(self.problem.take(who), at, given, self.exact)
+        good = (polished.natural <= REMEMBERED) & polished.settled
+        self.points.put(who[good], polished, good)
+        for k in who[good].tolist():
+            self.status[k], self.iterations[k] = Status.SOLVED, 0
+        self.hits = int(good.sum())
+        self.times = replace(self.times, polish=time.perf_counter() - began)
+
+    def solve(self, solver: FunctionSolver, derivative: bool, retry: bool = False) -> None:
+        """Ask a solver about the samples that are not solved yet."""
+        open_ = [k for k, s in enumerate(self.status) if s is None or (retry and _retriable(s))]
+        if not open_:
+            return
+        began = time.perf_counter()
+        who = torch.tensor(open_, device=self.start.device)
+        problem = self.problem.take(who)
+        answer = solver.solve(problem, self.start[who], self.exact)
+        solved = time.perf_counter()
+        points, rescued = self._judged(problem, answer, derivative)
+        done = time.perf_counter()
+        self.times = replace(
+            self.times, solve=self.times.solve + solved - began, polish=self.times.polish + done - solved
+        )
+        self.points.put(who, points, torch.arange(len(who), device=who.device))
+        iterations = answer.iterations.cpu().numpy()
+        verdicts = _verdicts(problem, points, answer, self.start[who])
+        for i, k in enumerate(open_):
+            self.status[k], self.answered[k], self.iterations[k] = verdicts[i], solver.name, iterations[i]
+            self.retried[k], self.rescued[k] = retry, bool(rescued[i]) and verdicts[i].ok
+            self.detail.pop(k, None)
+            if not verdicts[i].ok and i in answer.detail:
+                self.detail[k] = answer.detail[i]
+
+    def _judged(self, problem: Problem, answer: Answer, derivative: bool) -> tuple[Polished, Array]:
+        """The points with their measured residuals, polished where a derivative is wanted or they are not solved."""
+        batch = problem.batch
+        rescued = np.zeros(batch, dtype=bool)
+        if answer.polished is not None:
+            return answer.polished, rescued
+        y = torch.where(answer.y.isfinite(), answer.y, self.start.new_zeros(()))
+        multipliers = answer.multipliers if answer.multipliers is not None else recover(problem, y)
+        local = Local(problem, y, multipliers, self.exact)
+        points = Polished.unknown(y, local.active.multipliers)
+        points.natural, points.last = local.natural.clone(), local
+        rough = ~(local.natural <= SOLVED)
+        todo = (rough | derivative).nonzero().squeeze(1)
+        if len(todo):
+            better = polish(problem.take(todo), y[todo], local.active.multipliers[todo], self.exact)
+            points.put(todo, better, torch.arange(len(todo), device=todo.device))
+            rescued = (rough & (points.natural <= POLISHED)).cpu().numpy()
+        return points, rescued
+
+    def raise_failures(self, copies: int) -> None:
+        """Raise the first failure, naming the samples that share it, if the user wants that."""
+        failed = [k for k, s in enumerate(self.status) if s is not Status.SOLVED]
+        if not failed or self.options.on_fail != "raise":
+            return
+        first = failed[0]
+        status = self.status[first]
+        assert status is not None
+        same = sorted({k // copies for k in failed if self.status[k] is status})
+        raise solver_error(status, same, self.answered[first] or "FFOFunctionLayer", self.detail.get(first, ""))
+
+    def outcome(self, derivative: bool) -> Outcome:
+        """What became of the samples; NaN where they failed."""
+        began = time.perf_counter()
+        status = [s if s is not None else Status.NUMERICAL for s in self.status]
+        ok = torch.tensor([s.ok for s in status], device=self.start.device)
+        solved = ok.nonzero().squeeze(1)
+        points = self.points
+        y = torch.where(ok.unsqueeze(1), points.y, torch.nan)
+        system, evidence = None, None
+        if derivative:
+            evidence = _nothing(self.problem.batch)
+            if len(solved):
+                problem = self.problem.take(solved)
+                local = points.last if len(solved) == self.problem.batch else None
+                local = local or Local(problem, points.y[solved], points.multipliers[solved], self.exact)
+                system = GhostSystem(local)
+                mine = Polished.unknown(points.y[solved], points.multipliers[solved])
+                mine.put(torch.arange(len(solved), device=solved.device), points, solved)
+                found = certificate(mine, system)
+                for name, values in vars(found).items():
+                    getattr(evidence, name)[solved.cpu().numpy()] = values
+        info = Info(
+            status=status,
+            solver=tuple(self.answered),
+            residual=np.where(ok.cpu().numpy(), points.natural.cpu().numpy(), np.nan),
+            iterations=self.iterations,
+            warm_hits=self.hits,
+            retried=self.retried,
+            rescued=self.rescued,
+            certificate=evidence,
+            times=replace(self.times, polish=self.times.polish + time.perf_counter() - began),
+            detail=self.detail,
+        )
+        return Outcome(self.problem, y, info, solved, system)
+
+
+def _retriable(status: Status) -> bool:
+    return not status.ok and status is not Status.INVALID_INPUT
+
+
+def _verdicts(problem: Problem, points: Polished, answer: Answer, start: Tensor) -> list[Status]:
+    """What the measured optimality conditions say, and the solver's own word where they do not hold."""
+    good = points.natural <= SOLVED
+    if bool(good.all()):
+        return [Status.SOLVED] * len(good)
+    failed = (~good).nonzero().squeeze(1)
+    y = answer.y.nan_to_num(posinf=torch.inf, neginf=-torch.inf)
+    far = largest(y) > FAR * (1 + largest(start))
+    empty = torch.zeros_like(good)
+    empty[failed] = infeasible(problem.take(failed), torch.where(far.unsqueeze(1), start, y)[failed])
+    found = []
+    for k, said in enumerate(answer.status):
+        if bool(good[k]):
+            found.append(Status.SOLVED)
+        elif bool(empty[k]):
+            found.append(Status.INFEASIBLE)
+        elif bool(far[k]):
+            found.append(Status.UNBOUNDED)
+        else:
+            found.append(Status.INACCURATE if said is Status.SOLVED else said)
+    return found
+
+
+def _nothing(batch: int) -> Certificate:
+    """The certificate of samples that were not solved."""
+    return Certificate(
+        unsettled=np.ones(batch, dtype=bool),
+        margin_ratio=np.full(batch, np.inf),
+        weakly_active=np.zeros(batch, dtype=bool),
+        error=np.full(batch, np.inf),
+        natural_residual=np.full(batch, np.nan),
+        ghost_residual=np.full(batch, np.nan),
+    )

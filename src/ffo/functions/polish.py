@@ -1,0 +1,127 @@
+"""Newton steps on the ghost system: a more accurate solution, and evidence about its derivative.
+
+At a point whose active inequalities have been identified, one step solves the ghost system for what is left
+of the optimality conditions,
+
+    H dy + B'dm = -(grad g + J'm),     B dy = -c,
+
+and the active set is identified again. A sample is done when a step leaves the active set alone and its
+natural residual can fall no further; the best point met is kept, so polish never makes a point worse.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ffo.functions.active import largest
+from ffo.functions.ghost import GhostSystem, Local
+from ffo.functions.problem import Problem, Tensor
+from ffo.ghost.certificate import WEAK, Certificate
+
+STEPS = 12
+#: natural residuals at which a point is called exact, with exact Hessian products and with differences
+EXACT, DIFFERENCES = 1e-13, 1e-12
+#: a step that leaves more of the natural residual than this was the last one
+PROGRESS = 0.3
+
+
+@dataclass
+class Polished:
+    """Points y (batch, n) with multipliers (batch, k), and per sample the evidence of the certificate.
+
+    Attributes:
+        natural: (batch,) relative residual of the optimality conditions.
+        error: (batch,) estimated relative error of y: the residual times what the last step made of one.
+        settled: (batch,) whether the active set stayed the same under the last step.
+        last: first-order information of the whole batch at exactly these points, if at hand.
+    """
+
+    y: Tensor
+    multipliers: Tensor
+    natural: Tensor
+    error: Tensor
+    settled: Tensor
+    indefinite: Tensor
+    last: Local | None = None
+
+    @classmethod
+    def unknown(cls, y: Tensor, multipliers: Tensor) -> Polished:
+        """Points of which nothing is known yet."""
+        infinite = torch.full_like(y[:, 0], torch.inf)
+        never = torch.zeros_like(infinite, dtype=torch.bool)
+        return cls(y.clone(), multipliers.clone(), infinite, infinite.clone(), never, never.clone())
+
+    def put(self, who: Tensor, other: Polished, chosen: Tensor) -> None:
+        """Take samples of another batch over: those `chosen` of it become samples `who` here."""
+        for name in ("y", "multipliers", "natural", "error", "settled", "indefinite"):
+            getattr(self, name)[who] = getattr(other, name)[chosen]
+        self.last = other.last if len(who) == len(self.y) == len(other.y) else None
+
+
+def polish(problem: Problem, y: Tensor, multipliers: Tensor, exact: bool, steps: int = STEPS) -> Polished:
+    """Newton steps from approximate solutions; at least one, so that there is evidence."""
+    run = _Run(problem, y, multipliers, exact)
+    for _ in range(steps):
+        run.step()
+        if not len(run.pending):
+            break
+    return run.best
+
+
+class _Run:
+    def __init__(self, problem: Problem, y: Tensor, multipliers: Tensor, exact: bool) -> None:
+        self.problem, self.exact = problem, exact
+        self.target = EXACT if exact else DIFFERENCES
+        self.pending = torch.arange(len(y), device=y.device)
+        self.local = Local(problem, y, multipliers, exact)
+        self.best = Polished.unknown(y, self.local.active.multipliers)
+        self.best.natural, self.best.last = self.local.natural.clone(), self.local
+
+    def step(self) -> None:
+        """One Newton step for the pending samples."""
+        before, who, best = self.local, self.pending, self.best
+        rtol = float((self.target / before.natural.clamp_min(self.target)).min().clamp(1e-12, 1e-3))
+        found = GhostSystem(before).solve(-before.stationarity, -before.defect * before.active.held, rtol)
+        y, multipliers = before.y + found.u, before.active.multipliers + found.t
+        after = Local(self.problem.take(who), y, multipliers, self.exact)
+        same = (after.active.held == before.active.held).all(1)
+        moved = largest(found.u) / before.sizes.primal
+        amplified = (moved / before.natural.clamp_min(1e-300)).clamp_min(1.0)
+        better = after.natural < before.natural
+        # Where rounding keeps the residual from falling, the point before the step was as good as this one.
+        done = same & (~better | (after.natural <= self.target) | (after.natural > PROGRESS * before.natural))
+        mine = who[better]
+        best.y[mine], best.multipliers[mine] = y[better], after.active.multipliers[better]
+        best.natural[mine] = after.natural[better]
+        best.error[who] = best.natural[who] * torch.where(amplified.isfinite(), amplified, torch.inf)
+        best.settled[who] = same
+        best.indefinite[who] |= found.indefinite
+        whole = len(who) == self.problem.batch
+        best.last = after if whole and bool(better.all()) else (best.last if not bool(better.any()) else None)
+        keep = ~done & after.natural.isfinite()
+        self.pending = who[keep]
+        if not len(self.pending):
+            return
+        self.local = after
+        if not bool(keep.all()):
+            self.local = Local(self.problem.take(self.pending), y[keep], multipliers[keep], self.exact)
+
+
+def certificate(polished: Polished, system: GhostSystem) -> Certificate:
+    """Evidence about derivatives at polished points; `system` is theirs."""
+    margin, held = system.local.active.margin, system.local.active.held
+    inequality = held[:, : system.local.problem.inequalities].any(1)
+    fields = {
+        "unsettled": ~polished.settled,
+        "margin_ratio": polished.error / margin.clamp_min(1e-300),
+        "weakly_active": margin <= WEAK,
+        "error": polished.error,
+        "natural_residual": polished.natural,
+        "ghost_residual": torch.full_like(margin, torch.nan),
+        "dependent": system.projection.dependent & inequality,
+        "indefinite": polished.indefinite,
+    }
+    return Certificate(**{name: np.asarray(value.cpu()) for name, value in fields.items()})

@@ -1,0 +1,151 @@
+"""Projection onto the null space of the held rows B of the Jacobian, in the metric of a diagonal D.
+
+    P r = D^-1 (r - B't),    (B D^-1 B') t = B D^-1 r.
+
+Few rows: their Gram matrix B D^-1 B' is built column by column from products, and factorized; B itself is
+never stored. Many rows: conjugate gradients on the Gram matrix, a vector at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ffo.functions.problem import Tensor
+from ffo.functions.products import Constraints
+
+Product = Callable[[Tensor], Tensor]
+
+#: held rows up to which the Gram matrix is built, and how many of its entries are allowed per unknown beyond
+FEW, PER_UNKNOWN = 256, 8
+#: pivot, relative to the row's norm squared, below which rows count as dependent
+DEPENDENT = 1e-11
+#: pivot below which a solution of the Gram system is refined
+LOOSE = 1e-3
+
+
+class Projection:
+    """For held rows (batch, k) of a Jacobian; `inverse` (batch, n) is the diagonal of D^-1.
+
+    Attributes:
+        dependent: (batch,) whether held rows depend on each other.
+    """
+
+    def __init__(self, constraints: Constraints, held: Tensor, inverse: Tensor, rows: Tensor) -> None:
+        self._constraints, self._held, self._inverse = constraints, held, inverse
+        self.dependent = torch.zeros(len(held), dtype=torch.bool, device=held.device)
+        count = int(held.sum(1).max()) if held.numel() else 0
+        unknowns = inverse.shape[1] + held.shape[1]
+        self._factors: _Gram | _Iterative | None = None
+        if count and (count <= FEW or count**2 <= PER_UNKNOWN * unknowns):
+            self._factors = _Gram(self._gram, held, count)
+            self.dependent = self._factors.dependent
+        elif count:
+            self._factors = _Iterative(self._gram, torch.where(held, 1.0 / rows**2, 0.0))
+
+    def _gram(self, t: Tensor) -> Tensor:
+        """B D^-1 B' t."""
+        return self._down(self._inverse * self._constraints.pull(t))
+
+    def _down(self, v: Tensor) -> Tensor:
+        return torch.where(self._held, self._constraints.push(v), 0.0)
+
+    def pull(self, t: Tensor) -> Tensor:
+        """B't."""
+        return self._constraints.pull(t)
+
+    def solve(self, b: Tensor) -> Tensor:
+        """t with B D^-1 B' t = b, (batch, k); b is zero off the held rows."""
+        return b if self._factors is None else self._factors.solve(b)
+
+    def multipliers(self, r: Tensor) -> Tensor:
+        """Least-squares multipliers t of r: (batch, n) -> (batch, k)."""
+        if self._factors is None:
+            return torch.zeros_like(self._constraints.value)
+        return self.solve(self._down(self._inverse * r))
+
+    def reduce(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        """r - B't, and t: what of r no multiplier explains."""
+        t = self.multipliers(r)
+        return (r - self._constraints.pull(t), t) if self._factors is not None else (r, t)
+
+    def particular(self, b: Tensor) -> Tensor:
+        """The shortest v with B v = b, (batch, n)."""
+        v = self._inverse * self._constraints.pull(self.solve(b))
+        left = torch.where(self._held, b, 0.0) - self._down(v)
+        return v + self._inverse * self._constraints.pull(self.solve(left))
+
+
+class _Gram:
+    """Dense factors of the Gram matrix on the held rows of each sample, which are gathered in front."""
+
+    def __init__(self, product: Product, held: Tensor, count: int) -> None:
+        self._index = held.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :count]
+        self._valid = held.gather(1, self._index)
+        gram = self._columns(product, held)
+        diagonal = gram.diagonal(dim1=1, dim2=2)
+        self._unit = torch.where(self._valid & (diagonal > 0), diagonal.clamp_min(1e-300).rsqrt(), 1.0)
+        gram *= self._unit.unsqueeze(1) * self._unit.unsqueeze(2)
+        gram.diagonal(dim1=1, dim2=2).copy_(torch.ones_like(self._unit))
+        self._lower, failed = torch.linalg.cholesky_ex(gram)
+        pivots = self._lower.diagonal(dim1=1, dim2=2) ** 2
+        self.dependent = (failed > 0) | (pivots < DEPENDENT).any(1) | ~pivots.isfinite().all(1)
+        self._matrix = gram if bool((pivots < LOOSE).any()) else None
+        self._spectrum: tuple[Tensor, Tensor] | None = None
+        if bool(self.dependent.any()):
+            values, vectors = torch.linalg.eigh(gram[self.dependent])
+            keep = values > DEPENDENT * values[:, -1:]
+            self._spectrum = (torch.where(keep, 1.0 / values, 0.0), vectors)
+            self._lower[self.dependent] = torch.eye(count, dtype=gram.dtype, device=gram.device)
+
+    def _columns(self, product: Product, held: Tensor) -> Tensor:
+        batch, count = self._index.shape
+        gram = torch.empty(batch, count, count, dtype=torch.float64, device=held.device)
+        for j in range(count):
+            one = torch.zeros(held.shape, dtype=torch.float64, device=held.device)
+            one.scatter_(1, self._index[:, j : j + 1], self._valid[:, j : j + 1].to(torch.float64))
+            gram[:, :, j] = product(one).gather(1, self._index) * self._valid
+        return gram.add_(gram.mT.clone()).mul_(0.5)
+
+    def solve(self, b: Tensor) -> Tensor:
+        scaled = b.gather(1, self._index) * self._valid * self._unit
+        t = self._once(scaled)
+        if self._matrix is not None:
+            t += self._once(scaled - (self._matrix @ t.unsqueeze(2)).squeeze(2))
+        return torch.zeros_like(b).scatter_(1, self._index, t * self._unit * self._valid)
+
+    def _once(self, b: Tensor) -> Tensor:
+        t = torch.cholesky_solve(b.unsqueeze(2), self._lower).squeeze(2)
+        if self._spectrum is not None:
+            inverse, vectors = self._spectrum
+            mine = b[self.dependent].unsqueeze(1)
+            t[self.dependent] = ((mine @ vectors) * inverse.unsqueeze(1) @ vectors.mT).squeeze(1)
+        return t
+
+
+class _Iterative:
+    """Conjugate gradients on the Gram matrix with the row norms as preconditioner."""
+
+    def __init__(self, product: Product, weight: Tensor, rtol: float = 1e-14) -> None:
+        self._product, self._weight, self._rtol = product, weight, rtol
+
+    def solve(self, b: Tensor) -> Tensor:
+        x, r = torch.zeros_like(b), torch.where(self._weight > 0, b, 0.0)
+        z = self._weight * r
+        p, rz = z, (r * z).sum(1)
+        target, best, since = self._rtol**2 * rz, rz, 0
+        for _ in range(10 * b.shape[1] + 50):
+            if bool((rz <= target).all()) or since > 50:
+                break
+            q = self._product(p)
+            curvature = (p * q).sum(1)
+            step = torch.where((rz > target) & (curvature > 0), rz / curvature.clamp_min(1e-300), 0.0).unsqueeze(1)
+            x, r = x + step * p, r - step * q
+            z = self._weight * r
+            new = (r * z).sum(1)
+            p = z + (new / rz.clamp_min(1e-300)).unsqueeze(1) * p
+            rz = new
+            since = 0 if bool((rz < best).any()) else since + 1
+            best = torch.minimum(best, rz)
+        return x

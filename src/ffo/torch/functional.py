@@ -1,0 +1,335 @@
+"""FFOFunctionLayer: a problem given by differentiable functions as a PyTorch layer (P0 of the paper)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from ffo.engine import Info, Options, Smoothing
+from ffo.errors import DerivativeError, InputError
+from ffo.functions.outcome import Outcome, Runner
+from ffo.functions.problem import Functions, Problem, graph_nodes
+from ffo.functions.solvers import FunctionSolver
+from ffo.torch.base import sample_keys, warn_of_doubt
+from ffo.torch.function import Once, check_tensors
+
+Tensor = torch.Tensor
+Function = Callable[..., Tensor]
+
+HVP = ("difference", "autograd")
+_UNKNOWN = (
+    "the functions use a tensor that requires gradients and is not known to the layer{shape}: pass it as theta, "
+    "or give its module in modules=, or detach it"
+)
+_TRANSFORMED = (
+    "FFOFunctionLayer does not run inside torch.func transforms: pass a batch, and take Jacobians row by row with "
+    "torch.autograd.functional.jacobian"
+)
+
+
+class FFOFunctionLayer(torch.nn.Module):
+    """Solves  minimize g(theta, y)  subject to  h(theta, y) <= 0,  e(theta, y) = 0,  and differentiates y.
+
+    The functions are plain torch, written for one sample: `objective(*theta, y)` returns a number,
+    `inequality` and `equality` vectors (m,) and (p,). A batch goes through `torch.func.vmap`, or sample
+    by sample where vmap is impossible. They must be differentiable in y and theta; no second
+    derivative is taken unless `hvp="autograd"`. Everything is computed in double precision on the device of
+    the tensors, and returned in their dtype.
+
+    Args:
+        objective, inequality, equality: g, h and e; a module is a function too.
+        shape: of y for one sample; an integer for a vector. May be left out if y0 is always given (then y is a
+            vector).
+        dims: number of dimensions of each theta for one sample. A tensor with one more has a batch dimension in
+            front, one with as many is shared by the batch and its gradient is the sum over it. Without `dims`,
+            the dimensions of y0 tell: (*shape) is a single sample, (batch, *shape) a batch in which every theta
+            is batched.
+        modules: modules that the functions call; their parameters receive gradients, and are parameters of this
+            layer.
+        solver: "SLSQP", "TRUST-CONSTR" (SciPy), "IPOPT" (cyipopt), "AUGLAG" (ours: batched, first-order, on any
+            device), or a function `solve(g, h, e, y0)` that returns y or (y, lam, nu) for one sample; by
+            default SLSQP for a few small problems and AUGLAG otherwise.
+        solver_args: `eps` and `max_iters`, and the solver's own settings.
+        hvp: products with the Hessian of the Lagrangian: "difference" of gradients, or "autograd", exact by
+            a second backward pass.
+        delta: the perturbation of the paper's finite difference; None chooses it from the sizes of things.
+        on_fail, warm_start, retry, smoothing: as in `FFOLayer` (smoothing perturbs inequalities only).
+
+    Attributes:
+        info: report on the last call, with the gradient certificate; None before any.
+
+    Example:
+        >>> import torch
+        >>> layer = FFOFunctionLayer(lambda a, y: (y - a).square().sum(), lambda a, y: y.sum() - 1, shape=3, dims=(1,))
+        >>> a = torch.randn(8, 3, requires_grad=True)
+        >>> y = layer(a)  # (8, 3)
+        >>> y.sum().backward()
+    """
+
+    info: Info | None
+
+    def __init__(
+        self,
+        objective: Function,
+        inequality: Function | None = None,
+        equality: Function | None = None,
+        *,
+        shape: int | Sequence[int] | None = None,
+        dims: Sequence[int] | None = None,
+        modules: Sequence[torch.nn.Module] = (),
+        solver: str | FunctionSolver | Callable[..., Any] | None = None,
+        solver_args: Mapping[str, Any] | None = None,
+        hvp: Literal["difference", "autograd"] = "difference",
+        delta: float | None = None,
+        on_fail: Literal["raise", "nan"] = "raise",
+        warm_start: bool = False,
+        retry: Sequence[Any] = (),
+        smoothing: float | Smoothing | None = None,
+    ) -> None:
+        super().__init__()
+        options = Options(
+            solver=solver,  # type: ignore[arg-type]
+            solver_args=dict(solver_args or {}),
+            delta=delta,
+            on_fail=on_fail,
+            warm_start=warm_start,
+            retry=tuple(retry) if not isinstance(retry, str) else retry,
+            smoothing=smoothing,  # type: ignore[arg-type]
+        )
+        if hvp not in HVP:
+            raise InputError(f"hvp must be one of {', '.join(HVP)}, not {hvp!r}")
+        if options.smoothing is not None and options.smoothing.costs:
+            raise InputError("Smoothing(costs=...) needs a linear term, which functions do not show: use a radius")
+        for name, function in (("objective", objective), ("inequality", inequality), ("equality", equality)):
+            if not callable(function) and (function is not None or name == "objective"):
+                raise InputError(f"{name} must be a function of (*theta, y), not {type(function).__name__}")
+        own = [f for f in (objective, inequality, equality) if isinstance(f, torch.nn.Module)]
+        self.functions = Functions(objective, inequality, equality, [*own, *modules])
+        self.held = self.functions.holder.held
+        self.shape = None if shape is None else (shape,) if isinstance(shape, int) else tuple(shape)
+        self.dims = None if dims is None else tuple(dims)
+        self.runner = Runner(options, exact=hvp == "autograd")
+        self._random = np.random.default_rng(options.smoothing.seed) if options.smoothing else None
+        self.info = None
+
+    def forward(
+        self,
+        *theta: Tensor,
+        y0: Tensor | None = None,
+        solver_args: Mapping[str, Any] | None = None,
+        keys: Sequence[Hashable] | Tensor | None = None,
+        warm_start: bool | None = None,
+    ) -> Tensor:
+        """Solve for the given parameters.
+
+        Args:
+            theta: tensors of one dtype on one device, with or without a batch dimension in front.
+            y0: where to start, (*shape) or (batch, *shape); zero by default. Functions that are not defined
+                everywhere must be finite there.
+            solver_args: settings for this call, on top of the layer's.
+            keys, warm_start: as in `FFOLayer`.
+
+        Returns:
+            y (*batch, *shape).
+        """
+        arguments = (theta, y0, solver_args, keys, warm_start)
+        if torch.compiler.is_compiling():  # a solve is no part of a graph: torch.compile breaks it here
+            return torch.compiler.disable(self._solve)(*arguments)
+        return self._solve(*arguments)
+
+    def _solve(
+        self,
+        theta: tuple[Tensor, ...],
+        y0: Tensor | None,
+        solver_args: Mapping[str, Any] | None,
+        keys: Sequence[Hashable] | Tensor | None,
+        warm_start: bool | None,
+    ) -> Tensor:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise DerivativeError(_TRANSFORMED)
+        layout = self._layout(theta, y0)
+        weights = self.functions.weights
+        given = sample_keys(keys, layout.batch) if warm_start is not False else None
+        if given is None and (self.runner.options.warm_start if warm_start is None else warm_start):
+            given = list(range(layout.batch or 1))
+        inputs = [*theta, *weights.values()]
+        derivative = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+        call = _Call(self, layout, tuple(weights), derivative, given, dict(solver_args or {}))
+        return _Solve.apply(call, *inputs)
+
+    def _layout(self, theta: Sequence[Tensor], y0: Tensor | None) -> _Layout:
+        """Check the tensors of a call against each other and against what the layer was told."""
+        check_tensors(theta, [f"theta {i}" for i in range(len(theta))])
+        if y0 is not None and not isinstance(y0, torch.Tensor):
+            raise InputError(f"y0 must be a torch tensor, got {type(y0).__name__}")
+        shape = self.shape
+        if shape is None:
+            if y0 is None:
+                raise InputError("the layer does not know the shape of y: pass y0, or shape= to the constructor")
+            if y0.ndim not in (1, 2):
+                raise InputError(
+                    f"y0 has {y0.ndim} dimensions: for y that is no vector, pass shape= to the constructor"
+                )
+            shape = tuple(y0.shape[-1:])
+        size = None
+        if y0 is not None:
+            if tuple(y0.shape[y0.ndim - len(shape) :]) != shape or y0.ndim not in (len(shape), len(shape) + 1):
+                raise InputError(f"y0 must be {shape} or (batch, *{shape}), got {tuple(y0.shape)}")
+            size = y0.shape[0] if y0.ndim > len(shape) else None
+        batched = _batched(theta, self.dims, y0 is None, size)
+        sizes = {f"theta {i}": len(t) for i, (t, b) in enumerate(zip(theta, batched, strict=True)) if b}
+        sizes |= {} if size is None else {"y0": size}
+        if len(set(sizes.values())) > 1:
+            raise InputError(f"batch sizes differ: {', '.join(f'{k} has {v}' for k, v in sizes.items())}")
+        batch = next(iter(sizes.values()), None)
+        if batch == 0:
+            raise InputError("the batch is empty: skip empty batches before the layer")
+        like = next((t for t in (*theta, y0, *self.functions.weights.values()) if t is not None), None)
+        if like is None:
+            raise InputError("nothing to solve for: pass theta or y0")
+        return _Layout(batched, batch, shape, y0, like.dtype, like.device)
+
+    def extra_repr(self) -> str:
+        return f"shape={self.shape}, dims={self.dims}, solver={self.runner.options.solver or 'auto'}"
+
+
+def _batched(theta: Sequence[Tensor], dims: Sequence[int] | None, nowhere: bool, size: int | None) -> tuple[bool, ...]:
+    """Which theta have a batch dimension."""
+    if dims is None:
+        if nowhere and theta:
+            raise InputError(
+                "is the leading dimension of theta a batch? Pass dims= to the constructor, the number of dimensions of "
+                "each theta for one sample, or y0 with or without a batch dimension"
+            )
+        if size is not None and any(t.ndim == 0 or len(t) != size for t in theta):
+            raise InputError(
+                f"y0 has a batch of {size}, theta have the shapes {[tuple(t.shape) for t in theta]}: pass dims= to the "
+                "constructor to say which of them the batch shares"
+            )
+        return (size is not None,) * len(theta)
+    if len(theta) != len(dims):
+        raise InputError(f"dims= names {len(dims)} theta, received {len(theta)}")
+    for i, (t, d) in enumerate(zip(theta, dims, strict=True)):
+        if t.ndim not in (d, d + 1):
+            raise InputError(f"theta {i} must have {d} dimensions, or {d + 1} with a batch; got {tuple(t.shape)}")
+    return tuple(t.ndim > d for t, d in zip(theta, dims, strict=True))
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How the tensors of a call are to be read; `batch` is None for a single sample."""
+
+    batched: tuple[bool, ...]
+    batch: int | None
+    shape: tuple[int, ...]
+    y0: Tensor | None
+    dtype: torch.dtype
+    device: torch.device
+
+    def start(self) -> Tensor:
+        """(batch, n) in double precision."""
+        batch, n = self.batch or 1, int(np.prod(self.shape))
+        if self.y0 is None:
+            return torch.zeros(batch, n, dtype=torch.float64, device=self.device)
+        given = self.y0.detach().to(self.device, torch.float64)
+        return given.reshape(-1, n).expand(batch, n).clone()
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a layer."""
+
+    layer: FFOFunctionLayer
+    layout: _Layout
+    names: tuple[str, ...]
+    derivative: bool
+    keys: list[Hashable] | None
+    overrides: dict[str, Any]
+
+    @property
+    def draws(self) -> int:
+        smoothing = self.layer.runner.options.smoothing
+        return smoothing.draws if smoothing else 1
+
+    def solve(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Outcome]:
+        """y as the caller wants it, and what backward needs."""
+        layout, draws = self.layout, self.draws
+        wide = [t.detach().to(torch.float64) if t.is_floating_point() else t.detach() for t in tensors]
+        count = len(layout.batched)
+        weights = dict(zip(self.names, wide[count:], strict=True))
+        functions = self.layer.functions
+        problem = Problem(functions, tuple(wide[:count]), layout.batched, weights, layout.batch or 1, layout.shape)
+        y0 = layout.start()
+        with torch.no_grad():
+            rows = functions.run(1, problem.theta, problem.batched, weights, y0.reshape(-1, *layout.shape)).shape[1]
+        problem = replace(problem, inequalities=rows)
+        if self.derivative:
+            _refuse_unknown_leaves(problem, y0)
+        keys = self.keys
+        if self.layer._random is not None:
+            problem, y0 = self._perturbed(problem), y0.repeat_interleave(draws, 0)
+            keys = None if keys is None else [(k, d) for k in keys for d in range(draws)]
+        outcome = self.layer.runner.run(problem, y0, self.derivative, keys, self.overrides, draws)
+        self.layer.info = outcome.info
+        y = outcome.y.reshape(-1, draws, *layout.shape).mean(1)
+        return (y if layout.batch is not None else y[0]).to(layout.dtype), outcome
+
+    def _perturbed(self, problem: Problem) -> Problem:
+        """Every sample `draws` times, the right-hand sides of its inequalities perturbed."""
+        smoothing, source = self.layer.runner.options.smoothing, self.layer._random
+        assert smoothing is not None
+        assert source is not None
+        shift = source.uniform(-smoothing.radius, smoothing.radius, (problem.batch * self.draws, problem.inequalities))
+        return replace(problem.repeated(self.draws), shift=torch.tensor(shift, device=self.layout.device))
+
+    def adjoint(self, outcome: Outcome, gradient: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+        draws = self.draws
+        c = gradient.to(torch.float64).reshape(self.layout.batch or 1, -1) / draws
+        # A sample of which one draw failed has no mean, and so no gradient.
+        ok = torch.tensor(outcome.info.ok, device=c.device).reshape(-1, draws).all(1)
+        c, ok = c.repeat_interleave(draws, 0), ok.repeat_interleave(draws)
+        found = outcome.adjoint(torch.where(ok.unsqueeze(1), c, 0.0), wanted, self.layer.runner.options.delta, ok)
+        warn_of_doubt(outcome.info)
+        if draws > 1:
+            for k, batched in enumerate(self.layout.batched):
+                g = found[k]
+                if batched and g is not None:
+                    found[k] = g.reshape(-1, draws, *g.shape[1:]).sum(1)
+        return found
+
+
+class _Solve(torch.autograd.Function):
+    """(call, *theta, *weights) -> y."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Tensor:
+        y, ctx.outcome = call.solve(tensors)
+        ctx.call = call
+        ctx.save_for_backward(*tensors)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = tuple(ctx.needs_input_grad[1:])
+        tensors = ctx.saved_tensors
+        with torch.no_grad():
+            found = ctx.call.adjoint(ctx.outcome, gradient.detach(), wanted)
+        result = [None if g is None else g.to(t.dtype) for g, t in zip(found, tensors, strict=True)]
+        if torch.is_grad_enabled():  # create_graph=True
+            result = [None if r is None else Once.apply(r, *tensors, gradient) for r in result]
+        return (None, *result)
+
+
+def _refuse_unknown_leaves(problem: Problem, y: Tensor) -> None:
+    """Tensors that functions close over get no gradient: better said than left to be found out."""
+    with torch.enable_grad():
+        at = y.detach().requires_grad_()
+        value = problem.objective(at).sum() + problem.constraints(at).sum()
+    for node in graph_nodes(value):
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and leaf is not at:
+            raise InputError(_UNKNOWN.format(shape=f" (shape {tuple(leaf.shape)})"))
