@@ -9,7 +9,7 @@ from bilevel_problems import A, D, kink_by_qp, kink_layer
 
 from ffo.bilevel import Result, minimize
 from ffo.errors import InputError
-from ffo.torch import FFOQPLayer, Smoothing
+from ffo.torch import FFOFunctionLayer, FFOQPLayer, Smoothing
 
 RHO = 0.3
 
@@ -100,6 +100,36 @@ def test_forward_mode_keeps_the_draws() -> None:
     layer = kink_layer(smoothing=Smoothing(RHO, draws=6, seed=2, average=False))
     y, slope = torch.func.jvp(lambda x: layer(x)[0], (x,), (torch.ones_like(x),))
     torch.testing.assert_close(slope, torch.where(y < A - 1e-9, A, 0.0).to(D))
+
+
+def test_draws_of_functions() -> None:
+    """FFOFunctionLayer: the same draws averaged by the layer or by us, and minimize with smoothing."""
+
+    def layer(average: bool) -> FFOFunctionLayer:
+        return FFOFunctionLayer(
+            lambda x, y: 0.5 * ((y - A) ** 2).sum(),
+            lambda x, y: y - A * x,
+            shape=1,
+            dims=(1,),
+            smoothing=Smoothing(RHO, draws=5, seed=4, average=average),
+        )
+
+    found = []
+    for average in (True, False):
+        at = torch.tensor([[0.8], [1.0], [1.4]], dtype=D, requires_grad=True)
+        y = layer(average)(at)
+        assert y.shape == ((3, 1) if average else (5, 3, 1))
+        mean = y if average else y.mean(0)
+        (mean[:, 0] * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+        found.append((mean.detach(), at.grad))
+    torch.testing.assert_close(found[0], found[1])
+    plain = layer(True).smoothed(None)
+    result = minimize(
+        lambda x, y: upper(x, y).sum(), plain, torch.tensor([0.9], dtype=D), delta=0.1, epsilon=0.3, budget=60,
+        smoothing=Smoothing(RHO, draws=4), generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    assert result.y.shape == (4, 1)
+    assert plain.info is None
 
 
 def test_a_generator_may_be_shared() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -115,6 +116,15 @@ class FFOFunctionLayer(torch.nn.Module):
         self.runner = Runner(options, exact=hvp == "autograd")
         self._random = np.random.default_rng(options.smoothing.seed) if options.smoothing else None
         self.info = None
+
+    def smoothed(self, smoothing: float | Smoothing | None) -> Self:
+        """The same layer with other smoothing, with draws and memories of its own."""
+        other = copy.copy(self)
+        options = replace(self.runner.options, smoothing=smoothing)  # type: ignore[arg-type]
+        other.runner = Runner(options, exact=self.runner.exact)
+        other._random = np.random.default_rng(options.smoothing.seed) if options.smoothing else None
+        other.info = None
+        return other
 
     def forward(
         self,
@@ -255,6 +265,11 @@ class _Call:
         smoothing = self.layer.runner.options.smoothing
         return smoothing.draws if smoothing else 1
 
+    @property
+    def averages(self) -> bool:
+        smoothing = self.layer.runner.options.smoothing
+        return smoothing is None or smoothing.average
+
     def solve(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Outcome]:
         """y as the caller wants it, and what backward needs."""
         layout, draws = self.layout, self.draws
@@ -275,8 +290,12 @@ class _Call:
             keys = None if keys is None else [(k, d) for k in keys for d in range(draws)]
         outcome = self.layer.runner.run(problem, y0, self.derivative, keys, self.overrides, draws)
         self.layer.info = outcome.info
-        y = outcome.y.reshape(-1, draws, *layout.shape).mean(1)
-        return (y if layout.batch is not None else y[0]).to(layout.dtype), outcome
+        y = outcome.y.reshape(-1, draws, *layout.shape)
+        if self.averages:
+            y = y.mean(1)
+            return (y if layout.batch is not None else y[0]).to(layout.dtype), outcome
+        y = y.transpose(0, 1)  # (draws, batch, ...)
+        return (y if layout.batch is not None else y[:, 0]).to(layout.dtype, copy=True), outcome
 
     def _perturbed(self, problem: Problem) -> Problem:
         """Every sample `draws` times, the right-hand sides of its inequalities perturbed."""
@@ -288,10 +307,14 @@ class _Call:
 
     def adjoint(self, outcome: Outcome, gradient: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
         draws = self.draws
-        c = gradient.to(torch.float64).reshape(self.layout.batch or 1, -1) / draws
+        batch = self.layout.batch or 1
+        c = gradient.to(torch.float64)
+        if self.averages:
+            c = (c.reshape(batch, -1) / draws).repeat_interleave(draws, 0)
+        else:
+            c = c.reshape(draws, batch, -1).transpose(0, 1).reshape(batch * draws, -1)
         # A sample of which one draw failed has no mean, and so no gradient.
-        ok = torch.tensor(outcome.info.ok, device=c.device).reshape(-1, draws).all(1)
-        c, ok = c.repeat_interleave(draws, 0), ok.repeat_interleave(draws)
+        ok = torch.tensor(outcome.info.ok, device=c.device).reshape(-1, draws).all(1).repeat_interleave(draws)
         found = outcome.adjoint(torch.where(ok.unsqueeze(1), c, 0.0), wanted, self.layer.runner.options.delta, ok)
         warn_of_doubt(outcome.info)
         if draws > 1:
