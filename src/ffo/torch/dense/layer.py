@@ -30,16 +30,21 @@ def worthwhile(values: Mapping[Any, Tensor], n: int, rows: int) -> bool:
     """Whether dense batched algebra beats the sparse core on these blocks (finite ones)."""
     if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
         return False  # torch.func and forward mode go through the core
-    data = [v.detach() for name, v in values.items() if name in ("Q", "p", "G", "A", "b")]
-    if not all(bool(torch.isfinite(v).all()) for v in data):
-        return False  # the core says what is wrong
     if values["p"].device.type != "cpu":
-        return n + rows <= DEVICE_SIZE
+        return n + rows <= DEVICE_SIZE and _finite(values)
     if n > CPU_SIZE or rows > 4 * CPU_SIZE:
         return False
-    matrices = [v.detach() for name, v in values.items() if name in ("Q", "G", "A")]
-    total = sum(v.numel() for v in matrices)
-    return n <= TINY or sum(int(torch.count_nonzero(v)) for v in matrices) >= FILL * total
+    with one_thread(values["p"].device):
+        matrices = [v.detach() for name, v in values.items() if name in ("Q", "G", "A")]
+        total = sum(v.numel() for v in matrices)
+        full = n <= TINY or sum(int(torch.count_nonzero(v)) for v in matrices) >= FILL * total
+        return full and _finite(values)
+
+
+def _finite(values: Mapping[Any, Tensor]) -> bool:
+    """Whether no block has an entry that the core would have to complain about."""
+    data = [v.detach() for name, v in values.items() if name in ("Q", "p", "G", "A", "b")]
+    return all(bool(torch.isfinite(v).all()) for v in data)
 
 
 class UnverifiedError(Exception):
