@@ -6,7 +6,7 @@ a single nonzero fixes a variable, so that only the free ones enter the system.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,20 +37,21 @@ class Comparison:
     linf: float
 
 
-def reference(inner: Inner, values: Mapping[str, torch.Tensor], c: torch.Tensor) -> Reference:
-    """The solutions for these values, and the gradient for a loss with gradient c (batch, n) there."""
+def reference(
+    inner: Inner, values: Mapping[str, torch.Tensor], loss: Callable[[torch.Tensor], torch.Tensor]
+) -> Reference:
+    """The solutions for these values, and the gradient of `loss`, a function of solutions (batch, n), there."""
     q = values["q"].detach().numpy()
     A, b = (values[k].detach().numpy() if k in values else np.zeros(s) for k, s in (("A", (0, inner.n)), ("b", (0,))))
-    dq, dA, db, y = np.zeros_like(q), np.zeros_like(A), np.zeros_like(b), np.zeros_like(q)
-    with one_blas_thread():
-        for k in range(len(q)):
-            point = _Point.solve(inner, q[k], A, b)
-            u, w = point.adjoint(c[k].numpy())
-            y[k], dq[k] = point.x, -u
-            dA += np.outer(point.nu, u) + np.outer(w, point.x)
-            db -= w
-    gradient = {"q": dq, "A": dA, "b": db}
-    return Reference(y, {name: gradient[name] for name in inner.learnt})
+    with one_blas_thread(), torch.enable_grad():
+        points = [_Point.solve(inner, q_k, A, b) for q_k in q]
+        y = torch.tensor(np.stack([point.x for point in points]), requires_grad=True)
+        (c,) = torch.autograd.grad(loss(y), y)
+        adjoints = [point.adjoint(c_k) for point, c_k in zip(points, c.numpy(), strict=True)]
+    u, w, nu = (np.stack(v) for v in zip(*((*a, p.nu) for a, p in zip(adjoints, points, strict=True)), strict=True))
+    x = y.detach().numpy()
+    gradient = {"q": -u, "A": nu.T @ u + w.T @ x, "b": -w.sum(axis=0)}
+    return Reference(x, {name: gradient[name] for name in inner.learnt})
 
 
 def compare(gradient: Mapping[str, Array], true: Mapping[str, Array]) -> Comparison:

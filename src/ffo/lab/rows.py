@@ -69,7 +69,8 @@ class Row:
         epoch: epochs finished (curve rows; 0 is before training).
         step: optimiser steps taken.
         elapsed_s: seconds of training so far.
-        peak_mb: peak resident memory of the process up to the end of `phase`, everything included.
+        peak_mb: peak resident memory of the process during `phase`, everything included; in a result row,
+            the largest of these.
         base_mb: resident memory of that process before the data were made: interpreter and packages.
         data_mb: size of the data of one step: every tensor handed to the layer, and its gradient.
         phase: "build", "forward" or "backward" (memory); null elsewhere.

@@ -11,6 +11,4 @@ from ffo.lab.baselines.packages import PACKAGES
 __all__ = ["BASELINES", "Baseline", "Layer", "Settings"]
 
 #: by display name, in the order of a report
-BASELINES = {
-    b.name: b for b in [*OURS, *CVXPYLAYERS, BPQP_BASELINE, DQP_BASELINE, ALTDIFF_BASELINE, *PACKAGES]
-}
+BASELINES = {b.name: b for b in [*OURS, *CVXPYLAYERS, BPQP_BASELINE, DQP_BASELINE, ALTDIFF_BASELINE, *PACKAGES]}

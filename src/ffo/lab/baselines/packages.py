@@ -53,13 +53,13 @@ def _moreau(inner: Inner, settings: Settings) -> Layer:
     from moreau.torch import Solver
 
     n, p, G = inner.n, inner.equalities, sp.csr_array(inner.G)
-    ball = sp.csr_array(sp.vstack([sp.csr_array((1, n)), -sp.eye_array(n)])) if not inner.is_qp else sp.csr_array((0, n))
+    ball = (
+        sp.csr_array(sp.vstack([sp.csr_array((1, n)), -sp.eye_array(n)])) if not inner.is_qp else sp.csr_array((0, n))
+    )
     fixed_rows = sp.csr_array(sp.vstack([G, ball]))
     rows = sp.csr_array(sp.vstack([sp.csr_array(np.ones((p, n))), fixed_rows]))
     Q = sp.csr_array(inner.Q)
-    cones = moreau.Cones(
-        num_zero_cones=p, num_nonneg_cones=len(inner.h), so_cone_dims=[] if inner.is_qp else [n + 1]
-    )
+    cones = moreau.Cones(num_zero_cones=p, num_nonneg_cones=len(inner.h), so_cone_dims=[] if inner.is_qp else [n + 1])
     pattern = [torch.as_tensor(a, dtype=torch.int64) for a in (Q.indptr, Q.indices, rows.indptr, rows.indices)]
     values_P, values_fixed = torch.tensor(Q.data), torch.tensor(fixed_rows.data)
     sides = torch.cat([inner.fixed["h"], torch.zeros(ball.shape[0], dtype=torch.float64)])

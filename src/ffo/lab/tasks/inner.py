@@ -1,6 +1,6 @@
 """The lower-level problem of every task, in the forms that the contenders want.
 
-    minimize 1/2 y'Qy - q'y   subject to   Gy <= h,  Ay = b,  |y|_2 <= radius
+minimize 1/2 y'Qy - q'y   subject to   Gy <= h,  Ay = b,  |y|_2 <= radius
 """
 
 from __future__ import annotations
@@ -100,9 +100,7 @@ class Inner:
         known = {**self.fixed, **values}
         if matrix == "R":
             known["R"] = self._factor
-        return [
-            known[name] for name, _ in self._shapes(matrix, self.matrices_as_parameters and not constant)
-        ]
+        return [known[name] for name, _ in self._shapes(matrix, self.matrices_as_parameters and not constant)]
 
     @cached_property
     def _factor(self) -> torch.Tensor:

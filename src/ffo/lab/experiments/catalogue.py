@@ -1,0 +1,140 @@
+"""Which jobs make up each experiment.
+
+Jobs of one seed and size stand together, methods innermost: contenders run within minutes of each other,
+and share what is costly to prepare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+
+from ffo.lab.baselines import BASELINES, Settings
+from ffo.lab.experiments.presets import Course, Preset
+from ffo.lab.jobs import Job
+from ffo.lab.rows import EXPERIMENTS
+from ffo.lab.tasks.base import Sizes
+
+#: those that re-solve: their tolerance and perturbation are part of the gradient
+RESOLVING = ("FFOCP", "FFOCP resolve", "LPGD")
+FOLLOWED = ("FFOCP", "FFOCP iterative", "FFOCP resolve", "FFOQP", "CvxpyLayer", "LPGD", "LPGD (tight)", "BPQP", "dQP")
+BATCHED = ("FFOCP", "FFOQP", "CvxpyLayer", "LPGD", "BPQP", "dQP", "QPLayer", "Moreau (direct)")
+FORWARD_SOLVERS = {
+    "qp": ("PIQP", "CLARABEL", "SCS", "OSQP", "PROXQP", "QOCO", "DAQP", "HIGHS", "MOREAU", "ECOS"),
+    "socp": ("CLARABEL", "SCS", "QOCO", "MOREAU", "ECOS"),
+}
+
+Planner = Callable[[Preset, Sequence[str]], Iterator[Job]]
+
+
+def _train(experiment: str, task: str, method: str, seed: int, course: Course, settings: Settings = Settings()) -> Job:
+    return Job(experiment, task, method, seed, course.sizes, course.batch, "train", course.epochs, settings=settings)
+
+
+def _decision(experiment: str, task: str) -> Planner:
+    def jobs(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
+        for seed, method in product(preset.seeds, methods):
+            yield _train(experiment, task, method, seed, preset.decision)
+
+    return jobs
+
+
+def _sudoku(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
+    for (size, course), seed, method in product(preset.boards.items(), preset.seeds, methods):
+        yield _train("sudoku", f"sudoku{size}", method, seed, course)
+
+
+def _scaling(experiment: str, task: str) -> Planner:
+    def jobs(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
+        smaller: dict[tuple[int, str], str] = {}
+        for size, seed, method in product(sorted(preset.sizes), preset.seeds, methods):
+            sizes = replace(preset.decision.sizes, d_y=size)
+            job = Job(experiment, task, method, seed, sizes, preset.decision.batch, "time", steps=preset.steps)
+            yield replace(job, after=smaller.get((seed, method), ""))
+            smaller[seed, method] = job.key
+
+    return jobs
+
+
+def _memory(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
+    """One seed: what is measured does not depend on the data's values."""
+    smaller: dict[str, str] = {}
+    for size, method in product(sorted(preset.memory_sizes), methods):
+        sizes = Sizes(d_y=size, samples=2 * preset.decision.batch)
+        job = Job("memory", "qp", method, preset.seeds[0], sizes, preset.decision.batch, "memory")
+        yield replace(job, after=smaller.get(method, ""))
+        smaller[method] = job.key
+
+
+def _lpgd(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
+    size = preset.lpgd_board
+    for seed, method in product(preset.seeds, _among(methods, ("FFOCP", "LPGD", "LPGD (tight)"))):
+        yield _train("lpgd", f"sudoku{size}", method, seed, preset.boards[size])
+
+
+def _similarity(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
+    for task, size, seed in product(("qp", "socp"), preset.similarity_sizes, preset.seeds):
+        sizes = replace(preset.ablation.sizes, d_y=size)
+        for method in _among(methods, FOLLOWED):
+            job = Job("similarity", task, method, seed, sizes, preset.ablation.batch, "similarity")
+            yield replace(job, steps=preset.similarity_steps, every=preset.every)
+
+
+def _batch(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
+    smaller: dict[tuple[int, str], str] = {}
+    for batch, seed, method in product(preset.batches, preset.seeds, _among(methods, BATCHED)):
+        sizes = replace(preset.ablation.sizes, samples=max(preset.ablation.sizes.samples, 2 * batch))
+        job = Job("batch", "qp", method, seed, sizes, batch, "time", steps=preset.steps)
+        yield replace(job, after=smaller.get((seed, method), ""))
+        smaller[seed, method] = job.key
+
+
+def _tolerance(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
+    cases = product(("qp", "socp"), preset.seeds, preset.tolerances, _among(methods, RESOLVING))
+    for task, seed, tolerance, method in cases:
+        yield _train("tolerance", task, method, seed, preset.ablation, Settings(tolerance=tolerance))
+
+
+def _delta(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
+    for task, seed, delta, method in product(("qp", "socp"), preset.seeds, preset.deltas, methods):
+        if "delta" in BASELINES[method].settings and method in RESOLVING:
+            yield _train("delta", task, method, seed, preset.ablation, Settings(delta=delta))
+
+
+def _solvers(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
+    for task, solvers in FORWARD_SOLVERS.items():
+        for seed, solver, method in product(preset.seeds, solvers, _among(methods, ("FFOCP",))):
+            job = Job("solvers", task, method, seed, preset.ablation.sizes, preset.ablation.batch, "time")
+            yield replace(job, steps=preset.steps, settings=Settings(solver=solver))
+
+
+def _among(methods: Sequence[str], some: Sequence[str]) -> list[str]:
+    return [name for name in some if name in methods]
+
+
+CATALOGUE: dict[str, Planner] = {
+    "dfl": _decision("dfl", "qp"),
+    "sudoku": _sudoku,
+    "socp": _decision("socp", "socp"),
+    "scaling_qp": _scaling("scaling_qp", "qp"),
+    "scaling_socp": _scaling("scaling_socp", "socp"),
+    "memory": _memory,
+    "lpgd": _lpgd,
+    "similarity": _similarity,
+    "batch": _batch,
+    "tolerance": _tolerance,
+    "delta": _delta,
+    "solvers": _solvers,
+}
+assert set(CATALOGUE) == set(EXPERIMENTS)
+
+
+def plan(preset: Preset, experiments: Sequence[str], methods: Sequence[str], processes: int = 1) -> list[Job]:
+    """All jobs of these experiments and methods, in the order they are run.
+
+    `processes` is the number that training is distributed over.
+    """
+    limits = {"time_limit": preset.time_limit, "budget": preset.budget}
+    jobs = [replace(job, **limits) for name in experiments for job in CATALOGUE[name](preset, methods)]
+    return [replace(job, processes=processes) if job.kind == "train" else job for job in jobs]
