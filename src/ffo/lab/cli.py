@@ -54,7 +54,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _adjusted(preset: Preset, seeds: str, sizes: str, d_y: int | None, time_limit: float | None) -> Preset:
     changes: dict[str, Any] = {}
     if seeds:
-        changes["seeds"] = _numbers(seeds)
+        changes["seeds"] = changes["sweep_seeds"] = _numbers(seeds)
     if sizes:
         changes |= dict.fromkeys(("sizes", "memory_sizes", "similarity_sizes"), _numbers(sizes))
     if d_y is not None:

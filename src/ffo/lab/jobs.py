@@ -25,7 +25,8 @@ class Job:
         every: steps between two comparisons with the reference ("similarity").
         processes: of distributed training.
         label: sets the method's name apart in a report, where settings vary; empty: the method's own name.
-        after: key of the job, smaller in size, that must have gone well for this one to be tried.
+        after: key of an easier job (smaller, or of an earlier seed); if that one met a limit, this one is not
+            tried.
         budget: seconds after which no further step is timed ("time").
         time_limit: seconds after which the job is ended.
     """

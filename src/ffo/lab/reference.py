@@ -85,7 +85,7 @@ class _Point:
 
     @classmethod
     def solve(cls, inner: Inner, q: Array, A: Array, b: Array) -> _Point:
-        x, nu, lam, slack, mu = _interior_point(inner, q, A, b)
+        x, nu, lam, slack, mu = _dense_qp(inner, q, A, b) if len(A) else _cone_program(inner, q)
         active = np.flatnonzero(lam > slack)
         rows = inner.G[active]
         single = np.count_nonzero(rows, axis=1) == 1
@@ -148,25 +148,33 @@ class _Point:
         return u, found[len(self.free) : len(self.free) + len(self.A)]
 
 
-def _interior_point(inner: Inner, q: Array, A: Array, b: Array) -> tuple[Array, Array, Array, Array, float]:
-    """x, multipliers of Ax = b and Gx <= h, slacks of the latter, and the multiplier of |x|^2/2."""
+def _cone_program(inner: Inner, q: Array) -> tuple[Array, Array, Array, Array, float]:
+    """x, (no) equality multipliers, multipliers and slacks of Gx <= h, the multiplier of |x|^2/2: by Clarabel."""
     import clarabel
 
-    n, p, m = inner.n, len(A), len(inner.h)
-    blocks, sides = [sp.csc_array(A), inner.sparse["G"]], [b, inner.h]
-    cones = [clarabel.ZeroConeT(p)] if p else []
-    cones.append(clarabel.NonnegativeConeT(m))
-    if np.isfinite(inner.radius):
-        blocks += [sp.csc_array((1, n)), -sp.eye_array(n)]
-        sides += [np.array([inner.radius]), np.zeros(n)]
+    n, m, ball = inner.n, len(inner.h), np.isfinite(inner.radius)
+    rows, sides, cones = inner.sparse["G"], inner.h, [clarabel.NonnegativeConeT(m)]
+    if ball:
+        rows = sp.vstack([rows, sp.csc_array((1, n)), -sp.eye_array(n)])
+        sides = np.concatenate([sides, [inner.radius], np.zeros(n)])
         cones.append(clarabel.SecondOrderConeT(n + 1))
     settings = clarabel.DefaultSettings()
     settings.verbose = False
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = TIGHT
-    P, rows = sp.csc_matrix(sp.triu(inner.sparse["Q"])), sp.csc_matrix(sp.vstack(blocks))
-    found = clarabel.DefaultSolver(P, -q, rows, np.concatenate(sides), cones, settings).solve()
+    P = sp.csc_matrix(sp.triu(inner.sparse["Q"]))
+    found = clarabel.DefaultSolver(P, -q, sp.csc_matrix(rows), sides, cones, settings).solve()
     x, z, s = np.array(found.x), np.array(found.z), np.array(found.s)
-    mu = 0.0
-    if np.isfinite(inner.radius) and z[p + m] > inner.radius - np.linalg.norm(x):
-        mu = float(z[p + m] / inner.radius)
-    return x, z[:p], z[p : p + m], s[p : p + m], mu
+    force = z[m] if ball and z[m] > inner.radius - np.linalg.norm(x) else 0.0
+    return x, np.zeros(0), z[:m], s[:m], float(force / inner.radius)
+
+
+def _dense_qp(inner: Inner, q: Array, A: Array, b: Array) -> tuple[Array, Array, Array, Array, float]:
+    """The same with dense equalities, by PIQP."""
+    import piqp
+
+    solver = piqp.DenseSolver()
+    solver.settings.eps_abs = solver.settings.eps_rel = TIGHT
+    solver.setup(P=inner.Q, c=-q, A=A, b=b, G=inner.G, h_u=inner.h)
+    solver.solve()
+    found = solver.result
+    return found.x.copy(), found.y.copy(), found.z_u.copy(), found.s_u.copy(), 0.0

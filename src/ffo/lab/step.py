@@ -76,15 +76,21 @@ def accuracy(step: Step, true: Reference) -> Comparison:
     return compare({name: g.numpy() for name, g in step.gradient.items()}, true.gradient)
 
 
+def shuffled(count: int, seed: int, epoch: int) -> torch.Tensor:
+    """The order of the samples in an epoch of training."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(1000 * seed + epoch))
+
+
 def first_batch(task: Task, seed: int, batch: int) -> tuple[Values, torch.Tensor]:
-    """Values of the untrained model on the first samples, and their targets."""
+    """What the first step of training sees: values of the untrained model, and targets."""
     data = task.data(seed)
+    index = shuffled(len(data.train_inputs), seed, 1)[:batch]
     with torch.no_grad():
-        return task.model(seed)(data.train_inputs[:batch]), data.train_targets[:batch]
+        return task.model(seed)(data.train_inputs[index]), data.train_targets[index]
 
 
 @lru_cache(maxsize=4)
 def first_reference(name: str, sizes: Sizes, seed: int, batch: int) -> Reference:
-    """The reference on the first batch: the same for all methods that are compared there."""
+    """The reference at the first step: the same for all methods that are compared there."""
     task = make_task(name, sizes)
     return true_gradient(task, *first_batch(task, seed, batch))

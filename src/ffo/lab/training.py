@@ -15,7 +15,7 @@ from ffo.lab.baselines import BASELINES
 from ffo.lab.baselines.base import Layer
 from ffo.lab.jobs import Job
 from ffo.lab.rows import Row
-from ffo.lab.step import Clock, Step, accuracy, first_batch, first_reference, take_step, true_gradient
+from ffo.lab.step import Clock, Step, accuracy, first_reference, shuffled, take_step, true_gradient
 from ffo.lab.tasks import Task, TaskData, make_task
 
 
@@ -32,6 +32,7 @@ class Trainer:
     build_s: float
     clock: Clock = field(default_factory=Clock)
     steps: int = 0
+    first: Step | None = None
 
     @classmethod
     def of(cls, job: Job) -> Trainer:
@@ -47,8 +48,7 @@ class Trainer:
 
     def batches(self, epoch: int) -> Iterator[torch.Tensor]:
         """Indices of this process's share of each whole batch of an epoch."""
-        generator = torch.Generator().manual_seed(1000 * self.job.seed + epoch)
-        order = torch.randperm(len(self.data.train_inputs), generator=generator)
+        order = shuffled(len(self.data.train_inputs), self.job.seed, epoch)
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         whole = max(1, len(order) // self.job.batch)
         for k in range(whole):
@@ -62,6 +62,7 @@ class Trainer:
         torch.autograd.backward([values[name] for name in step.gradient], list(step.gradient.values()))
         self.optimizer.step()
         self.clock.add(step)
+        self.first = self.first or step
         self.steps += 1
         return step
 
@@ -124,31 +125,33 @@ def train(job: Job) -> Iterator[Row]:
         last = {**trainer.epoch(epoch), "epoch": epoch, "step": trainer.steps}
         last["elapsed_s"] = time.perf_counter() - start
         yield job.row(record="curve", **last)
-    yield job.row(**last, build_s=trainer.build_s, **trainer.clock.medians(), **first_accuracy(job, trainer.layer))
+    yield job.row(**last, build_s=trainer.build_s, **trainer.clock.medians(), **first_accuracy(job, trainer.first))
 
 
 def time_steps(job: Job) -> Iterator[Row]:
     """Median times of single steps on fresh batches with the untrained model."""
     trainer = Trainer.of(job)
     inputs, targets = trainer.data.train_inputs, trainer.data.train_targets
+    order = shuffled(len(inputs), job.seed, 1)
+    first: Step | None = None
     start = time.perf_counter()
     for k in range(job.steps + 1):
-        index = torch.arange(k * job.batch, (k + 1) * job.batch) % len(inputs)
+        index = order[torch.arange(k * job.batch, (k + 1) * job.batch) % len(order)]
         with torch.no_grad():
             values = trainer.model(inputs[index])
-        trainer.clock.add(take_step(trainer.task, trainer.layer, values, targets[index]))
+        step = take_step(trainer.task, trainer.layer, values, targets[index])
+        trainer.clock.add(step)
+        first = first or step
         if time.perf_counter() - start > job.budget:
             break
-    exact = first_accuracy(job, trainer.layer)
-    yield job.row(build_s=trainer.build_s, **trainer.clock.medians(), **exact)
+    yield job.row(build_s=trainer.build_s, **trainer.clock.medians(), **first_accuracy(job, first))
 
 
-def first_accuracy(job: Job, layer: Layer) -> dict[str, float]:
-    """cosine, l2 and linf of the layer's gradient on the first batch."""
-    task = make_task(job.task, job.sizes)
-    true = first_reference(job.task, job.sizes, job.seed, job.batch)
-    step = take_step(task, layer, *first_batch(task, job.seed, job.batch))
-    return asdict(accuracy(step, true))
+def first_accuracy(job: Job, first: Step | None) -> dict[str, float]:
+    """cosine, l2 and linf of the gradient of the first step; a process that saw a share of it cannot tell."""
+    if first is None or dist.is_initialized():
+        return {}
+    return asdict(accuracy(first, first_reference(job.task, job.sizes, job.seed, job.batch)))
 
 
 def follow_gradients(job: Job) -> Iterator[Row]:

@@ -30,5 +30,7 @@ def rows_of(job: Job) -> Iterator[Row]:
     run = train_distributed if job.kind == "train" and job.processes > 1 else KINDS[job.kind]
     try:
         yield from run(job)
+    except TimeoutError as error:
+        yield job.failed(f"time limit: {error}")
     except Exception as error:
         yield job.failed(f"{type(error).__name__}: {error}".splitlines()[0][:LONGEST_REASON])

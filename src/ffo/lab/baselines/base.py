@@ -34,6 +34,9 @@ class Settings:
         return {name for name in ("tolerance", "delta", "solver") if getattr(self, name) is not None}
 
 
+DEFAULTS = Settings()
+
+
 @dataclass(frozen=True)
 class Baseline:
     """A contender.
@@ -56,7 +59,7 @@ class Baseline:
     exact: bool = True
     ours: bool = False
 
-    def why_not(self, inner: Inner, settings: Settings = Settings()) -> str:
+    def why_not(self, inner: Inner, settings: Settings = DEFAULTS) -> str:
         """Why this method cannot run here, in words; empty if it can."""
         missing = [name for name in self.packages if importlib.util.find_spec(name) is None]
         if missing:
@@ -66,7 +69,7 @@ class Baseline:
         unknown = settings.given - self.settings
         return f"has no setting: {', '.join(sorted(unknown))}" if unknown else ""
 
-    def build(self, inner: Inner, settings: Settings = Settings()) -> Layer:
+    def build(self, inner: Inner, settings: Settings = DEFAULTS) -> Layer:
         """The layer for this problem."""
         return self.make(inner, settings)
 

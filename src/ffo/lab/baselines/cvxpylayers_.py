@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ffo.lab.baselines.base import Baseline, Layer, Settings, only_given
-from ffo.lab.tasks.inner import Form, Inner
+from ffo.lab.tasks.inner import Inner
 
 #: tolerance that the authors of LPGD report, and the one at which the paper finds it to converge
 LPGD_DEFAULT, LPGD_TIGHT = 1e-4, 1e-12
@@ -17,22 +17,29 @@ LPGD_TAU = {LPGD_DEFAULT: 1e-1, LPGD_TIGHT: 1e-3}
 
 
 def _layer(
-    inner: Inner, solver_args: Mapping[str, Any], *, solver: str | None = None, form: Form, constant: bool = False
+    inner: Inner,
+    solver_args: Mapping[str, Any],
+    derivative_args: Mapping[str, Any] | None = None,
+    *,
+    solver: str | None = None,
+    constant: bool = False,
 ) -> Layer:
+    """`derivative_args` go along with calls that will be differentiated: the others refuse them."""
     from cvxpylayers.torch import CvxpyLayer
 
-    problem, parameters, y = inner.cvxpy(form, constant=constant)
+    problem, parameters, y = inner.cvxpy("factor", constant=constant)
     layer = CvxpyLayer(problem, parameters, [y], solver=solver, solver_args=dict(solver_args))
 
     def solve(values: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return layer(*inner.arguments(values, form, constant=constant))[0]
+        extra = dict(derivative_args or {}) if torch.is_grad_enabled() else {}
+        return layer(*inner.arguments(values, "factor", constant=constant), solver_args=extra)[0]
 
     return solve
 
 
 def _cvxpylayer(constant: bool) -> Baseline:
     def make(inner: Inner, settings: Settings) -> Layer:
-        return _layer(inner, _diffcp(settings), form="factor", constant=constant)
+        return _layer(inner, _diffcp(settings), constant=constant)
 
     name = "CvxpyLayer (constants)" if constant else "CvxpyLayer"
     return Baseline(name, "conic", make, packages=("cvxpylayers",), settings=frozenset({"tolerance", "solver"}))
@@ -58,16 +65,16 @@ def _lpgd(name: str, tolerance: float) -> Baseline:
     def make(inner: Inner, settings: Settings) -> Layer:
         eps = settings.tolerance or tolerance
         tau = settings.delta or LPGD_TAU.get(eps, 1e-2)
-        derivative = {"tau": tau, "rho": 0.0}
-        args = {"mode": "lpgd", "derivative_kwargs": derivative, "solve_method": "SCS", "eps": eps}
-        return _layer(inner, {**args, "max_iters": 100_000}, form="factor")
+        derivative = {"mode": "lpgd", "derivative_kwargs": {"tau": tau, "rho": 0.0}}
+        tolerance_args = dict.fromkeys(TOLERANCES["SCS"], eps)
+        return _layer(inner, {"solve_method": "SCS", "max_iters": 100_000, **tolerance_args}, derivative)
 
     settings = frozenset({"tolerance", "delta"})
     return Baseline(name, "conic", make, packages=("cvxpylayers",), settings=settings, exact=False)
 
 
 def _moreau(inner: Inner, settings: Settings) -> Layer:
-    return _layer(inner, {}, solver="MOREAU", form="factor")
+    return _layer(inner, {}, solver="MOREAU")
 
 
 CVXPYLAYERS = [

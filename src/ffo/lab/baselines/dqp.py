@@ -36,15 +36,16 @@ class DQP(Method):
 
         dense = A.nnz + self.inner.sparse["G"].nnz > DENSE * (A.shape[0] + len(self.inner.h)) * self.inner.n
         form: Any = (lambda M: M.toarray()) if dense else sp.csc_matrix
-        P, G = form(self.inner.sparse["Q"]), form(self.inner.sparse["G"])
-        equalities = (form(A), b) if len(b) else (None, None)
-        bounds = np.zeros(self.inner.n) if self.inner.nonnegative else None
-        rows = (None, None) if self.inner.nonnegative else (G, self.inner.h)
-        settings = {"eps_abs": self.tolerance, "eps_rel": self.tolerance} if self.solver != "gurobi" else {}
+        P = form(self.inner.sparse["Q"])
+        blocks: dict[str, Any] = {"A": form(A), "b": b} if len(b) else {}
+        if self.inner.nonnegative:
+            blocks["lb"] = np.zeros(self.inner.n)
+        else:
+            blocks |= {"G": form(self.inner.sparse["G"]), "h": self.inner.h}
+        settings: dict[str, Any] = {"eps_abs": self.tolerance, "eps_rel": self.tolerance}
 
         def one(k: int) -> tuple[Array, Array, Array]:
-            problem = Problem(P, -q[k], *rows, *equalities, lb=bounds)
-            found = solve_problem(problem, solver=self.solver, **settings)
+            found: Any = solve_problem(Problem(P, -q[k], **blocks), solver=self.solver, **settings)
             if not found.found:
                 raise RuntimeError(f"{self.solver} found no solution of sample {k}")
             lam = -found.z_box if self.inner.nonnegative else found.z

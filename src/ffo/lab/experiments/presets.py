@@ -21,7 +21,9 @@ class Preset:
     """Everything that sizes an experiment.
 
     Attributes:
-        seeds: of every experiment.
+        seeds: of the training experiments; sweep_seeds: of all others, and of the largest board.
+        swept: methods of the scaling experiments and of the largest board; weighed: of the memory
+            experiment; empty: all.
         decision: training of the QP and the SOCP; boards: training by size of the Sudoku board.
         sizes: dimensions of the scaling experiments; steps: timed in each, for at most `budget` seconds.
         memory_sizes: dimensions of the memory experiment.
@@ -34,6 +36,9 @@ class Preset:
 
     name: str
     seeds: tuple[int, ...]
+    sweep_seeds: tuple[int, ...]
+    swept: tuple[str, ...]
+    weighed: tuple[str, ...]
     decision: Course
     boards: dict[int, Course]
     sizes: tuple[int, ...]
@@ -54,9 +59,28 @@ class Preset:
 QUICK = Preset(
     name="quick",
     seeds=(0, 1),
-    decision=Course(Sizes(d_y=200, samples=160, learning_rate=1e-3), batch=32, epochs=2),
+    sweep_seeds=(0,),
+    swept=(
+        "FFOCP",
+        "FFOQP",
+        "CvxpyLayer",
+        "CvxpyLayer (constants)",
+        "LPGD",
+        "LPGD (tight)",
+        "BPQP",
+        "dQP",
+        "Alt-Diff",
+        "QPTH",
+        "QPLayer",
+        "Moreau (cvxpylayers)",
+        "Moreau (direct)",
+        "ffolayer FFOQP",
+        "ffolayer FFOCP",
+    ),
+    weighed=("FFOCP", "FFOQP", "CvxpyLayer"),
+    decision=Course(Sizes(d_y=200, samples=80, learning_rate=1e-3), batch=32, epochs=3),
     boards={
-        4: Course(Sizes(samples=160, learning_rate=3e-2), batch=32, epochs=2),
+        4: Course(Sizes(samples=80, learning_rate=3e-2), batch=32, epochs=3),
         9: Course(Sizes(samples=20, learning_rate=1e-2), batch=8, epochs=1),
     },
     sizes=(100, 400, 800),
@@ -68,14 +92,17 @@ QUICK = Preset(
     similarity_steps=6,
     every=2,
     batches=(1, 8, 32, 128),
-    ablation=Course(Sizes(d_y=100, samples=160, learning_rate=1e-3), batch=32, epochs=1),
+    ablation=Course(Sizes(d_y=100, samples=80, learning_rate=1e-3), batch=32, epochs=1),
     tolerances=(1e-3, 1e-6, 1e-9),
     deltas=(1e-2, 1e-4, 1e-6),
-    time_limit=8.0,
+    time_limit=5.0,
 )
 PAPER = Preset(
     name="paper",
     seeds=tuple(range(10)),
+    sweep_seeds=tuple(range(10)),
+    swept=(),
+    weighed=(),
     decision=Course(Sizes(d_y=800, samples=2048, learning_rate=1e-3), batch=32, epochs=20),
     boards={
         4: Course(Sizes(samples=2048, learning_rate=3e-2), batch=64, epochs=20),

@@ -10,8 +10,13 @@ import contextlib
 import signal
 import sys
 import warnings
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ffo.lab.rows import Row
 
 
 def serve(connection: Connection) -> None:
@@ -23,9 +28,45 @@ def serve(connection: Connection) -> None:
     connection.send("ready")
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
-            for row in rows_of(connection.recv()):
-                connection.send(row)
+            job = connection.recv()
+            try:
+                with _limited(job.time_limit):
+                    _send(rows_of(job), connection)
+            except TimeoutError as error:  # it rang between two rows
+                connection.send(job.failed(f"time limit: {error}"))
             connection.send(None)
+
+
+def _send(rows: Iterator[Row], connection: Connection) -> None:
+    for row in rows:
+        with _undisturbed():
+            connection.send(row)
+
+
+@contextlib.contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """A TimeoutError inside after so many seconds, wherever Python code runs then."""
+
+    def ring(*_: object) -> None:
+        raise TimeoutError(f"longer than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No alarm inside: a message must not be cut in two."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _die_first() -> None:

@@ -38,7 +38,8 @@ def run_on_ray(
 
     ray.init(address=address, log_to_driver=False, include_dashboard=False)
     remote: Any = ray.remote(num_cpus=cpus_per_job, max_retries=0)(run_in_process)
-    waiting, running = list(jobs), {}
+    waiting: list[Job] = list(jobs)
+    running: dict[Any, Job] = {}
     try:
         while waiting or running:
             unsettled = {job.key for job in [*waiting, *running.values()]}

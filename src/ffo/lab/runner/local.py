@@ -9,6 +9,9 @@ from ffo.lab.runner.progress import Bars
 from ffo.lab.runner.worker import Worker
 from ffo.lab.store import Limits, Outcome, Store
 
+#: how the reasons begin that a harder case would only meet again
+LIMITS = ("time limit", "memory limit")
+
 
 def pending(jobs: Sequence[Job], store: Store, limits: Limits) -> list[Job]:
     """The jobs that are not done; what earlier runs left of them is dropped."""
@@ -18,11 +21,14 @@ def pending(jobs: Sequence[Job], store: Store, limits: Limits) -> list[Job]:
 
 
 def hopeless(job: Job, store: Store) -> str:
-    """Why a job is not worth trying: it failed in a smaller size. Empty if it is."""
-    smaller = store.outcome(job.after) if job.after else None
-    if smaller is None or smaller.status == "ok":
+    """Why a job is not worth trying: an easier one was not, or ran into a limit. Empty if it is."""
+    easier = store.outcome(job.after) if job.after else None
+    if easier is None:
         return ""
-    return smaller.reason if smaller.status == "skipped" else f"it already failed in a smaller size ({smaller.reason})"
+    if easier.status == "skipped":
+        return easier.reason
+    limited = easier.status == "failed" and easier.reason.startswith(LIMITS)
+    return f"not tried: in an easier case, {easier.reason}" if limited else ""
 
 
 def conclude(job: Job, outcome: Outcome, store: Store, limits: Limits, bars: Bars) -> None:

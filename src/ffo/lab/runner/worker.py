@@ -20,6 +20,8 @@ from ffo.lab.store import Limits, Outcome
 #: seconds between looks at a job's memory, and between looks for processes it has started
 LOOK, CHILDREN = 0.05, 0.5
 START_LIMIT = 120.0
+#: seconds that a job has to end by itself after its time limit; the process it runs in lives on then
+GRACE = 2.0
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -49,7 +51,7 @@ class Worker:
                         break
                     on_row(row)
                     last = row if row.record == "result" else last
-                elif time.monotonic() - start > job.time_limit:
+                elif time.monotonic() - start > job.time_limit + GRACE:
                     reason = f"time limit: longer than {job.time_limit:g} s"
                 else:
                     reason = watch.complaint()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -44,9 +45,13 @@ class Task(ABC):
     inner: Inner
     sizes: Sizes
 
-    @abstractmethod
     def data(self, seed: int) -> TaskData:
-        """The data set of this seed."""
+        """The data set of this seed, made once."""
+        return _drawn(self, seed)
+
+    @abstractmethod
+    def draw(self, seed: int) -> TaskData:
+        """The data set of this seed, made anew."""
 
     @abstractmethod
     def model(self, seed: int) -> torch.nn.Module:
@@ -59,3 +64,8 @@ class Task(ABC):
     def error(self, y: torch.Tensor, targets: torch.Tensor) -> float | None:
         """Share of samples that are wrong, where a task has right and wrong answers."""
         return None
+
+
+@lru_cache(maxsize=2)
+def _drawn(task: Task, seed: int) -> TaskData:
+    return task.draw(seed)

@@ -38,7 +38,7 @@ class Decision(Task):
     def __init__(self, name: str, inner: Inner, sizes: Sizes) -> None:
         self.name, self.inner, self.sizes = name, inner, sizes
 
-    def data(self, seed: int) -> TaskData:
+    def draw(self, seed: int) -> TaskData:
         s = self.sizes
         rng = np.random.default_rng([seed, s.d_y])
         x = rng.standard_normal((s.samples, s.d_x))

@@ -56,7 +56,7 @@ class Inner:
     @property
     def nonnegative(self) -> bool:
         """Whether Gy <= h says y >= 0 and nothing else."""
-        return self.G.shape == self.Q.shape and not self.h.any() and bool((self.G == -np.eye(self.n)).all())
+        return self.G.shape == self.Q.shape and not self.h.any() and bool((np.eye(self.n) == -self.G).all())
 
     @cached_property
     def sparse(self) -> dict[str, sp.csc_array]:

@@ -40,7 +40,7 @@ class Sudoku(Task):
     def __init__(self, size: int, inner: Inner, sizes: Sizes) -> None:
         self.name, self.size, self.inner, self.sizes = f"sudoku{size}", size, inner, sizes
 
-    def data(self, seed: int) -> TaskData:
+    def draw(self, seed: int) -> TaskData:
         rng = np.random.default_rng([seed, self.size])
         puzzles, solved = generate(self.size, self.sizes.samples, BOARDS[self.size][1], rng)
         tensors = (torch.tensor(one_hot(boards, self.size)) for boards in (puzzles, solved))
