@@ -12,8 +12,8 @@ from ffo.lab.tasks.inner import Inner
 
 #: tolerance that the authors of LPGD report, and the one at which the paper finds it to converge
 LPGD_DEFAULT, LPGD_TIGHT = 1e-4, 1e-12
-#: perturbation of LPGD: the geometric mean of what noise (tolerance) and curvature would each like
-LPGD_TAU = {LPGD_DEFAULT: 1e-1, LPGD_TIGHT: 1e-3}
+#: perturbation of LPGD at each: noise is the tolerance over it, and it must not reach the next kink
+LPGD_TAU = {LPGD_DEFAULT: 1e-1, LPGD_TIGHT: 1e-5}
 
 
 def _layer(

@@ -43,8 +43,7 @@ class Sudoku(Task):
     def draw(self, seed: int) -> TaskData:
         rng = np.random.default_rng([seed, self.size])
         puzzles, solved = generate(self.size, self.sizes.samples, BOARDS[self.size][1], rng)
-        tensors = (torch.tensor(one_hot(boards, self.size)) for boards in (puzzles, solved))
-        return TaskData.split(*tensors)
+        return TaskData.split(torch.tensor(one_hot(puzzles, self.size)), torch.tensor(one_hot(solved, self.size)))
 
     def model(self, seed: int) -> nn.Module:
         return Rules(self.inner.equalities, self.inner.n, seed)
