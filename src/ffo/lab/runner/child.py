@@ -13,10 +13,8 @@ import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ffo.lab.rows import Row
+from ffo.lab.stopwatch import Stopwatch
 
 
 def serve(connection: Connection) -> None:
@@ -29,34 +27,46 @@ def serve(connection: Connection) -> None:
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             job = connection.recv()
+            alarm = Alarm(job.time_limit)
             try:
-                with _limited(job.time_limit):
-                    _send(rows_of(job), connection)
-            except TimeoutError as error:  # it rang between two rows
-                connection.send(job.failed(f"time limit: {error}"))
+                with alarm:
+                    for row in rows_of(job):
+                        with _undisturbed():
+                            # what a contender makes of an exception from outside is not its reason
+                            late = alarm.rang and row.status == "failed"
+                            connection.send(job.failed(alarm.reason) if late else row)
+            except OutOfTime:
+                connection.send(job.failed(alarm.reason))
             connection.send(None)
 
 
-def _send(rows: Iterator[Row], connection: Connection) -> None:
-    for row in rows:
-        with _undisturbed():
-            connection.send(row)
+class OutOfTime(BaseException):
+    """Not an Exception: contenders catch those."""
 
 
-@contextlib.contextmanager
-def _limited(seconds: float) -> Iterator[None]:
-    """A TimeoutError inside after so many seconds, wherever Python code runs then."""
+class Alarm:
+    """`OutOfTime` inside after so many seconds, wherever Python code runs then."""
 
-    def ring(*_: object) -> None:
-        raise TimeoutError(f"longer than {seconds:g} s")
+    def __init__(self, seconds: float) -> None:
+        self.limit, self.rang = seconds, False
+        self.reason = f"time limit: longer than {seconds:g} s"
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
+    def __enter__(self) -> None:
+        self.watch = Stopwatch()
+        self.before = signal.signal(signal.SIGALRM, self._ring)
+        signal.setitimer(signal.ITIMER_REAL, self.limit)
+
+    def __exit__(self, *_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, self.before)
+
+    def _ring(self, *_: object) -> None:
+        left = self.limit - self.watch.seconds
+        if left > 0:
+            signal.setitimer(signal.ITIMER_REAL, max(left, 0.01))
+            return
+        self.rang = True
+        raise OutOfTime
 
 
 @contextlib.contextmanager

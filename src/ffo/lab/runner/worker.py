@@ -15,6 +15,7 @@ import psutil
 
 from ffo.lab.jobs import Job
 from ffo.lab.rows import Row
+from ffo.lab.stopwatch import Stopwatch
 from ffo.lab.store import Limits, Outcome
 
 #: seconds between looks at a job's memory, and between looks for processes it has started
@@ -39,10 +40,10 @@ class Worker:
             self.close()
         connection = self._connect()
         start = time.monotonic()
+        watch = _Watch(self.process, limits.memory_mb, job.time_limit)
         connection.send(job)
         last: Row | None = None
         reason = ""
-        watch = _Watch(self.process, limits.memory_mb)
         try:
             while not reason:
                 if connection.poll(LOOK):
@@ -51,8 +52,6 @@ class Worker:
                         break
                     on_row(row)
                     last = row if row.record == "result" else last
-                elif time.monotonic() - start > job.time_limit + GRACE:
-                    reason = f"time limit: longer than {job.time_limit:g} s"
                 else:
                     reason = watch.complaint()
         except (EOFError, ConnectionResetError):
@@ -106,12 +105,13 @@ class Worker:
 
 
 class _Watch:
-    """Resident memory of a process and of those it has started."""
+    """Time and resident memory of a process and of those it has started."""
 
-    def __init__(self, process: subprocess.Popen[bytes] | None, limit_mb: float) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | None, limit_mb: float, limit_s: float) -> None:
         assert process is not None
         self.root = psutil.Process(process.pid)
-        self.limit_mb = limit_mb
+        self.limit_mb, self.limit_s = limit_mb, limit_s
+        self.stopwatch = Stopwatch(self.root)
         self.children: list[psutil.Process] = []
         self.looked = 0.0
 
@@ -120,6 +120,8 @@ class _Watch:
         try:
             if time.monotonic() - self.looked > CHILDREN:
                 self.children, self.looked = self.root.children(recursive=True), time.monotonic()
+                if self.stopwatch.seconds > self.limit_s + GRACE:
+                    return f"time limit: longer than {self.limit_s:g} s"
         except psutil.NoSuchProcess:
             return ""
         used = sum(_resident(p) for p in (self.root, *self.children)) / 2**20
