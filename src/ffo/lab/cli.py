@@ -74,7 +74,9 @@ def _default(context: typer.Context) -> None:
 
 @lab.command()
 def run(
-    preset: Annotated[str, typer.Option(help="quick: five minutes on two cores; paper: the paper's sizes.")] = "quick",
+    preset: Annotated[
+        str, typer.Option(help="quick: five minutes on two idle cores; paper: the paper's sizes.")
+    ] = "quick",
     out: Annotated[
         Path, typer.Option(help="Folder of the results; a run that was interrupted goes on here.")
     ] = RESULTS,

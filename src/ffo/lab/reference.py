@@ -169,12 +169,12 @@ def _cone_program(inner: Inner, q: Array) -> tuple[Array, Array, Array, Array, f
 
 
 def _dense_qp(inner: Inner, q: Array, A: Array, b: Array) -> tuple[Array, Array, Array, Array, float]:
-    """The same with dense equalities, by PIQP."""
+    """The same for y >= 0 with dense equalities, by PIQP."""
     import piqp
 
     solver = piqp.DenseSolver()
     solver.settings.eps_abs = solver.settings.eps_rel = TIGHT
-    solver.setup(P=inner.Q, c=-q, A=A, b=b, G=inner.G, h_u=inner.h)
+    solver.setup(P=inner.Q, c=-q, A=A, b=b, x_l=np.zeros(inner.n))
     solver.solve()
     found = solver.result
-    return found.x.copy(), found.y.copy(), found.z_u.copy(), found.s_u.copy(), 0.0
+    return found.x.copy(), found.y.copy(), found.z_bl.copy(), found.s_bl.copy(), 0.0

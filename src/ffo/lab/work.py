@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 from ffo.lab.baselines import BASELINES
@@ -9,6 +10,7 @@ from ffo.lab.distributed import train_distributed
 from ffo.lab.jobs import Job, Kind
 from ffo.lab.memory import measure_memory
 from ffo.lab.rows import Row
+from ffo.lab.step import first_reference
 from ffo.lab.tasks import make_task
 from ffo.lab.training import follow_gradients, time_steps, train
 
@@ -19,6 +21,14 @@ KINDS: dict[Kind, Callable[[Job], Iterator[Row]]] = {
     "similarity": follow_gradients,
 }
 LONGEST_REASON = 300
+
+
+def prepare(job: Job) -> None:
+    """What all methods share is made before the first one's time begins: data, and the reference."""
+    compared = job.kind in ("train", "time") and job.processes == 1
+    if compared and not BASELINES[job.method].why_not(make_task(job.task, job.sizes).inner, job.settings):
+        with contextlib.suppress(RuntimeError):  # the job itself will say so
+            first_reference(job.task, job.sizes, job.seed, job.batch)
 
 
 def rows_of(job: Job) -> Iterator[Row]:

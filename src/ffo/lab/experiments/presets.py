@@ -78,14 +78,14 @@ QUICK = Preset(
         "ffolayer FFOCP",
     ),
     weighed=("FFOCP", "FFOQP", "CvxpyLayer"),
-    decision=Course(Sizes(d_y=200, samples=80, learning_rate=1e-3), batch=32, epochs=3),
+    decision=Course(Sizes(d_y=200, samples=40, learning_rate=1e-3), batch=32, epochs=3),
     boards={
-        4: Course(Sizes(samples=80, learning_rate=3e-2), batch=32, epochs=3),
-        9: Course(Sizes(samples=20, learning_rate=1e-2), batch=8, epochs=1),
+        4: Course(Sizes(samples=40, learning_rate=3e-2), batch=32, epochs=3),
+        9: Course(Sizes(samples=10, learning_rate=1e-2), batch=4, epochs=1),
     },
-    sizes=(100, 400, 800),
+    sizes=(100, 300, 800),
     steps=3,
-    budget=1.0,
+    budget=0.8,
     memory_sizes=(200, 1000),
     lpgd_board=4,
     similarity_sizes=(100,),
@@ -95,7 +95,7 @@ QUICK = Preset(
     ablation=Course(Sizes(d_y=100, samples=80, learning_rate=1e-3), batch=32, epochs=1),
     tolerances=(1e-3, 1e-6, 1e-9),
     deltas=(1e-2, 1e-4, 1e-6),
-    time_limit=5.0,
+    time_limit=6.0,
 )
 PAPER = Preset(
     name="paper",

@@ -1,7 +1,7 @@
 """The process that runs jobs: `python -m ffo.lab.runner.child FD`.
 
-It takes jobs from the connection with that file descriptor and sends their rows back, None after each
-job. What contenders print goes where its output was sent; an interrupt is its parent's business.
+It takes jobs from the connection with that file descriptor, says when a job's time begins, and sends
+its rows back, None after the last. What contenders print goes where its output was sent; an interrupt is its parent's business.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ def serve(connection: Connection) -> None:
     """Run jobs until the other side closes."""
     import torch  # noqa: F401 - imported before the first job, whose time it is not
 
-    from ffo.lab.work import rows_of
+    from ffo.lab.work import prepare, rows_of
 
     connection.send("ready")
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             job = connection.recv()
+            prepare(job)
+            connection.send("prepared")
             alarm = Alarm(job.time_limit)
             try:
                 with alarm:

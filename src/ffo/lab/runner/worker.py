@@ -40,11 +40,12 @@ class Worker:
             self.close()
         connection = self._connect()
         start = time.monotonic()
-        watch = _Watch(self.process, limits.memory_mb, job.time_limit)
         connection.send(job)
         last: Row | None = None
         reason = ""
         try:
+            connection.recv()  # prepared
+            watch = _Watch(self.process, limits.memory_mb, job.time_limit)
             while not reason:
                 if connection.poll(LOOK):
                     row = connection.recv()
