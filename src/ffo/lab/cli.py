@@ -89,7 +89,9 @@ def run(
     memory_limit: Annotated[
         float | None, typer.Option(help="Gigabytes for one job; default: 3/4 of what is free.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads of OpenMP and BLAS; default: the cores.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of OpenMP and BLAS; default: left to the libraries.")
+    ] = None,
     ddp: Annotated[int, typer.Option(help="Processes that share each training run (DistributedDataParallel).")] = 1,
     ray: Annotated[str, typer.Option(help="Address of a Ray cluster: auto, local, or ray://host:port.")] = "",
     cpus_per_job: Annotated[float, typer.Option(help="Cores that Ray reserves for a job.")] = 1,
@@ -101,21 +103,20 @@ def run(
     contenders = _names(methods, list(BASELINES), "method")
     jobs = plan(chosen, wanted, contenders, ddp)
     limits = Limits(memory_limit * 2**10 if memory_limit else 0.75 * psutil.virtual_memory().available / 2**20)
-    count = threads or cpus()
     console = Console()
     with Store(out) as store:
-        store.describe(this_machine(name, chosen.seeds, wanted, contenders, count))
+        store.describe(this_machine(name, chosen.seeds, wanted, contenders, threads or cpus()))
         left = pending(jobs, store, limits)
         console.print(f"{len(left)} of {len(jobs)} jobs to run; results in {out}", highlight=False)
         try:
-            _run(left, store, limits, console, count, ray, cpus_per_job)
+            _run(left, store, limits, console, threads, ray, cpus_per_job)
         except KeyboardInterrupt:
             console.print(f"Interrupted. What is done is in {out}; the same command goes on from there.")
             raise typer.Exit(INTERRUPTED) from None
 
 
 def _run(
-    jobs: list[Job], store: Store, limits: Limits, console: Console, threads: int, ray: str, cpus_per_job: float
+    jobs: list[Job], store: Store, limits: Limits, console: Console, threads: int | None, ray: str, cpus_per_job: float
 ) -> None:
     if not ray:
         with bars(jobs, console) as shown:

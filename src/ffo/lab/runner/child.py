@@ -1,7 +1,8 @@
 """The process that runs jobs: `python -m ffo.lab.runner.child FD`.
 
 It takes jobs from the connection with that file descriptor, says when a job's time begins, and sends
-its rows back, None after the last. What contenders print goes where its output was sent; an interrupt is its parent's business.
+its rows back, None after the last. What contenders print goes where its output was sent; an interrupt is
+its parent's business.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from ffo.lab.runner.worker import Worker
 from ffo.lab.store import Limits, Outcome, Store
 
 
-def run_in_process(job: Job, limits: Limits, threads: int) -> tuple[list[Row], Outcome]:
+def run_in_process(job: Job, limits: Limits, threads: int | None) -> tuple[list[Row], Outcome]:
     """One job in a worker process of its own: all its rows, and how it ended."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -27,7 +27,13 @@ def run_in_process(job: Job, limits: Limits, threads: int) -> tuple[list[Row], O
 
 
 def run_on_ray(
-    jobs: Sequence[Job], store: Store, limits: Limits, bars: Bars, threads: int, address: str, cpus_per_job: float
+    jobs: Sequence[Job],
+    store: Store,
+    limits: Limits,
+    bars: Bars,
+    threads: int | None,
+    address: str,
+    cpus_per_job: float,
 ) -> None:
     """Run jobs on the cluster at `address` ("auto": the one this machine belongs to; "local": a new one).
 

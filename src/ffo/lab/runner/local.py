@@ -44,7 +44,12 @@ def skip(job: Job, reason: str, store: Store, limits: Limits, bars: Bars) -> Non
 
 
 def run_here(
-    jobs: Sequence[Job], store: Store, limits: Limits, bars: Bars, threads: int, make: Callable[..., Worker] = Worker
+    jobs: Sequence[Job],
+    store: Store,
+    limits: Limits,
+    bars: Bars,
+    threads: int | None,
+    make: Callable[..., Worker] = Worker,
 ) -> None:
     """Run jobs in their order: one at a time, so that none disturbs another's times."""
     worker = make(store.folder / "worker.log", threads)

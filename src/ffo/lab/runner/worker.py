@@ -27,9 +27,13 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 
 
 class Worker:
-    """One process at a time: started for the first job, and again after it had to be ended."""
+    """One process at a time: started for the first job, and again after it had to be ended.
 
-    def __init__(self, log: Path, threads: int) -> None:
+    `threads` are those of OpenMP and BLAS. None leaves them to the libraries, which is not the same as their
+    default number: with two threads asked for, MKL's batched LU, on which qpth rests, has been seen to fail.
+    """
+
+    def __init__(self, log: Path, threads: int | None) -> None:
         self.log, self.threads = log, threads
         self.process: subprocess.Popen[bytes] | None = None
         self.connection: Connection | None = None
@@ -81,11 +85,16 @@ class Worker:
         if self.connection is not None:
             return self.connection
         ours, theirs = socket.socketpair()
-        environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, str(self.threads))}
+        chosen = dict.fromkeys(THREAD_VARIABLES, str(self.threads)) if self.threads else {}
         command = [sys.executable, "-m", "ffo.lab.runner.child", str(theirs.fileno())]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
+                command,
+                pass_fds=[theirs.fileno()],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **chosen},
             )
         theirs.close()
         self.connection = Connection(ours.detach())
