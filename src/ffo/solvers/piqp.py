@@ -16,6 +16,8 @@ from ffo.solvers.split import Split
 
 #: Largest number of variables for which the dense interface can win, and the density from which it does.
 DENSE_SIZE, DENSE_FILL, ALWAYS_DENSE = 1500, 0.3, 12
+#: Rows per variable from which dense rows alone make it win, whatever P is.
+DENSE_ROWS = 0.25
 
 _STATUS = {
     "PIQP_SOLVED": Status.SOLVED,
@@ -110,7 +112,11 @@ class _PIQPWorkspace(Workspace):
 
 
 def _dense(backend: str, split: Split) -> bool:
-    """Measured: dense wins when about a third of the rows' entries is nonzero, or the problem is tiny."""
+    """Measured: dense wins when about a third of all entries is nonzero, or the problem is tiny.
+
+    Beside a sparse P, dense rows still win once eliminating the variables leaves a Schur complement worth
+    it: three times faster with 249 dense rows of 729 variables.
+    """
     if backend in ("sparse", "dense"):
         return backend == "dense"
     if backend != "auto":
@@ -119,5 +125,7 @@ def _dense(backend: str, split: Split) -> bool:
     rows = len(split.equal) + len(split.unequal)
     if n > DENSE_SIZE:
         return False
-    stored = 2 * P.nnz + split.E.nnz + split.G.nnz
-    return n <= ALWAYS_DENSE or stored >= DENSE_FILL * (n * n + rows * n)
+    in_rows = split.E.nnz + split.G.nnz
+    if rows >= DENSE_ROWS * n and in_rows >= DENSE_FILL * rows * n:
+        return True
+    return n <= ALWAYS_DENSE or 2 * P.nnz + in_rows >= DENSE_FILL * (n * n + rows * n)

@@ -1,0 +1,1 @@
+"""The paper's experiments against every system it names: `ffo lab`."""

@@ -1,0 +1,86 @@
+"""One interface for every contender: a function that makes a layer, and what that layer can do."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from ffo.lab.tasks.inner import Inner
+
+#: the varying values of a step, by name -> solutions (batch, n)
+Layer = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an ablation sets; None: the method's own choice.
+
+    Attributes:
+        tolerance: of the solver, forward and (where it solves again) backward.
+        delta: size of the perturbation of a finite difference.
+        solver: name of the forward solver.
+    """
+
+    tolerance: float | None = None
+    delta: float | None = None
+    solver: str | None = None
+
+    @property
+    def given(self) -> set[str]:
+        return {name for name in ("tolerance", "delta", "solver") if getattr(self, name) is not None}
+
+
+DEFAULTS = Settings()
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A contender.
+
+    Attributes:
+        name: display name, unique.
+        family: "conic": takes every convex problem of the lab; "qp": quadratic programs alone.
+        make: (problem, settings) -> layer.
+        packages: modules that must be installed.
+        settings: the fields of `Settings` that it understands.
+        exact: whether its gradient is exact up to the accuracy of its solver.
+        ours: whether it is this package's.
+    """
+
+    name: str
+    family: Literal["qp", "conic"]
+    make: Callable[[Inner, Settings], Layer]
+    packages: tuple[str, ...] = ()
+    settings: frozenset[str] = frozenset()
+    exact: bool = True
+    ours: bool = False
+
+    def why_not(self, inner: Inner, settings: Settings = DEFAULTS) -> str:
+        """Why this method cannot run here, in words; empty if it can."""
+        missing = [name for name in self.packages if importlib.util.find_spec(name) is None]
+        if missing:
+            return f"not installed: {', '.join(missing)}"
+        if self.family == "qp" and not inner.is_qp:
+            return "unsupported cone: second-order (this method takes quadratic programs)"
+        unknown = settings.given - self.settings
+        return f"has no setting: {', '.join(sorted(unknown))}" if unknown else ""
+
+    def build(self, inner: Inner, settings: Settings = DEFAULTS) -> Layer:
+        """The layer for this problem."""
+        return self.make(inner, settings)
+
+
+def expanded(values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Values with a batch dimension each, shared ones as views: autograd then sums over the batch."""
+    batch = len(values["q"])
+    own = {"q": 2, "A": 3, "b": 2}
+    return {k: v if v.ndim == own[k] else v.expand(batch, *v.shape) for k, v in values.items()}
+
+
+def only_given(**settings: Any) -> dict[str, Any]:
+    """Keyword arguments without those that are None."""
+    return {name: value for name, value in settings.items() if value is not None}

@@ -1,0 +1,154 @@
+"""The command line: `ffo lab`, `ffo lab run`, `ffo lab report DIR`, `ffo lab list`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ffo.lab.baselines import BASELINES
+from ffo.lab.experiments import CATALOGUE, PRESETS, Preset, plan
+from ffo.lab.jobs import Job
+from ffo.lab.machine import this_machine
+from ffo.lab.rows import EXPERIMENTS
+from ffo.lab.runner.local import pending, run_here
+from ffo.lab.runner.progress import bars
+from ffo.lab.store import Limits, Store
+from ffo.lab.tasks import make_task
+from ffo.solvers.pool import cpus
+
+app = typer.Typer(help="ffo: differentiable convex optimization layers.", no_args_is_help=True)
+lab = typer.Typer(help="The paper's experiments against every system it names, and a report of them.")
+app.add_typer(lab, name="lab")
+
+RESULTS = Path("ffo-lab")
+INTERRUPTED = 130
+
+
+@app.callback()
+def _ffo() -> None:
+    """Differentiable convex optimization layers with a fully first-order backward pass."""
+
+
+def _names(text: str, known: list[str], what: str) -> list[str]:
+    """A comma-separated list, each known; empty: all."""
+    chosen = [name.strip() for name in text.split(",") if name.strip()]
+    for name in chosen:
+        if name not in known:
+            raise typer.BadParameter(f"no {what} {name!r}; there are: {', '.join(known)}")
+    return chosen or known
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise typer.BadParameter(f"expected numbers separated by commas, not {text!r}") from None
+
+
+def _adjusted(preset: Preset, seeds: str, sizes: str, d_y: int | None, time_limit: float | None) -> Preset:
+    changes: dict[str, Any] = {}
+    if seeds:
+        changes["seeds"] = changes["sweep_seeds"] = _numbers(seeds)
+    if sizes:
+        changes |= dict.fromkeys(("sizes", "memory_sizes", "similarity_sizes"), _numbers(sizes))
+    if d_y is not None:
+        changes["decision"] = replace(preset.decision, sizes=replace(preset.decision.sizes, d_y=d_y))
+    if time_limit is not None:
+        changes["time_limit"] = time_limit
+    return replace(preset, **changes)
+
+
+@lab.callback(invoke_without_command=True)
+def _default(context: typer.Context) -> None:
+    """Without a command: run the quick preset, then write the report."""
+    if context.invoked_subcommand is None:
+        run()
+        report(RESULTS)
+
+
+@lab.command()
+def run(
+    preset: Annotated[
+        str, typer.Option(help="quick: five minutes on two idle cores; paper: the paper's sizes.")
+    ] = "quick",
+    out: Annotated[
+        Path, typer.Option(help="Folder of the results; a run that was interrupted goes on here.")
+    ] = RESULTS,
+    experiments: Annotated[str, typer.Option(help="Names separated by commas; default: all (`ffo lab list`).")] = "",
+    methods: Annotated[str, typer.Option(help="Names separated by commas; default: all (`ffo lab list`).")] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds separated by commas.")] = "",
+    sizes: Annotated[str, typer.Option(help="Dimensions of the scaling, memory and similarity experiments.")] = "",
+    d_y: Annotated[int | None, typer.Option(help="Dimension of the trained QP and SOCP tasks.")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="Seconds for one job.")] = None,
+    memory_limit: Annotated[
+        float | None, typer.Option(help="Gigabytes for one job; default: 3/4 of what is free.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of OpenMP and BLAS; default: left to the libraries.")
+    ] = None,
+    ddp: Annotated[int, typer.Option(help="Processes that share each training run (DistributedDataParallel).")] = 1,
+    ray: Annotated[str, typer.Option(help="Address of a Ray cluster: auto, local, or ray://host:port.")] = "",
+    cpus_per_job: Annotated[float, typer.Option(help="Cores that Ray reserves for a job.")] = 1,
+) -> None:
+    """Run experiments; finished jobs of an earlier run in the same folder are not run again."""
+    (name,) = _names(preset, list(PRESETS), "preset")[:1]
+    chosen = _adjusted(PRESETS[name], seeds, sizes, d_y, time_limit)
+    wanted = _names(experiments, list(CATALOGUE), "experiment")
+    contenders = _names(methods, list(BASELINES), "method")
+    jobs = plan(chosen, wanted, contenders, ddp)
+    limits = Limits(memory_limit * 2**10 if memory_limit else 0.75 * psutil.virtual_memory().available / 2**20)
+    console = Console()
+    with Store(out) as store:
+        store.describe(this_machine(name, chosen.seeds, wanted, contenders, threads or cpus()))
+        left = pending(jobs, store, limits)
+        console.print(f"{len(left)} of {len(jobs)} jobs to run; results in {out}", highlight=False)
+        try:
+            _run(left, store, limits, console, threads, ray, cpus_per_job)
+        except KeyboardInterrupt:
+            console.print(f"Interrupted. What is done is in {out}; the same command goes on from there.")
+            raise typer.Exit(INTERRUPTED) from None
+
+
+def _run(
+    jobs: list[Job], store: Store, limits: Limits, console: Console, threads: int | None, ray: str, cpus_per_job: float
+) -> None:
+    if not ray:
+        with bars(jobs, console) as shown:
+            run_here(jobs, store, limits, shown, threads)
+        return
+    try:
+        from ffo.lab.runner.cluster import run_on_ray
+    except ImportError:
+        raise typer.BadParameter("--ray needs the package ray: pip install 'ffo[ray]'") from None
+    with bars(jobs, console, at_once=cpus()) as shown:
+        run_on_ray(jobs, store, limits, shown, threads, ray, cpus_per_job)
+
+
+@lab.command()
+def report(folder: Annotated[Path, typer.Argument(help="Folder of the results.")] = RESULTS) -> None:
+    """Write the report of a results folder."""
+    from ffo.lab.report import write_report
+
+    Console().print(f"Report: {write_report(folder)}", highlight=False)
+
+
+@lab.command("list")
+def show() -> None:
+    """The experiments and the methods, and which of them can run here."""
+    console = Console()
+    table = Table("experiment", "what it shows", title="Experiments", title_justify="left")
+    for name, text in EXPERIMENTS.items():
+        table.add_row(name, text)
+    console.print(table)
+    table = Table("method", "takes", "here", title="Methods", title_justify="left")
+    inner = make_task("qp", replace(PRESETS["quick"].decision.sizes, d_y=2)).inner
+    for baseline in BASELINES.values():
+        takes = "quadratic programs" if baseline.family == "qp" else "convex programs"
+        table.add_row(baseline.name, takes, baseline.why_not(inner) or "yes")
+    console.print(table)

@@ -1,0 +1,6 @@
+"""The experiments of the paper, each as a list of jobs."""
+
+from ffo.lab.experiments.catalogue import CATALOGUE, plan
+from ffo.lab.experiments.presets import PRESETS, Preset
+
+__all__ = ["CATALOGUE", "PRESETS", "Preset", "plan"]

@@ -1,0 +1,93 @@
+"""A job: one method on one task under one set of circumstances; what the runner runs and remembers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from ffo.lab.baselines.base import Settings
+from ffo.lab.rows import Row
+from ffo.lab.tasks.base import Sizes
+
+Kind = Literal["train", "time", "memory", "similarity"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to measure.
+
+    Attributes:
+        kind: "train": convergence and times; "time": times of single steps; "memory": peaks by phase;
+            "similarity": gradients along a training run.
+        epochs: of training ("train"); steps: timed ("time") or taken ("similarity").
+        every: steps between two comparisons with the reference ("similarity").
+        processes: of distributed training.
+        label: sets the method's name apart in a report, where settings vary; empty: the method's own name.
+        after: key of an easier job (smaller, or of an earlier seed); if that one met a limit, this one is not
+            tried.
+        budget: seconds after which no further step is timed ("time").
+        time_limit: seconds after which the job is ended.
+    """
+
+    experiment: str
+    task: str
+    method: str
+    seed: int
+    sizes: Sizes
+    batch: int
+    kind: Kind
+    epochs: int = 0
+    steps: int = 0
+    every: int = 1
+    settings: Settings = field(default_factory=Settings)
+    processes: int = 1
+    label: str = ""
+    after: str = ""
+    budget: float = 10.0
+    time_limit: float = 3600.0
+
+    @property
+    def key(self) -> str:
+        """A hash of what is measured; how much time it may take is no part of it."""
+        spec = {k: v for k, v in asdict(self).items() if k not in ("after", "budget", "time_limit")}
+        return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def fresh(self) -> bool:
+        """Whether it needs a process of its own."""
+        return self.kind == "memory"
+
+    @property
+    def title(self) -> str:
+        return f"{self.experiment}: {self.label or self.method}, {self.task}, d_y={self.d_y}, seed {self.seed}"
+
+    @property
+    def d_y(self) -> int:
+        return {"sudoku4": 64, "sudoku9": 729}.get(self.task, self.sizes.d_y)
+
+    def row(self, **values: Any) -> Row:
+        """A row of this job."""
+        from ffo.lab.baselines import BASELINES
+
+        given: dict[str, Any] = {
+            "experiment": self.experiment,
+            "task": self.task,
+            "method": self.label or self.method,
+            "family": BASELINES[self.method].family,
+            "seed": self.seed,
+            "d_y": self.d_y,
+            "batch": self.batch,
+            "job": self.key,
+            "tolerance": self.settings.tolerance,
+            "delta": self.settings.delta,
+            "solver": self.settings.solver,
+        }
+        return Row(**{**given, **values})
+
+    def failed(self, reason: str) -> Row:
+        return self.row(status="failed", reason=reason)
+
+    def skipped(self, reason: str) -> Row:
+        return self.row(status="skipped", reason=reason)

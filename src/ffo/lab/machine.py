@@ -1,0 +1,58 @@
+"""What the rows were measured on."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+from ffo.lab.rows import Machine
+from ffo.solvers.pool import cpus
+
+PACKAGES = (
+    "ffo torch numpy scipy cvxpy cvxpylayers diffcp qpth proxsuite moreau ffolayer "
+    "clarabel scs osqp piqp daqp qoco ecos highspy gurobipy qpsolvers"
+).split()
+
+
+def this_machine(
+    preset: str, seeds: Sequence[int], experiments: Sequence[str], methods: Sequence[str], threads: int
+) -> Machine:
+    """This machine, now."""
+    return Machine(
+        cpu=_processor(),
+        cores=cpus(),
+        memory_gb=round(psutil.virtual_memory().total / 2**30, 1),
+        python=platform.python_version(),
+        platform=platform.platform(),
+        packages={name: found for name in PACKAGES if (found := _version(name))},
+        date=datetime.now().astimezone().isoformat(timespec="seconds"),
+        preset=preset,
+        seeds=list(seeds),
+        experiments=list(experiments),
+        methods=list(methods),
+        threads=threads,
+        command=shlex.join(["ffo", *sys.argv[1:]]),
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
+        if names:
+            return names[0]
+    return platform.processor() or platform.machine()

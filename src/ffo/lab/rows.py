@@ -1,0 +1,174 @@
+"""What an experiment leaves behind: rows, one JSON object per line.
+
+A results folder holds
+
+    rows.jsonl      one `Row` per line, written at once: valid after an interruption, but for a last line
+                    that was cut short, which `read_rows` leaves out
+    machine.json    the `Machine` the rows were measured on
+    done.jsonl      the jobs that are finished (the runner's own; a report does not need it)
+
+Every row carries every field of `Row`; what does not apply is null.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+ROWS, MACHINE, DONE = "rows.jsonl", "machine.json", "done.jsonl"
+
+#: name -> what it shows, in the order of a report
+EXPERIMENTS = {
+    "dfl": "Synthetic decision-focused learning",
+    "sudoku": "Sudoku",
+    "socp": "Second-order cone programming",
+    "scaling_qp": "Scaling in the dimension, QP",
+    "scaling_socp": "Scaling in the dimension, SOCP",
+    "memory": "Peak memory by phase",
+    "lpgd": "The tolerance of LPGD",
+    "similarity": "Gradients during training, against a tight reference",
+    "batch": "Batch size",
+    "tolerance": "Tolerance of the backward solve",
+    "delta": "Size of the perturbation",
+    "solvers": "Solver of the forward pass",
+}
+TASKS = {
+    "qp": "decision-focused QP",
+    "sudoku4": "Sudoku 4×4",
+    "sudoku9": "Sudoku 9×9",
+    "socp": "decision-focused SOCP",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement.
+
+    Attributes:
+        experiment: a key of `EXPERIMENTS`.
+        task: a key of `TASKS`.
+        method: display name of the contender, such as "FFOCP" or "CvxpyLayer".
+        family: "conic" for methods that take any convex problem, "qp" for those that take QPs alone.
+        seed: seed of data, model and training.
+        d_y: dimension of the decision variable.
+        batch: samples per step.
+        record: "result": one per job, its times, accuracy and final values; "curve": one point of a
+            curve of that job (an epoch of training, or a step for "similarity"); "phase": one phase of
+            "memory".
+        job: hash of the job; its curve rows and its result row share it.
+        build_s: seconds to make the layer, once, with the first step's set-up where a method defers it.
+        forward_s, backward_s, total_s: median seconds of one step's layer (not of the network around it).
+        cosine, l2, linf: the gradient of the loss in the layer's inputs against the tight reference:
+            cosine similarity, relative Euclidean and relative largest-entry distance. Worst over the
+            tensors that are differentiated.
+        train_loss, test_loss: mean over samples; in a result row, after the last epoch.
+        train_error, test_error: share of puzzles not solved exactly (Sudoku), in [0, 1].
+        epoch: epochs finished (curve rows; 0 is before training).
+        step: optimiser steps taken.
+        elapsed_s: seconds of training so far.
+        peak_mb: peak resident memory of the process during `phase`, everything included; in a result row,
+            the largest of these.
+        base_mb: resident memory of that process before the data were made: interpreter and packages.
+        data_mb: size of the data of one step: every tensor handed to the layer, and its gradient.
+        phase: "build", "forward" or "backward" (memory); null elsewhere.
+        tolerance: the tolerance asked of the solver, where the experiment sets one.
+        delta: the perturbation asked of the re-solve, where the experiment sets one.
+        solver: the forward solver, where the experiment sets one.
+        status: "ok"; "failed": it was tried and did not finish; "skipped": it cannot run here.
+        reason: why not, in words; empty if ok.
+    """
+
+    experiment: str
+    task: str
+    method: str
+    family: Literal["qp", "conic"]
+    seed: int
+    d_y: int | None = None
+    batch: int | None = None
+    record: Literal["result", "curve", "phase"] = "result"
+    job: str = ""
+    build_s: float | None = None
+    forward_s: float | None = None
+    backward_s: float | None = None
+    total_s: float | None = None
+    cosine: float | None = None
+    l2: float | None = None
+    linf: float | None = None
+    train_loss: float | None = None
+    test_loss: float | None = None
+    train_error: float | None = None
+    test_error: float | None = None
+    epoch: int | None = None
+    step: int | None = None
+    elapsed_s: float | None = None
+    peak_mb: float | None = None
+    base_mb: float | None = None
+    data_mb: float | None = None
+    phase: str | None = None
+    tolerance: float | None = None
+    delta: float | None = None
+    solver: str | None = None
+    status: Literal["ok", "failed", "skipped"] = "ok"
+    reason: str = ""
+
+    def as_json(self) -> str:
+        """The row as one line. Numbers that are not finite become null."""
+        finite = {k: None if isinstance(v, float) and v - v != 0 else v for k, v in asdict(self).items()}
+        return json.dumps(finite, allow_nan=False, ensure_ascii=False)
+
+
+COLUMNS = tuple(f.name for f in fields(Row))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and how the rows were measured.
+
+    Attributes:
+        cpu: name of the processor; cores: those this process may use; memory_gb: in all.
+        python, platform: versions of the interpreter and the system.
+        packages: version by name of package, of those that take part.
+        date: ISO 8601, when the run began (the first one, if it was resumed).
+        preset, seeds, experiments, methods: what was asked for.
+        threads: OpenMP/BLAS threads of a job.
+        command: the command line.
+    """
+
+    cpu: str
+    cores: int
+    memory_gb: float
+    python: str
+    platform: str
+    packages: dict[str, str]
+    date: str
+    preset: str
+    seeds: list[int]
+    experiments: list[str]
+    methods: list[str]
+    threads: int
+    command: str
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON-lines file; a last line that was cut short is left out."""
+    if not path.exists():
+        return
+    *whole, last = path.read_text(encoding="utf-8").split("\n")
+    yield from (json.loads(line) for line in whole if line)
+    try:
+        yield json.loads(last)
+    except json.JSONDecodeError:
+        return
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """The rows of a results folder, in the order they were measured."""
+    return [Row(**entry) for entry in read_lines(folder / ROWS)]
+
+
+def read_machine(folder: Path) -> Machine:
+    """The machine of a results folder."""
+    return Machine(**json.loads((folder / MACHINE).read_text(encoding="utf-8")))

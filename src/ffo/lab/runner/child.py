@@ -1,0 +1,96 @@
+"""The process that runs jobs: `python -m ffo.lab.runner.child FD`.
+
+It takes jobs from the connection with that file descriptor, says when a job's time begins, and sends
+its rows back, None after the last. What contenders print goes where its output was sent; an interrupt is
+its parent's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from ffo.lab.stopwatch import Stopwatch
+
+
+def serve(connection: Connection) -> None:
+    """Run jobs until the other side closes."""
+    import torch  # noqa: F401 - imported before the first job, whose time it is not
+
+    from ffo.lab.work import prepare, rows_of
+
+    connection.send("ready")
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            job = connection.recv()
+            prepare(job)
+            connection.send("prepared")
+            alarm = Alarm(job.time_limit)
+            try:
+                with alarm:
+                    for row in rows_of(job):
+                        with _undisturbed():
+                            # what a contender makes of an exception from outside is not its reason
+                            late = alarm.rang and row.status == "failed"
+                            connection.send(job.failed(alarm.reason) if late else row)
+            except OutOfTime:
+                connection.send(job.failed(alarm.reason))
+            connection.send(None)
+
+
+class OutOfTime(BaseException):
+    """Not an Exception: contenders catch those."""
+
+
+class Alarm:
+    """`OutOfTime` inside after so many seconds, wherever Python code runs then."""
+
+    def __init__(self, seconds: float) -> None:
+        self.limit, self.rang = seconds, False
+        self.reason = f"time limit: longer than {seconds:g} s"
+
+    def __enter__(self) -> None:
+        self.watch = Stopwatch()
+        self.before = signal.signal(signal.SIGALRM, self._ring)
+        signal.setitimer(signal.ITIMER_REAL, self.limit)
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self.before)
+
+    def _ring(self, *_: object) -> None:
+        left = self.limit - self.watch.seconds
+        if left > 0:
+            signal.setitimer(signal.ITIMER_REAL, max(left, 0.01))
+            return
+        self.rang = True
+        raise OutOfTime
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No alarm inside: a message must not be cut in two."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _die_first() -> None:
+    """If the system runs out of memory, this process goes, not the one that keeps the results."""
+    score = Path("/proc/self/oom_score_adj")
+    if score.exists():
+        score.write_text("1000")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warnings.simplefilter("once")
+    _die_first()
+    serve(Connection(int(sys.argv[1])))

@@ -1,0 +1,76 @@
+"""Jobs on a Ray cluster: each in a worker process of the node it lands on, under the same limits."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ffo.lab.jobs import Job
+from ffo.lab.rows import Row
+from ffo.lab.runner.local import conclude, hopeless, skip
+from ffo.lab.runner.progress import Bars
+from ffo.lab.runner.worker import Worker
+from ffo.lab.store import Limits, Outcome, Store
+
+
+def run_in_process(job: Job, limits: Limits, threads: int | None) -> tuple[list[Row], Outcome]:
+    """One job in a worker process of its own: all its rows, and how it ended."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        worker = Worker(Path(folder) / "worker.log", threads)
+        try:
+            return rows, worker.run(job, limits, rows.append)
+        finally:
+            worker.close()
+
+
+def run_on_ray(
+    jobs: Sequence[Job],
+    store: Store,
+    limits: Limits,
+    bars: Bars,
+    threads: int | None,
+    address: str,
+    cpus_per_job: float,
+) -> None:
+    """Run jobs on the cluster at `address` ("auto": the one this machine belongs to; "local": a new one).
+
+    A job starts once the smaller one that it depends on has ended. Results are written here, by the
+    driver alone.
+    """
+    import ray
+
+    ray.init(address=address, log_to_driver=False, include_dashboard=False)
+    remote: Any = ray.remote(num_cpus=cpus_per_job, max_retries=0)(run_in_process)
+    waiting: list[Job] = list(jobs)
+    running: dict[Any, Job] = {}
+    try:
+        while waiting or running:
+            unsettled = {job.key for job in [*waiting, *running.values()]}
+            ready = [job for job in waiting if job.after not in unsettled]
+            waiting = [job for job in waiting if job.after in unsettled]
+            for job in ready:
+                reason = hopeless(job, store)
+                if reason:
+                    skip(job, reason, store, limits, bars)
+                else:
+                    bars.started(job)
+                    running[remote.remote(job, limits, threads)] = job
+            if running:
+                (first,), _ = ray.wait(list(running), num_returns=1)
+                _collect(ray, first, running.pop(first), store, limits, bars)
+    finally:
+        ray.shutdown()
+
+
+def _collect(ray: Any, found: Any, job: Job, store: Store, limits: Limits, bars: Bars) -> None:
+    try:
+        rows, outcome = ray.get(found)
+    except ray.exceptions.RayError as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        rows, outcome = [job.failed(reason)], Outcome("failed", reason)
+    for row in rows:
+        store.add(row)
+    conclude(job, outcome, store, limits, bars)

@@ -1,0 +1,75 @@
+"""Progress bars, with an estimate of the time left from how long jobs of each experiment have taken."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ffo.lab.jobs import Job
+from ffo.lab.store import Outcome
+
+
+class TimeLeft:
+    """Seconds left: for each remaining job the mean of its experiment so far, else of all jobs so far."""
+
+    def __init__(self, jobs: Sequence[Job], at_once: int = 1) -> None:
+        self.remaining = list(jobs)
+        self.at_once = at_once
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+
+    def finished(self, job: Job, seconds: float) -> None:
+        self.remaining.remove(job)
+        self.seconds[job.experiment].append(seconds)
+
+    def estimate(self) -> float | None:
+        """None before the first job has ended."""
+        everything = [s for group in self.seconds.values() for s in group]
+        if not everything:
+            return None
+        mean = sum(everything) / len(everything)
+        means = {name: sum(group) / len(group) for name, group in self.seconds.items()}
+        return sum(means.get(job.experiment, mean) for job in self.remaining) / self.at_once
+
+
+class Bars:
+    """What the runner tells: a job has started, a job has ended."""
+
+    def __init__(self, progress: Progress, jobs: Sequence[Job], at_once: int = 1) -> None:
+        self.progress = progress
+        self.left = TimeLeft(jobs, at_once)
+        self.task = progress.add_task("", total=len(jobs), now="starting", left="")
+
+    def started(self, job: Job) -> None:
+        self.progress.update(self.task, now=job.title)
+
+    def ended(self, job: Job, outcome: Outcome) -> None:
+        self.left.finished(job, outcome.seconds)
+        seconds = self.left.estimate()
+        left = "" if seconds is None else f"about {_words(seconds)} left"
+        self.progress.update(self.task, advance=1, left=left)
+        if outcome.status == "failed":
+            self.progress.console.print(f"[yellow]{job.title}[/yellow]: {outcome.reason}", highlight=False)
+
+
+def _words(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+@contextmanager
+def bars(jobs: Sequence[Job], console: Console, at_once: int = 1) -> Iterator[Bars]:
+    """Bars on the console while the jobs run."""
+    columns = [
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+        TextColumn("[dim]{task.fields[now]}"),
+    ]
+    with Progress(*columns, console=console) as progress:
+        yield Bars(progress, jobs, at_once)

@@ -1,0 +1,161 @@
+"""The parent's side of a worker process: hand it a job, collect its rows, end it when it exceeds a limit."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import psutil
+
+from ffo.lab.jobs import Job
+from ffo.lab.rows import Row
+from ffo.lab.stopwatch import Stopwatch
+from ffo.lab.store import Limits, Outcome
+
+#: seconds between looks at a job's memory, and between looks for processes it has started
+LOOK, CHILDREN = 0.05, 0.5
+START_LIMIT = 120.0
+#: seconds that a job has to end by itself after its time limit; the process it runs in lives on then
+GRACE = 2.0
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class Worker:
+    """One process at a time: started for the first job, and again after it had to be ended.
+
+    `threads` are those of OpenMP and BLAS. None leaves them to the libraries, which is not the same as their
+    default number: with two threads asked for, MKL's batched LU, on which qpth rests, has been seen to fail.
+    """
+
+    def __init__(self, log: Path, threads: int | None) -> None:
+        self.log, self.threads = log, threads
+        self.process: subprocess.Popen[bytes] | None = None
+        self.connection: Connection | None = None
+
+    def run(self, job: Job, limits: Limits, on_row: Callable[[Row], None]) -> Outcome:
+        """Run a job to its end; `on_row` gets each row as it comes, the one that says why it failed included."""
+        if job.fresh:
+            self.close()
+        connection = self._connect()
+        start = time.monotonic()
+        connection.send(job)
+        last: Row | None = None
+        reason = ""
+        try:
+            connection.recv()  # prepared
+            watch = _Watch(self.process, limits.memory_mb, job.time_limit)
+            while not reason:
+                if connection.poll(LOOK):
+                    row = connection.recv()
+                    if row is None:
+                        break
+                    on_row(row)
+                    last = row if row.record == "result" else last
+                else:
+                    reason = watch.complaint()
+        except (EOFError, ConnectionResetError):
+            reason = self._epitaph()
+        seconds = time.monotonic() - start
+        if reason:
+            self.close()
+            last = job.failed(reason)
+            on_row(last)
+        elif job.fresh:
+            self.close()
+        if last is None:
+            return Outcome("failed", "no result", seconds)
+        return Outcome(last.status, last.reason, seconds)
+
+    def close(self) -> None:
+        """End the process and all it has started."""
+        if self.connection is not None:
+            self.connection.close()
+        if self.process is not None:
+            end_tree(self.process.pid)
+            self.process.wait()
+        self.process = self.connection = None
+
+    def _connect(self) -> Connection:
+        if self.connection is not None:
+            return self.connection
+        ours, theirs = socket.socketpair()
+        chosen = dict.fromkeys(THREAD_VARIABLES, str(self.threads)) if self.threads else {}
+        command = [sys.executable, "-m", "ffo.lab.runner.child", str(theirs.fileno())]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **chosen},
+            )
+        theirs.close()
+        self.connection = Connection(ours.detach())
+        if not self.connection.poll(START_LIMIT):
+            self.close()
+            raise TimeoutError(f"a worker did not start in {START_LIMIT:g} s: see {self.log}")
+        try:
+            self.connection.recv()
+        except EOFError:
+            self.close()
+            raise RuntimeError(f"a worker did not start: see {self.log}") from None
+        return self.connection
+
+    def _epitaph(self) -> str:
+        assert self.process is not None
+        code = self.process.wait()
+        return f"the process was killed by signal {-code}" if code < 0 else f"the process ended with exit code {code}"
+
+
+class _Watch:
+    """Time and resident memory of a process and of those it has started."""
+
+    def __init__(self, process: subprocess.Popen[bytes] | None, limit_mb: float, limit_s: float) -> None:
+        assert process is not None
+        self.root = psutil.Process(process.pid)
+        self.limit_mb, self.limit_s = limit_mb, limit_s
+        self.stopwatch = Stopwatch(self.root)
+        self.children: list[psutil.Process] = []
+        self.looked = 0.0
+
+    def complaint(self) -> str:
+        """Why the job must end; empty if it may go on."""
+        try:
+            if time.monotonic() - self.looked > CHILDREN:
+                self.children, self.looked = self.root.children(recursive=True), time.monotonic()
+                if self.stopwatch.seconds > self.limit_s + GRACE:
+                    return f"time limit: longer than {self.limit_s:g} s"
+        except psutil.NoSuchProcess:
+            return ""
+        used = sum(_resident(p) for p in (self.root, *self.children)) / 2**20
+        if used <= self.limit_mb:
+            return ""
+        return f"memory limit: more than {self.limit_mb / 2**10:.1f} GB"
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def end_tree(pid: int) -> None:
+    """Kill a process and its descendants."""
+    try:
+        root = psutil.Process(pid)
+        tree = [*root.children(recursive=True), root]
+    except psutil.NoSuchProcess:
+        return
+    for process in tree:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue

@@ -1,0 +1,96 @@
+"""One step through a layer: its solution, its gradient, and how long each took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from ffo.lab.baselines.base import Layer
+from ffo.lab.reference import Comparison, Reference, compare, reference
+from ffo.lab.tasks import Sizes, Task, make_task
+
+Values = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step gave."""
+
+    loss: float
+    y: torch.Tensor
+    gradient: dict[str, torch.Tensor]
+    forward_s: float
+    backward_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.forward_s + self.backward_s
+
+
+def take_step(task: Task, layer: Layer, values: Values, targets: torch.Tensor) -> Step:
+    """The layer alone, forward and backward: the network around it is not timed."""
+    learnt = task.inner.learnt
+    leaves = {name: v.detach().requires_grad_(name in learnt) for name, v in values.items()}
+    start = time.perf_counter()
+    y = layer(leaves)
+    middle = time.perf_counter()
+    loss = task.loss(y, targets)
+    gradients = torch.autograd.grad(loss, [leaves[name] for name in learnt])
+    end = time.perf_counter()
+    gradient = dict(zip(learnt, gradients, strict=True))
+    return Step(loss.item(), y.detach(), gradient, middle - start, end - middle)
+
+
+@dataclass
+class Clock:
+    """Times of many steps."""
+
+    forward: list[float] = field(default_factory=list)
+    backward: list[float] = field(default_factory=list)
+
+    def add(self, step: Step) -> None:
+        self.forward.append(step.forward_s)
+        self.backward.append(step.backward_s)
+
+    def medians(self) -> dict[str, float]:
+        """forward_s, backward_s, total_s; the first step, which pays for caches, is left out if there are others."""
+        times = np.array([self.forward, self.backward])
+        times = times[:, 1:] if times.shape[1] > 1 else times
+        forward, backward = np.median(times, axis=1)
+        total = np.median(times.sum(axis=0))
+        return {"forward_s": float(forward), "backward_s": float(backward), "total_s": float(total)}
+
+
+def true_gradient(task: Task, values: Values, targets: torch.Tensor) -> Reference:
+    """The reference for these values."""
+    return reference(task.inner, values, lambda y: task.loss(y, targets))
+
+
+def accuracy(step: Step, true: Reference) -> Comparison:
+    """The step's gradient against the reference."""
+    return compare({name: g.numpy() for name, g in step.gradient.items()}, true.gradient)
+
+
+def shuffled(count: int, seed: int, epoch: int) -> torch.Tensor:
+    """The order of the samples in an epoch of training."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(1000 * seed + epoch))
+
+
+def first_batch(task: Task, seed: int, batch: int) -> tuple[Values, torch.Tensor]:
+    """What the first step of training sees: values of the untrained model, and targets."""
+    data = task.data(seed)
+    index = shuffled(len(data.train_inputs), seed, 1)[:batch]
+    with torch.no_grad():
+        return task.model(seed)(data.train_inputs[index]), data.train_targets[index]
+
+
+@lru_cache(maxsize=4)
+def first_reference(name: str, sizes: Sizes, seed: int, batch: int) -> Reference:
+    """The reference at the first step: the same for all methods that are compared there."""
+    task = make_task(name, sizes)
+    return true_gradient(task, *first_batch(task, seed, batch))

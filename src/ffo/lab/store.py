@@ -1,0 +1,103 @@
+"""The results folder: rows appended one by one, and the memory of which jobs are done."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Literal
+
+from ffo.lab.jobs import Job
+from ffo.lab.rows import DONE, MACHINE, ROWS, Machine, Row, read_lines
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one job: megabytes of all its processes; seconds are the job's own."""
+
+    memory_mb: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended: status of its result row, why, and after how many seconds."""
+
+    status: Literal["ok", "failed", "skipped"]
+    reason: str = ""
+    seconds: float = 0.0
+
+
+class Store:
+    """Writes one results folder; open it with `with`.
+
+    A job counts as done once it is in `done.jsonl`. One that failed under tighter limits than today's, or
+    was skipped, is tried again. Rows of jobs that are not done are dropped before those jobs run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._done = {entry["job"]: entry for entry in read_lines(folder / DONE)}
+        self._rows: IO[str] | None = None
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        if self._rows is not None:
+            self._rows.close()
+            self._rows = None
+
+    def outcome(self, key: str) -> Outcome | None:
+        """How the job of this key ended, if it did."""
+        entry = self._done.get(key)
+        return Outcome(entry["status"], entry["reason"], entry["seconds"]) if entry else None
+
+    def is_done(self, job: Job, limits: Limits) -> bool:
+        entry = self._done.get(job.key)
+        if entry is None or entry["status"] == "skipped":
+            return False
+        looser = job.time_limit > entry["time_limit"] or limits.memory_mb > entry["memory_mb"]
+        return entry["status"] == "ok" or not looser
+
+    def forget(self, jobs: Iterable[Job]) -> None:
+        """Drop what earlier runs left of these jobs."""
+        keys = {job.key for job in jobs}
+        self._done = {key: entry for key, entry in self._done.items() if key not in keys}
+        self._replace(DONE, self._done.values())
+        self._replace(ROWS, (entry for entry in read_lines(self.folder / ROWS) if entry["job"] not in keys))
+
+    def add(self, row: Row) -> None:
+        """Append a row; it is in the file when this returns."""
+        if self._rows is None:
+            self._rows = (self.folder / ROWS).open("a", encoding="utf-8")
+        self._rows.write(row.as_json() + "\n")
+        self._rows.flush()
+
+    def finish(self, job: Job, limits: Limits, outcome: Outcome) -> None:
+        """Remember that a job has ended."""
+        entry = {"job": job.key, **asdict(outcome), "time_limit": job.time_limit, **asdict(limits)}
+        self._done[job.key] = entry
+        with (self.folder / DONE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def describe(self, machine: Machine) -> None:
+        """Write machine.json; a resumed run keeps the date of the first one."""
+        path = self.folder / MACHINE
+        entry = asdict(machine)
+        if path.exists():
+            entry["date"] = json.loads(path.read_text(encoding="utf-8"))["date"]
+        _write(path, json.dumps(entry, indent=1, ensure_ascii=False) + "\n")
+
+    def _replace(self, name: str, entries: Iterable[dict]) -> None:
+        _write(self.folder / name, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries))
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file in one piece: an interruption leaves the old one or the new one."""
+    beside = path.with_suffix(path.suffix + ".new")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)

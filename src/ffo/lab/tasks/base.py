@@ -1,0 +1,71 @@
+"""A task: data, a model that predicts the layer's inputs, and a loss on its outputs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from ffo.lab.tasks.inner import Inner
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of a task: dimension of the decision (Sudoku has its own), samples, inputs, hidden units."""
+
+    d_y: int = 800
+    samples: int = 2048
+    d_x: int = 640
+    hidden: int = 128
+    learning_rate: float = 1e-3
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """Inputs (samples, ...) and targets (samples, n), split for training and testing."""
+
+    train_inputs: torch.Tensor
+    train_targets: torch.Tensor
+    test_inputs: torch.Tensor
+    test_targets: torch.Tensor
+
+    @classmethod
+    def split(cls, inputs: torch.Tensor, targets: torch.Tensor, share: float = 0.8) -> TaskData:
+        """The first `share` of the samples for training, the rest for testing."""
+        k = round(share * len(inputs))
+        return cls(inputs[:k], targets[:k], inputs[k:], targets[k:])
+
+
+class Task(ABC):
+    """One experiment's problem to learn; everything is drawn from seeds."""
+
+    name: str
+    inner: Inner
+    sizes: Sizes
+
+    def data(self, seed: int) -> TaskData:
+        """The data set of this seed, made once."""
+        return _drawn(self, seed)
+
+    @abstractmethod
+    def draw(self, seed: int) -> TaskData:
+        """The data set of this seed, made anew."""
+
+    @abstractmethod
+    def model(self, seed: int) -> torch.nn.Module:
+        """inputs (batch, ...) -> the varying values of the inner problem by name: q (batch, n), A, b."""
+
+    @abstractmethod
+    def loss(self, y: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Mean over the batch, from solutions and targets (batch, n)."""
+
+    def error(self, y: torch.Tensor, targets: torch.Tensor) -> float | None:
+        """Share of samples that are wrong, where a task has right and wrong answers."""
+        return None
+
+
+@lru_cache(maxsize=2)
+def _drawn(task: Task, seed: int) -> TaskData:
+    return task.draw(seed)

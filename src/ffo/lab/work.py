@@ -1,0 +1,46 @@
+"""What a worker does with a job: rows, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from ffo.lab.baselines import BASELINES
+from ffo.lab.distributed import train_distributed
+from ffo.lab.jobs import Job, Kind
+from ffo.lab.memory import measure_memory
+from ffo.lab.rows import Row
+from ffo.lab.step import first_reference
+from ffo.lab.tasks import make_task
+from ffo.lab.training import follow_gradients, time_steps, train
+
+KINDS: dict[Kind, Callable[[Job], Iterator[Row]]] = {
+    "train": train,
+    "time": time_steps,
+    "memory": measure_memory,
+    "similarity": follow_gradients,
+}
+LONGEST_REASON = 300
+
+
+def prepare(job: Job) -> None:
+    """What all methods share is made before the first one's time begins: data, and the reference."""
+    compared = job.kind in ("train", "time") and job.processes == 1
+    if compared and not BASELINES[job.method].why_not(make_task(job.task, job.sizes).inner, job.settings):
+        with contextlib.suppress(RuntimeError):  # the job itself will say so
+            first_reference(job.task, job.sizes, job.seed, job.batch)
+
+
+def rows_of(job: Job) -> Iterator[Row]:
+    """The rows of a job. A method that cannot run, or fails on its way, says so in the last one."""
+    reason = BASELINES[job.method].why_not(make_task(job.task, job.sizes).inner, job.settings)
+    if reason:
+        yield job.skipped(reason)
+        return
+    run = train_distributed if job.kind == "train" and job.processes > 1 else KINDS[job.kind]
+    try:
+        yield from run(job)
+    except TimeoutError as error:
+        yield job.failed(f"time limit: {error}")
+    except Exception as error:
+        yield job.failed(f"{type(error).__name__}: {error}".splitlines()[0][:LONGEST_REASON])

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ffo.lab.baselines import BASELINES
+from ffo.lab.cli import app, lab
+from ffo.lab.rows import EXPERIMENTS, read_machine, read_rows
+
+runner = CliRunner()
+
+
+def test_list_names_everything() -> None:
+    shown = runner.invoke(app, ["lab", "list"], env={"COLUMNS": "200"})
+    assert shown.exit_code == 0
+    assert all(name in shown.output for name in (*EXPERIMENTS, *BASELINES))
+    assert "not installed" in shown.output or all(b.packages == () for b in BASELINES.values())
+
+
+def test_run_takes_what_it_is_told(tmp_path: Path) -> None:
+    options = ["--out", str(tmp_path), "--experiments", "scaling_qp,memory", "--methods", "FFOCP,QPTH"]
+    options += ["--seeds", "3", "--sizes", "10,20", "--time-limit", "60", "--memory-limit", "8", "--threads", "1"]
+    shown = runner.invoke(lab, ["run", *options])
+    assert shown.exit_code == 0, shown.output
+    rows = read_rows(tmp_path)
+    timed = {(row.method, row.d_y, row.seed) for row in rows if row.experiment == "scaling_qp"}
+    assert timed == {(method, d_y, 3) for method in ("FFOCP", "QPTH") for d_y in (10, 20)}
+    weighed = {(row.method, row.d_y) for row in rows if row.experiment == "memory"}
+    assert weighed == {("FFOCP", 10), ("FFOCP", 20)}
+    assert all(row.status == "ok" for row in rows if row.method == "FFOCP")
+    machine = read_machine(tmp_path)
+    assert (machine.preset, machine.seeds, machine.threads) == ("quick", [3], 1)
+    assert machine.methods == ["FFOCP", "QPTH"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--experiments", "nonsense"], "no experiment 'nonsense'"),
+        (["--methods", "FFOCP,Nobody"], "no method 'Nobody'"),
+        (["--preset", "huge"], "no preset 'huge'"),
+        (["--seeds", "a"], "numbers separated by commas"),
+    ],
+)
+def test_wrong_options_are_named(options: list[str], said: str, tmp_path: Path) -> None:
+    shown = runner.invoke(lab, ["run", "--out", str(tmp_path / "none"), *options], env={"COLUMNS": "200"})
+    assert shown.exit_code == 2
+    assert said in shown.output
+    assert not (tmp_path / "none").exists()
+
+
+def test_help_names_the_commands() -> None:
+    shown = runner.invoke(app, ["lab", "--help"])
+    assert all(name in shown.output for name in ("run", "report", "list"))

@@ -1,0 +1,169 @@
+"""Worker processes under limits, interruption and resumption, Ray and distributed training."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from ffo.lab.jobs import Job
+from ffo.lab.rows import DONE, Row, read_lines, read_rows
+from ffo.lab.runner.local import run_here
+from ffo.lab.runner.progress import TimeLeft, bars
+from ffo.lab.runner.worker import Worker
+from ffo.lab.stopwatch import Stopwatch
+from ffo.lab.store import Limits, Store
+from ffo.lab.work import rows_of
+
+MakeJob = Callable[..., Job]
+PLENTY = Limits(8000.0)
+
+
+def quiet() -> Console:
+    return Console(quiet=True)
+
+
+def test_one_worker_serves_many_jobs_under_limits(tmp_path: Path, tiny: MakeJob) -> None:
+    worker = Worker(tmp_path / "log", threads=1)
+    rows: list[Row] = []
+    try:
+        assert worker.run(tiny(), PLENTY, rows.append).status == "ok"
+        assert [row.record for row in rows] == ["curve", "curve", "result"]
+        process = worker.process
+        assert process is not None
+
+        slow = tiny(kind="time", steps=10**9, budget=1e9, time_limit=0.5)
+        outcome = worker.run(slow, PLENTY, rows.append)
+        assert (outcome.status, outcome.reason) == ("failed", "time limit: longer than 0.5 s")
+        assert outcome.seconds >= 0.5
+        assert worker.process is process, "a job that ends by itself leaves its process to the next"
+        assert worker.run(tiny(seed=1), PLENTY, rows.append).status == "ok"
+
+        outcome = worker.run(replace(slow, time_limit=60.0), Limits(10.0), rows.append)
+        assert outcome.reason.startswith("memory limit")
+        assert rows[-1].reason == outcome.reason
+        assert not psutil.pid_exists(process.pid)
+
+        outcome = worker.run(tiny(task="sudoku7"), PLENTY, rows.append)
+        assert outcome.reason == "the process ended with exit code 1"
+        assert worker.run(tiny(seed=2), PLENTY, rows.append).status == "ok"
+    finally:
+        worker.close()
+
+
+def test_memory_is_measured_in_fresh_processes(tmp_path: Path, tiny: MakeJob) -> None:
+    worker = Worker(tmp_path / "log", threads=1)
+    rows: list[Row] = []
+    try:
+        worker.run(tiny(kind="memory", experiment="memory"), PLENTY, rows.append)
+        assert rows[-1].status == "ok"
+        assert worker.process is None
+    finally:
+        worker.close()
+
+
+def test_jobs_run_in_order_and_hopeless_ones_leave_a_row(tmp_path: Path, tiny: MakeJob) -> None:
+    first = tiny(kind="time", steps=10**9, budget=1e9, time_limit=0.3)
+    jobs = [first, tiny(seed=1, after=first.key), tiny(seed=2)]
+    with Store(tmp_path) as store, bars(jobs, quiet()) as shown:
+        run_here(jobs, store, PLENTY, shown, threads=1)
+    results = [row for row in read_rows(tmp_path) if row.record == "result"]
+    assert [row.status for row in results] == ["failed", "skipped", "ok"]
+    assert "easier case" in results[1].reason
+
+
+def test_a_stopwatch_counts_what_was_worked() -> None:
+    here = Stopwatch()
+    other = Stopwatch(psutil.Process())
+    time.sleep(0.3)
+    assert here.seconds < 0.2
+    assert other.seconds < 0.2
+    until = time.process_time() + 0.3
+    while time.process_time() < until:
+        pass
+    assert here.seconds >= 0.25
+    assert other.seconds >= 0.2
+
+
+def test_time_left(tiny: MakeJob) -> None:
+    jobs = [tiny(seed=k) for k in range(3)] + [tiny(experiment="socp", seed=k) for k in range(2)]
+    left = TimeLeft(jobs)
+    assert left.estimate() is None
+    left.finished(jobs[0], 2.0)
+    assert left.estimate() == 8.0
+    left.finished(jobs[3], 10.0)
+    assert left.estimate() == 2 * 2.0 + 10.0
+
+
+def command(out: Path, *more: str) -> list[str]:
+    chosen = ["--experiments", "batch,solvers", "--methods", "FFOCP,FFOQP", "--time-limit", "30", "--threads", "1"]
+    return [sys.executable, "-m", "ffo.lab", "run", "--out", str(out), *chosen, *more]
+
+
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    process = subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    waited = 0.0
+    while len(list(read_lines(tmp_path / DONE))) < 2 and waited < 120:
+        time.sleep(0.1)
+        waited += 0.1
+    workers = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "goes on from there" in said
+    assert not any(worker.is_running() for worker in workers)
+    done = [entry["job"] for entry in read_lines(tmp_path / DONE)]
+    assert done
+    before = (tmp_path / "rows.jsonl").read_text().splitlines()
+    assert all(json.loads(line) for line in before)
+
+    again = subprocess.run(command(tmp_path), capture_output=True, text=True, timeout=300, check=True)
+    finished = [entry["job"] for entry in read_lines(tmp_path / DONE)]
+    assert len(finished) == len(set(finished))
+    assert finished[: len(done)] == done
+    assert f"{len(finished) - len(done)} of {len(finished)} jobs to run" in again.stdout
+    results = [row.job for row in read_rows(tmp_path) if row.record == "result"]
+    assert sorted(results) == sorted(finished)
+
+
+def test_distributed_training_is_training(tiny: MakeJob) -> None:
+    job = tiny(method="FFOQP", epochs=2)
+    *_, alone = rows_of(job)
+    *curve, shared = rows_of(replace(job, processes=2))
+    assert shared.status == "ok", shared.reason
+    assert [row.epoch for row in curve] == [1, 2]
+    assert shared.step == alone.step
+    assert alone.train_loss is not None
+    assert shared.train_loss == pytest.approx(alone.train_loss, rel=1e-9)
+    assert shared.test_loss == pytest.approx(alone.test_loss, rel=1e-9)
+
+
+def test_a_broken_training_process_is_a_row(tiny: MakeJob) -> None:
+    from ffo.lab.baselines import Settings
+
+    (row,) = rows_of(tiny(processes=2, settings=Settings(solver="NO_SUCH_SOLVER")))
+    assert row.status == "failed"
+    assert "NO_SUCH_SOLVER" in row.reason
+
+
+def test_ray_runs_the_same_jobs(tmp_path: Path, tiny: MakeJob) -> None:
+    pytest.importorskip("ray", reason="ray is not installed (extra ray)")
+    script = Path(__file__).with_name("ray_run.py")
+    subprocess.run([sys.executable, str(script), str(tmp_path)], check=True, timeout=300)
+    rows = [row for row in read_rows(tmp_path) if row.record == "result"]
+    assert sorted((row.method, row.seed) for row in rows) == [("FFOCP", 0), ("FFOQP", 0), ("FFOQP", 1), ("QPTH", 0)]
+    assert {row.method: row.status for row in rows} == {"FFOCP": "ok", "FFOQP": "ok", "QPTH": "skipped"}
+    nodes = json.loads((tmp_path / "nodes.json").read_text())
+    assert nodes == 2
+    alone = {(row.method, row.seed): row for row in rows}["FFOQP", 1]
+    *_, here = rows_of(tiny(seed=1))
+    assert alone.train_loss == pytest.approx(here.train_loss, rel=1e-9)
