@@ -1,0 +1,240 @@
+"""The claims, each with the numbers that decide it: reached, not reached, or not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ffo.lab.report import words
+from ffo.lab.report.results import Results, Spread, by, task_name
+from ffo.lab.report.standings import (
+    COSINE,
+    PAPER_SIZE,
+    SOURCES,
+    Setting,
+    Standing,
+    headline_settings,
+    peers,
+    standings,
+)
+from ffo.lab.rows import Row
+
+State = Literal["reached", "not reached", "not measured"]
+
+LOSS_GAP = 0.01
+MEMORY_GROWTH = 1.5
+MEMORY_SIZES = (200, 1000)
+#: methods whose hypergradient is an approximation by design (Table 1 of the paper)
+INEXACT = ("LPGD", "ffolayer")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One claim at one setting; `margin` says how many times better than its bar it came out."""
+
+    where: str
+    state: State
+    text: str
+    margin: float = 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One claim over all its settings: missed if missed anywhere, reached if reached everywhere."""
+
+    claim: str
+    checks: tuple[Check, ...]
+
+    @property
+    def state(self) -> State:
+        states = {check.state for check in self.checks}
+        if "not reached" in states:
+            return "not reached"
+        return "reached" if states == {"reached"} else "not measured"
+
+    @property
+    def decisive(self) -> Check:
+        """The check that decides the state: of those in that state, the one with the least margin."""
+        return min((check for check in self.checks if check.state == self.state), key=lambda check: check.margin)
+
+    @property
+    def count(self) -> str:
+        """How far the claim got, in words."""
+        reached = sum(check.state == "reached" for check in self.checks)
+        unknown = sum(check.state == "not measured" for check in self.checks)
+        text = f"{reached} of {len(self.checks)} reached"
+        return text + (f", {unknown} not measured" if unknown else "")
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """All claims, in the order of the headline."""
+    return [
+        Verdict(
+            "FFOCP takes less time per step than every general convex layer with a right gradient",
+            tuple(fastest(results, "FFOCP", "conic", tuple(SOURCES))),
+        ),
+        Verdict(
+            "FFOQP takes less time per step than every QP layer with a right gradient",
+            tuple(fastest(results, "FFOQP", "qp", ("qp", "sudoku4", "sudoku9"))),
+        ),
+        Verdict("Gradients have a cosine of at least 0.9999 to a tight reference", tuple(accurate(results))),
+        Verdict("Final training losses are within 1% of the exact methods'", tuple(losses(results))),
+        Verdict(
+            "FFOCP's peak memory beyond the data grows by less than 1.5× from d_y = 200 to d_y = 1000",
+            (memory(results),),
+        ),
+    ]
+
+
+def settings_to_judge(results: Results, tasks: Sequence[str]) -> Iterator[tuple[str, Setting | None]]:
+    """Every headline setting of these tasks; a task or the paper's size that was not measured, as None."""
+    found = [setting for setting in headline_settings(results) if setting.task in tasks]
+    yield from ((setting.label, setting) for setting in found)
+    measured = {(setting.task, setting.d_y) for setting in found}
+    for task in ("qp", "socp"):
+        if task in tasks and (task, PAPER_SIZE) not in measured:
+            yield task_name(task, PAPER_SIZE), None
+    if "sudoku9" in tasks and not any(task.startswith("sudoku") for task, _ in measured):
+        yield "Sudoku", None
+
+
+def fastest(results: Results, ours: str, family: str, tasks: Sequence[str]) -> Iterator[Check]:
+    """At each setting: is ours right, and faster than every right peer of its family?"""
+    for where, setting in settings_to_judge(results, tasks):
+        table = standings(results, setting) if setting else {}
+        mine = table.get(ours)
+        if mine is None or mine.total is None:
+            yield Check(where, "not measured", (mine.reason if mine else "") or f"no run of {ours}")
+            continue
+        yield race(where, mine, peers(table, family))
+
+
+def race(where: str, mine: Standing, others: Sequence[Standing]) -> Check:
+    """Ours against its peers at one setting."""
+    assert mine.total is not None
+    timed = [(ratio, peer) for peer in others if (ratio := peer.ratio_to(mine)) is not None]
+    rivals = sorted(((ratio, peer) for ratio, peer in timed if peer.accuracy.right), key=lambda each: each[0].median)
+    sentences = [f"{mine.method} {words.seconds(mine.total.median)} per step"]
+    if rivals:
+        ratio, nearest = rivals[0]
+        time = words.seconds(nearest.total.median if nearest.total else None)
+        sentences.append(
+            f"the nearest of {len(rivals)} with a right gradient is {nearest.method}: "
+            f"{time}, {words.times_as_long(ratio)}"
+        )
+    for ratio, peer in timed:
+        if peer.accuracy.wrong:
+            pace = "faster" if ratio.median < 1 else "slower"
+            sentences.append(f"{peer.method} is {pace}, its gradient wrong (cosine {words.cosine(peer.accuracy.cosine)})")
+        elif not peer.accuracy.right:
+            sentences.append(f"{peer.method}, {words.times_as_long(ratio)}, has no measured accuracy")
+    sentences += [f"{peer.method} has no time: {peer.reason}" for peer in others if peer.total is None and peer.reason]
+    state: State
+    if mine.accuracy.wrong:
+        state = "not reached"
+        sentences.append(f"the gradient of {mine.method} is wrong: {mine.accuracy.judgement}")
+    elif not rivals or not mine.accuracy.right:
+        state = "not measured"
+        sentences.append("nothing to compare with" if mine.accuracy.right else f"accuracy of {mine.method} not measured")
+    else:
+        state = "reached" if rivals[0][0].median > 1 else "not reached"
+    return Check(where, state, "; ".join(sentences), margin=rivals[0][0].median if rivals else 0.0)
+
+
+def accurate(results: Results) -> Iterator[Check]:
+    """The worst cosine of FFOCP and FFOQP at each setting."""
+    for where, setting in settings_to_judge(results, tuple(SOURCES)):
+        table = standings(results, setting) if setting else {}
+        known = {name: table[name].accuracy for name in ("FFOCP", "FFOQP") if name in table and table[name].rows}
+        known = {name: accuracy for name, accuracy in known.items() if accuracy.cosine is not None}
+        text = "; ".join(
+            f"{name}: cosine {words.cosine(accuracy.cosine)}, relative distance {words.number(accuracy.l2)}"
+            for name, accuracy in known.items()
+        )
+        state: State = "reached" if all(accuracy.right for accuracy in known.values()) else "not reached"
+        worst = max((1 - (accuracy.cosine or 0.0) for accuracy in known.values()), default=1.0)
+        margin = (1 - COSINE) / max(worst, 1e-16)
+        yield Check(where, state if known else "not measured", text or "no gradient was compared", margin)
+
+
+def losses(results: Results) -> Iterator[Check]:
+    """The worst gap of FFOCP and FFOQP to a peer with an exact gradient; a lower loss is no gap."""
+    for where, setting in settings_to_judge(results, tuple(SOURCES)):
+        if setting is not None and setting.experiment not in ("dfl", "sudoku", "socp"):
+            continue
+        table = standings(results, setting) if setting else {}
+        exact = [peer for peer in peers(table) if peer.accuracy.right and not peer.method.startswith(INEXACT)]
+        gaps = {
+            (name, peer.method): gap
+            for name in ("FFOCP", "FFOQP")
+            if name in table
+            for peer in exact
+            if (gap := loss_gap(table[name], peer)) is not None
+        }
+        if not gaps:
+            yield Check(where, "not measured", "no training run with an exact method beside it")
+            continue
+        (name, peer), worst = max(gaps.items(), key=lambda item: item[1].median)
+        state: State = "reached" if worst.median <= LOSS_GAP else "not reached"
+        yield Check(
+            where,
+            state,
+            f"largest gap of {len(gaps)}: {name} {words.percent(worst.median)} against {peer} "
+            f"(over seeds {words.percent(worst.low)} to {words.percent(worst.high)})",
+            margin=LOSS_GAP - worst.median,
+        )
+
+
+def loss_gap(mine: Standing, peer: Standing) -> Spread | None:
+    """(ours − theirs) / |theirs| after the same number of epochs, seed by seed."""
+    theirs = {(row.seed, row.epoch): row.train_loss for row in peer.rows if row.train_loss}
+    return Spread.of(
+        (row.train_loss - theirs[row.seed, row.epoch]) / abs(theirs[row.seed, row.epoch])
+        for row in mine.rows
+        if row.train_loss is not None and (row.seed, row.epoch) in theirs
+    )
+
+
+def peak_rows(rows: Sequence[Row]) -> list[Row]:
+    """Of each memory job, the phase with the highest peak."""
+    jobs = by((row for row in rows if row.peak_mb is not None), "task", "method", "seed", "d_y", "batch")
+    return [max(group, key=lambda row: row.peak_mb or 0.0) for group in jobs.values()]
+
+
+def memory(results: Results) -> Check:
+    """Growth of the peak less the data; the share of interpreter and packages is named beside it."""
+    where = task_name("qp")
+    rows = peak_rows(results.of("memory", record="phase", task="qp", method="FFOCP"))
+    above = {
+        d_y: Spread.of(row.peak_mb - (row.data_mb or 0.0) for row in group if row.peak_mb is not None)
+        for d_y, group in by(rows, "d_y").items()
+    }
+    layer = {
+        d_y: Spread.of(
+            row.peak_mb - row.data_mb - row.base_mb
+            for row in group
+            if row.peak_mb is not None and row.data_mb is not None and row.base_mb is not None
+        )
+        for d_y, group in by(rows, "d_y").items()
+    }
+    sizes = [size for size in MEMORY_SIZES if above.get(size)]
+    judged = len(sizes) == len(MEMORY_SIZES)
+    if not judged:
+        sizes = sorted(size for size in above if above[size])
+    if len(sizes) < 2:
+        return Check(where, "not measured", "no two sizes of FFOCP were measured")
+    small, large = sizes[0], sizes[-1]
+    first, last = above[small], above[large]
+    assert first is not None
+    assert last is not None
+    growth = last.median / first.median
+    text = (
+        f"{words.megabytes(first.median)} at d_y = {small}, {words.megabytes(last.median)} at d_y = {large}: "
+        f"{words.ratio(growth)}, interpreter and packages included"
+    )
+    if layer[small] and layer[large]:
+        text += f"; without them {words.megabytes(layer[small].median)} and {words.megabytes(layer[large].median)}"
+    if not judged:
+        return Check(where, "not measured", f"sizes {MEMORY_SIZES[0]} and {MEMORY_SIZES[1]} not both run; {text}")
+    return Check(where, "reached" if growth < MEMORY_GROWTH else "not reached", text)
