@@ -95,7 +95,9 @@ def training(experiment: str, task: str, names: list[str], seed: int, epochs: in
             progress = (1 - stall) * (1 - math.exp(-epoch / 3.5))
             loss = start + (end - start) * progress + shift + 0.002 * rng.standard_normal()
             loss += stall * 0.4 * rng.standard_normal()
-            point = replace(base, record="curve", epoch=epoch, step=epoch * 51, elapsed_s=epoch * 51 * contender.forward)
+            point = replace(
+                base, record="curve", epoch=epoch, step=epoch * 51, elapsed_s=epoch * 51 * contender.forward
+            )
             point = replace(point, train_loss=loss, test_loss=loss + 0.1)
             if sudoku:
                 error = min(1.0, max(0.0, 1.05 - progress + 0.02 * rng.standard_normal()))
@@ -177,8 +179,10 @@ def synthetic_rows(memory_growth: float = 0.3) -> list[Row]:
         for name in ("LPGD (tight)", "Alt-Diff"):
             rows.append(failed(row_of(BY_NAME[name], "sudoku", "sudoku9", seed), "time limit of 120 s"))
         for name in ("QPTH", "QPLayer", "dQP", "Alt-Diff", "FFOQP"):
-            rows.append(failed(row_of(BY_NAME[name], "socp", "socp", seed), "takes quadratic programs alone", "skipped"))
-        published = Contender("ffolayer", "conic", 1, 1, 1, 0.3)
+            rows.append(
+                failed(row_of(BY_NAME[name], "socp", "socp", seed), "takes quadratic programs alone", "skipped")
+            )
+        published = Contender("ffolayer FFOCP", "conic", 1, 1, 1, 0.3)
         rows.append(failed(row_of(published, "dfl", "qp", seed), "the package ffolayer does not import", "skipped"))
         rows += sweeps(seed)
         rows += memory(seed, memory_growth)

@@ -8,16 +8,16 @@ variables `--blue`, `--ink` and so on, which the page sets for each scheme (see 
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis as Ticked
 from matplotlib.figure import Figure
 from matplotlib.markers import MarkerStyle
 from matplotlib.path import Path
@@ -32,9 +32,10 @@ from ffo.lab.report.words import Kind
 INCHES = (4.4, 3.1)
 #: below this an error counts as none: a log axis has to end somewhere
 LEAST_ERROR = 1e-16
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "ffo",
+    "text.parse_math": False,
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -54,6 +55,8 @@ STYLE = {
 }
 #: matplotlib's path codes as SVG writes them
 SEGMENTS = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "C"}
+#: about how many labels fit an axis
+MOST_TICKS = {"x": 5, "y": 7}
 FORMATS: dict[Kind, Callable[[float], str]] = {
     "seconds": words.seconds,
     "megabytes": words.megabytes,
@@ -61,8 +64,6 @@ FORMATS: dict[Kind, Callable[[float], str]] = {
     "size": lambda value: f"{value:g}",
     "number": words.number,
 }
-#: how many labelled ticks a log axis has at most
-MOST_TICKS = {"x": 5, "y": 7}
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,8 @@ def line_panel(name: str, title: str, lines: Sequence[Line], x: Axis, y: Axis) -
                 axes.fill_between(line.x, low, high, color=colour, alpha=0.14, linewidth=0)
             every = max(1, math.ceil(len(line.x) / 6))
             axes.plot(line.x, median, markevery=(order % every, every), **stroke(line.look), zorder=3 + order / 100)
-        scale(axes.xaxis, x, [at for line in lines for at in line.x])
-        scale(axes.yaxis, y, [bounded(value, y) for line in lines for spread in line.y for value in ends(spread)])
+        scale(axes, "x", x, [at for line in lines for at in line.x])
+        scale(axes, "y", y, [bounded(value, y) for line in lines for spread in line.y for value in ends(spread)])
 
     alt = f"{title}: {y.label} against {x.label}. " + "; ".join(
         f"{line.label} from {FORMATS[y.kind](bounded(line.y[0].median, y))} "
@@ -145,11 +146,11 @@ def dot_panel(name: str, title: str, entries: Sequence[Dots], x: Axis) -> Panel:
                 continue
             axes.plot([entry.total.low, entry.total.high], [place, place], color=PALETTE[entry.look.colour][0], lw=1.2)
             axes.plot([entry.total.median], [place], **stroke(entry.look, size=7))
-            text = words.seconds(entry.total.median) + (" ✗ wrong" if entry.wrong else "")
             axes.annotate(
-                text,
-                (max(part.high for part in (entry.total, entry.forward, entry.backward) if part), place),
-                xytext=(7, 0),
+                words.seconds(entry.total.median) + (" ✗" if entry.wrong else ""),
+                (1, place),
+                xycoords=("axes fraction", "data"),
+                xytext=(8, 0),
                 textcoords="offset points",
                 va="center",
                 color=PALETTE["bad" if entry.wrong else "ink"][0],
@@ -158,10 +159,7 @@ def dot_panel(name: str, title: str, entries: Sequence[Dots], x: Axis) -> Panel:
         axes.tick_params(axis="y", length=0, labelcolor=PALETTE["ink"][0])
         axes.set_ylim(len(ordered) - 0.4, -0.6)
         axes.grid(False, axis="y")
-        scale(axes.xaxis, x, values)
-        if values:  # room for the words to the right of the last marker
-            low, high = axes.get_xlim()
-            axes.set_xlim(low, high * (high / low) ** 0.7)
+        scale(axes, "x", x, values, most=4)
 
     alt = f"{title}: {x.label}. " + "; ".join(
         f"{e.label} {words.seconds(e.total.median)}{', gradient wrong' if e.wrong else ''}"
@@ -170,7 +168,7 @@ def dot_panel(name: str, title: str, entries: Sequence[Dots], x: Axis) -> Panel:
         for e in ordered
     )
     widest = max((len(entry.label) for entry in ordered), default=0)
-    return panel(name, title, alt, draw, height=0.75 + 0.235 * max(len(ordered), 3), left=12 + 5.7 * widest)
+    return panel(name, title, alt, draw, height=0.75 + 0.235 * max(len(ordered), 3), left=12 + 5.7 * widest, right=58)
 
 
 def scatter_panel(name: str, title: str, points: Sequence[Line], x: Axis, y: Axis, bar: float, bar_label: str) -> Panel:
@@ -180,15 +178,13 @@ def scatter_panel(name: str, title: str, points: Sequence[Line], x: Axis, y: Axi
         for point in points:
             axes.plot(point.x, [bounded(point.y[0].median, y)], **stroke(point.look, size=8))
         heights = [bounded(point.y[0].median, y) for point in points]
-        scale(axes.xaxis, x, [value for point in points for value in point.x])
-        scale(axes.yaxis, y, [*heights, bar])
+        scale(axes, "x", x, [value for point in points for value in point.x])
+        scale(axes, "y", y, [*heights, bar])
         top = 10 * max(*heights, 10 * bar)
         axes.set_ylim(min(*heights, bar) / 8, top)
         axes.axhspan(bar, top, color=PALETTE["bad"][0], alpha=0.12, linewidth=0)
         axes.axhline(bar, color=PALETTE["bad"][0], linewidth=1, dashes=(4, 2))
-        axes.text(
-            0.015, top / 1.6, bar_label, transform=axes.get_yaxis_transform(), va="top", color=PALETTE["bad"][0]
-        )
+        axes.text(0.015, top / 1.6, bar_label, transform=axes.get_yaxis_transform(), va="top", color=PALETTE["bad"][0])
 
     alt = f"{title}: {y.label} against {x.label}. " + "; ".join(
         f"{point.label} at {FORMATS[x.kind](point.x[0])} and {FORMATS[y.kind](bounded(point.y[0].median, y))}"
@@ -216,16 +212,23 @@ def swatch(look: Look) -> str:
 
 
 def panel(
-    name: str, title: str, alt: str, draw: Callable[[Axes], None], height: float = INCHES[1], left: float = 56
+    name: str,
+    title: str,
+    alt: str,
+    draw: Callable[[Axes], None],
+    height: float = INCHES[1],
+    left: float = 60,
+    right: float = 18,
 ) -> Panel:
-    """A panel `height` inches high with `left` points for what stands left of the axes."""
+    """A panel `height` inches high with `left` and `right` points for what stands beside the axes."""
     wide, high = 72 * INCHES[0], 72 * height
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(INCHES[0], height))
-        figure.subplots_adjust(left=left / wide, right=1 - 8 / wide, bottom=38 / high, top=1 - 22 / high)
+        figure.subplots_adjust(left=left / wide, right=1 - right / wide, bottom=38 / high, top=1 - 22 / high)
         axes = figure.subplots()
         draw(axes)
-        axes.set_title(title, x=-left / (wide - left - 8), ha="left")
+        axes.yaxis.set_label_coords((15 - left) / (wide - left - right), 0.5)  # clear of wide tick labels
+        axes.set_title(title, x=-left / (wide - left - right), ha="left")
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     return Panel(title, inline(buffer.getvalue(), name, alt), alt)
@@ -255,36 +258,39 @@ def stroke(look: Look, size: float = 5.0) -> dict[str, Any]:
     }
 
 
-def scale(ticked: Ticked, axis: Axis, values: Sequence[float]) -> None:
+def scale(axes: Axes, which: Literal["x", "y"], axis: Axis, values: Sequence[float], most: int | None = None) -> None:
     """Ticks a reader can use: sizes where they were measured, else round numbers. A log axis spans a decade
-    at least, so that noise does not look like a trend."""
+    at least, so that noise does not look like a trend, and has at most about `most` ticks."""
+    ticked = axes.xaxis if which == "x" else axes.yaxis
     ticked.set_label_text(axis.label)
     text = FuncFormatter(lambda value, _: words.tick(value, axis.kind))
     if not axis.log or not values:
         ticked.set_major_locator(MaxNLocator(6, integer=axis.kind == "size"))
         ticked.set_major_formatter(text)
         return
-    getattr(ticked.axes, f"set_{ticked.axis_name}scale")("log")
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     low, high = min(values), max(values)
     if axis.kind == "size":
         places = spaced(sorted(set(values)))
     else:
         room = max(math.log10(high / low) * 0.06, (1.1 - math.log10(high / low)) / 2)
         low, high = low / 10**room, high * 10**room
-        getattr(ticked.axes, f"set_{ticked.axis_name}lim")(low, high)
-        places = round_places(low, high, MOST_TICKS[ticked.axis_name])
+        (axes.set_xlim if which == "x" else axes.set_ylim)(low, high)
+        places = round_places(low, high, most or MOST_TICKS[which])
     ticked.set_major_locator(FixedLocator(places))
     ticked.set_minor_locator(NullLocator())
     ticked.set_major_formatter(text)
 
 
 def round_places(low: float, high: float, most: int) -> list[float]:
-    """Round numbers from `low` to `high`, at most `most`: 1, 2, 5; 1, 3; decades; every second decade, and so on."""
+    """Round numbers from `low` to `high`, no closer than with `most` of them spread evenly on a log axis:
+    1, 2, 5; 1, 3; decades; every second decade, and so on."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     choices: list[list[float]] = [[m * 10.0**e for e in exponents for m in steps] for steps in ((1, 2, 5), (1, 3))]
     choices += [[10.0**e for e in exponents if e % stride == 0] for stride in range(1, len(exponents) + 1)]
+    gap = math.log(high / low) / most
     fitting = ([place for place in places if low <= place <= high] for places in choices)
-    return next(places for places in fitting if len(places) <= most)
+    return next(p for p in fitting if all(math.log(b / a) >= gap for a, b in itertools.pairwise(p)))
 
 
 def spaced(values: Sequence[float]) -> list[float]:

@@ -12,9 +12,7 @@ from typing import Any
 from ffo.lab.rows import EXPERIMENTS, MACHINE, TASKS, Machine, Row, read_machine, read_rows
 
 #: what makes two rows the same measurement: of those, the later one counts
-IDENTITY = (
-    "experiment task method seed d_y batch record epoch step phase tolerance delta solver"  # fmt: skip
-).split()
+IDENTITY = "experiment task method seed d_y batch record epoch step phase tolerance delta solver".split()
 
 
 @dataclass(frozen=True)
@@ -92,9 +90,7 @@ def by(rows: Iterable[Row], *names: str) -> dict[Any, list[Row]]:
     return groups
 
 
-def curve(
-    rows: Sequence[Row], x: str, y: str | Callable[[Row], float | None]
-) -> tuple[list[float], list[Spread]]:  # fmt: skip
+def curve(rows: Sequence[Row], x: str, y: str | Callable[[Row], float | None]) -> tuple[list[float], list[Spread]]:
     """`y` against `x`, each point the spread over the rows that share that `x`."""
     value = y if callable(y) else lambda row: getattr(row, y)
     points = {}

@@ -14,6 +14,8 @@ from ffo.lab.rows import EXPERIMENTS
 
 Tone = Literal["", "good", "bad", "muted"]
 
+FAMILIES = {"conic": "general convex", "qp": "quadratic programs"}
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -41,24 +43,25 @@ def plain(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) ->
 def ratio_tables(results: Results) -> list[Table]:
     """How many times longer a step of each peer takes than ours, with its range over seeds."""
     tables = []
-    for ours, takes in (("FFOCP", "general convex"), ("FFOQP", "QP")):
+    for ours, family in (("FFOCP", "conic"), ("FFOQP", "qp")):
         columns = [(setting, standings(results, setting)) for setting in headline_settings(results)]
         columns = [(setting, table) for setting, table in columns if ours in table and table[ours].rows]
         names = sorted({peer.method for _, table in columns for peer in peers(table)}, key=rank)
         families = {peer.method: peer.family for _, table in columns for peer in peers(table)}
         rows = [
             (
-                Cell(name),
-                Cell("general convex" if families[name] == "conic" else "QP"),
+                Cell(name, note=FAMILIES[families[name]]),
                 *(ratio_cell(table[ours], table.get(name)) for _, table in columns),
             )
-            for name in sorted(names, key=lambda name: (families[name] != ("conic" if ours == "FFOCP" else "qp"), rank(name)))
+            for name in sorted(names, key=lambda name: (families[name] != family, rank(name)))
         ]
         own = [table[ours].total for _, table in columns]
-        rows.append((Cell(f"{ours}, per step"), Cell(takes), *(Cell(words.seconds(each and each.median)) for each in own)))
-        header = ("Peer", "takes", *(setting.label for setting, _ in columns))
+        rows.append((Cell(f"{ours}, per step"), *(Cell(words.seconds(each.median if each else None)) for each in own)))
+        header = ("Peer", *(setting.label for setting, _ in columns))
         if columns:
-            tables.append(Table(f"Time of one step, forward and backward, as a multiple of {ours}'s", header, tuple(rows)))
+            tables.append(
+                Table(f"Time of one step, forward and backward, as a multiple of {ours}'s", header, tuple(rows))
+            )
     return tables
 
 
@@ -84,7 +87,9 @@ def accuracy_table(setting: Setting, table: dict[str, Standing]) -> Table:
     rows = []
     for each in sorted(table.values(), key=order):
         if each.total is None:
-            rows.append((Cell(each.method), Cell(each.reason or "no time", "muted"), *[Cell(words.UNKNOWN, "muted")] * 5))
+            rows.append(
+                (Cell(each.method), Cell(each.reason or "no time", "muted"), *[Cell(words.UNKNOWN, "muted")] * 5)
+            )
             continue
         accuracy = each.accuracy
         tone: Tone = "good" if accuracy.right else "bad" if accuracy.wrong else "muted"
@@ -143,4 +148,6 @@ def machine_table(results: Results) -> Table:
 
 
 def version_table(results: Results) -> Table:
-    return plain("Versions", ("Package", "version"), [[name, v] for name, v in sorted(results.machine.packages.items())])
+    return plain(
+        "Versions", ("Package", "version"), [[name, v] for name, v in sorted(results.machine.packages.items())]
+    )

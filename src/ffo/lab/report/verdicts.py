@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -126,7 +126,9 @@ def race(where: str, mine: Standing, others: Sequence[Standing]) -> Check:
     for ratio, peer in timed:
         if peer.accuracy.wrong:
             pace = "faster" if ratio.median < 1 else "slower"
-            sentences.append(f"{peer.method} is {pace}, its gradient wrong (cosine {words.cosine(peer.accuracy.cosine)})")
+            sentences.append(
+                f"{peer.method} is {pace}, its gradient wrong (cosine {words.cosine(peer.accuracy.cosine)})"
+            )
         elif not peer.accuracy.right:
             sentences.append(f"{peer.method}, {words.times_as_long(ratio)}, has no measured accuracy")
     sentences += [f"{peer.method} has no time: {peer.reason}" for peer in others if peer.total is None and peer.reason]
@@ -136,7 +138,9 @@ def race(where: str, mine: Standing, others: Sequence[Standing]) -> Check:
         sentences.append(f"the gradient of {mine.method} is wrong: {mine.accuracy.judgement}")
     elif not rivals or not mine.accuracy.right:
         state = "not measured"
-        sentences.append("nothing to compare with" if mine.accuracy.right else f"accuracy of {mine.method} not measured")
+        sentences.append(
+            "nothing to compare with" if mine.accuracy.right else f"accuracy of {mine.method} not measured"
+        )
     else:
         state = "reached" if rivals[0][0].median > 1 else "not reached"
     return Check(where, state, "; ".join(sentences), margin=rivals[0][0].median if rivals else 0.0)
@@ -203,38 +207,27 @@ def peak_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def memory(results: Results) -> Check:
-    """Growth of the peak less the data; the share of interpreter and packages is named beside it."""
+    """Growth of the peak less the data; what is left without interpreter and packages is named beside it."""
     where = task_name("qp")
-    rows = peak_rows(results.of("memory", record="phase", task="qp", method="FFOCP"))
-    above = {
-        d_y: Spread.of(row.peak_mb - (row.data_mb or 0.0) for row in group if row.peak_mb is not None)
-        for d_y, group in by(rows, "d_y").items()
-    }
-    layer = {
-        d_y: Spread.of(
-            row.peak_mb - row.data_mb - row.base_mb
-            for row in group
-            if row.peak_mb is not None and row.data_mb is not None and row.base_mb is not None
-        )
-        for d_y, group in by(rows, "d_y").items()
-    }
-    sizes = [size for size in MEMORY_SIZES if above.get(size)]
-    judged = len(sizes) == len(MEMORY_SIZES)
-    if not judged:
-        sizes = sorted(size for size in above if above[size])
-    if len(sizes) < 2:
+    peaks = by(peak_rows(results.of("memory", record="phase", task="qp", method="FFOCP")), "d_y")
+    above = spreads(peaks, lambda row: (row.peak_mb or 0.0) - (row.data_mb or 0.0))
+    layer = spreads(peaks, lambda row: (row.peak_mb or 0.0) - (row.data_mb or 0.0) - (row.base_mb or 0.0))
+    judged = all(size in above for size in MEMORY_SIZES)
+    if len(above) < 2:
         return Check(where, "not measured", "no two sizes of FFOCP were measured")
-    small, large = sizes[0], sizes[-1]
-    first, last = above[small], above[large]
-    assert first is not None
-    assert last is not None
-    growth = last.median / first.median
+    small, large = MEMORY_SIZES if judged else (min(above), max(above))
+    growth = above[large].median / above[small].median
     text = (
-        f"{words.megabytes(first.median)} at d_y = {small}, {words.megabytes(last.median)} at d_y = {large}: "
-        f"{words.ratio(growth)}, interpreter and packages included"
+        f"{words.megabytes(above[small].median)} at d_y = {small}, {words.megabytes(above[large].median)} "
+        f"at d_y = {large}: {words.ratio(growth)}, interpreter and packages included; without them "
+        f"{words.megabytes(layer[small].median)} and {words.megabytes(layer[large].median)}"
     )
-    if layer[small] and layer[large]:
-        text += f"; without them {words.megabytes(layer[small].median)} and {words.megabytes(layer[large].median)}"
     if not judged:
-        return Check(where, "not measured", f"sizes {MEMORY_SIZES[0]} and {MEMORY_SIZES[1]} not both run; {text}")
+        return Check(where, "not measured", f"d_y = {MEMORY_SIZES[0]} and {MEMORY_SIZES[1]} were not both run; {text}")
     return Check(where, "reached" if growth < MEMORY_GROWTH else "not reached", text)
+
+
+def spreads(groups: dict[int, list[Row]], value: Callable[[Row], float]) -> dict[int, Spread]:
+    """The spread of a value in each group."""
+    found = {key: Spread.of(value(row) for row in rows) for key, rows in groups.items()}
+    return {key: spread for key, spread in found.items() if spread is not None}

@@ -27,7 +27,7 @@ def plots(results: Results) -> list[Plot]:
         qpth_on_a_gpu(results, look),
         similarity(results, look),
         batches(results, look),
-        tolerances(results),
-        perturbations(results),
+        tolerances(results, look),
+        perturbations(results, look),
         solvers(results),
     ]

@@ -20,10 +20,12 @@ Looks = Mapping[str, Look]
 class Plot:
     """A figure: panels under one legend, the numbers behind them, and what could not be drawn.
 
-    `name` is its anchor on the page, `paper` the figure of the paper it redraws ("" if none).
+    `name` is its anchor on the page, `short` its entry in the contents, `paper` the figure of the paper
+    it redraws ("" if none).
     """
 
     name: str
+    short: str
     title: str
     paper: str
     caption: str

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ffo.lab.report import words
 from ffo.lab.report.drawing import Axis, Dots, Line, Panel, dot_panel, line_panel
 from ffo.lab.report.figures.base import Looks, Plot, dots, gaps_of, legend, method_lines, numbers
-from ffo.lab.report.looks import looks, ordinal
+from ffo.lab.report.looks import ordinal
 from ffo.lab.report.results import Results, by, curve, distinct, task_name
 from ffo.lab.report.tables import Table
 from ffo.lab.rows import EXPERIMENTS, Row
@@ -45,6 +45,7 @@ def batches(results: Results, look: Looks) -> Plot:
                 drawn += lines
     return Plot(
         "batch",
+        "Batch size",
         EXPERIMENTS["batch"],
         "Figure 12",
         "Samples per second, seconds of a step and seconds of a sample as the batch grows.",
@@ -55,13 +56,18 @@ def batches(results: Results, look: Looks) -> Plot:
     )
 
 
-def swept(rows: Sequence[Row], setting: str, values: Sequence[tuple[str, Axis, Callable[[Row], float | None]]],
-          label: str, name: str) -> tuple[list[Panel], list[Line]]:  # fmt: skip
+def swept(
+    rows: Sequence[Row],
+    look: Looks,
+    setting: str,
+    values: Sequence[tuple[str, Axis, Callable[[Row], float | None]]],
+    label: str,
+    name: str,
+) -> tuple[list[Panel], list[Line]]:
     """Panels of several quantities against one setting, for each task."""
     panels, drawn = [], []
     axis = Axis(label, "error", log=True)
     for task, group in by(rows, "task").items():
-        look = looks(distinct(group, "method"))
         for order, (title, y, value) in enumerate(values):
             lines = method_lines(group, look, setting, value)
             if lines:
@@ -76,54 +82,61 @@ COST_AND_ERROR: tuple[tuple[str, Axis, Callable[[Row], float | None]], ...] = (
 )
 
 
-def tolerances(results: Results) -> Plot:
-    panels, drawn = swept(results.of("tolerance"), "tolerance", COST_AND_ERROR, "tolerance asked for", "tolerance")
+def tolerances(results: Results, look: Looks) -> Plot:
+    panels, drawn = swept(
+        results.of("tolerance"), look, "tolerance", COST_AND_ERROR, "tolerance asked for", "tolerance"
+    )
     curves: list[Line] = []
     for (task, method), rows in by(results.of("tolerance", record="curve"), "task", "method").items():
         groups = by(rows, "tolerance")
         labels = {value: f"tolerance {words.power(value)}" for value in sorted(v for v in groups if v is not None)}
-        look = ordinal(labels.values())
-        lines = [Line(text, look[text], *curve(groups[value], "epoch", "train_loss")) for value, text in labels.items()]
+        shades = ordinal(labels.values())
+        lines = [
+            Line(text, shades[text], *curve(groups[value], "epoch", "train_loss")) for value, text in labels.items()
+        ]
         lines = [line for line in lines if line.x]
         if lines:
             title = f"{task_name(task)}: training with {method}"
             panels.append(
-                line_panel(f"tolerance-loss-{task}-{method}", title, lines, Axis("epoch", "size"), Axis("training loss"))
+                line_panel(
+                    f"tolerance-loss-{task}-{method}", title, lines, Axis("epoch", "size"), Axis("training loss")
+                )
             )
             curves += lines
     return Plot(
         "tolerance",
+        "Tolerance",
         EXPERIMENTS["tolerance"],
         "Figure 13",
         "What a looser solve of the perturbed problem saves, what it does to the gradient, and whether training "
         "notices.",
         tuple(panels),
         legend([*drawn, *curves]),
-        sweep_tables(results, "tolerance"),
+        sweep_tables(results, look, "tolerance"),
         gaps_of(results, "tolerance"),
     )
 
 
-def perturbations(results: Results) -> Plot:
-    panels, drawn = swept(results.of("delta"), "delta", COST_AND_ERROR, "δ asked for", "delta")
+def perturbations(results: Results, look: Looks) -> Plot:
+    panels, drawn = swept(results.of("delta"), look, "delta", COST_AND_ERROR, "δ asked for", "delta")
     return Plot(
         "delta",
+        "Perturbation",
         EXPERIMENTS["delta"],
         "",
         "The finite difference of the hypergradient by its step δ: too large is biased, too small is lost in the "
         "tolerance of the solver.",
         tuple(panels),
         legend(drawn),
-        sweep_tables(results, "delta"),
+        sweep_tables(results, look, "delta"),
         gaps_of(results, "delta"),
     )
 
 
-def sweep_tables(results: Results, setting: str) -> tuple[Table, ...]:
+def sweep_tables(results: Results, look: Looks, setting: str) -> tuple[Table, ...]:
     """Backward time and gradient error by the value of a setting."""
     tables = []
     for task, rows in by(results.of(setting), "task").items():
-        look = looks(distinct(rows, "method"))
         for title, _, value in COST_AND_ERROR:
             lines = method_lines(rows, look, setting, value)
             text = words.seconds if title == "backward time" else words.number
@@ -144,6 +157,7 @@ def solvers(results: Results) -> Plot:
         panels.append(dot_panel(f"solvers-{task}-{method}", f"{task_name(task)}: {method}", entries, PER_STEP))
     return Plot(
         "solvers",
+        "Solvers",
         EXPERIMENTS["solvers"],
         "",
         "Time of a step by the solver of the forward pass: the backward pass stays the same. Filled: in all; "

@@ -23,6 +23,7 @@ def scaling(results: Results, look: Looks, experiment: str, paper: str) -> Plot:
             drawn += lines
     return Plot(
         experiment.replace("_", "-"),
+        f"Scaling, {EXPERIMENTS[experiment].split()[-1]}",
         EXPERIMENTS[experiment],
         paper,
         "Seconds of one step by the dimension of the decision, both axes logarithmic: a slope of one is linear "
@@ -50,6 +51,7 @@ def memory_peak(results: Results, look: Looks) -> Plot:
             drawn += lines
     return Plot(
         "memory",
+        "Memory",
         "Peak memory",
         "Figure 6",
         "Largest resident memory of a fresh process over building, forward and backward, interpreter and packages "
@@ -71,6 +73,7 @@ def memory_by_phase(results: Results, look: Looks) -> Plot:
             drawn += lines
     return Plot(
         "memory-phases",
+        "Memory by phase",
         "Peak memory by phase",
         "Figure 7",
         "Peak resident memory up to the end of each phase of one step, in a fresh process.",

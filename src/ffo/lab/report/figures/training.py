@@ -24,6 +24,7 @@ def convergence(results: Results, look: Looks) -> Plot:
     panels, lines = curves("convergence", rows, look, LOSS | {"test_error": "test error"})
     return Plot(
         "convergence",
+        "Convergence",
         "Training converges alike with every right gradient",
         "Figure 3",
         "Median over seeds, with a band from the least to the largest. Thick lines are ours; a peer that lies on "
@@ -75,11 +76,12 @@ def costs(results: Results, look: Looks) -> Plot:
         panels.append(dot_panel(key, setting.label, here, PER_STEP))
     return Plot(
         "costs",
+        "Costs",
         "What a step costs",
         "Figure 4",
         "Filled marker: forward and backward together, with the range over seeds. Hollow triangles: forward ▷ and "
         "backward ◁. A method whose gradient is not the reference's (cosine below 0.9999, or a wrong length) is "
-        "marked ✗ wrong: its time buys nothing.",
+        "marked ✗: its time buys nothing.",
         tuple(panels),
         (),
         (),
@@ -105,6 +107,7 @@ def trade_off(results: Results, look: Looks) -> Plot:
             drawn += points
     return Plot(
         "trade-off",
+        "Accuracy",
         "Accuracy beside speed",
         "",
         "Lower left is better: fast and right. In the shaded part the gradient is wrong, however fast. The error is "
@@ -131,6 +134,7 @@ def lpgd_tolerance(results: Results, look: Looks) -> Plot:
     panels, lines = comparison(results, look, "lpgd", rows)
     return Plot(
         "lpgd",
+        "LPGD",
         "LPGD needs a tight tolerance, and pays for it",
         "Figure 8",
         "LPGD at its default tolerance and at a tight one, beside FFOCP: loss by epoch, and time per step with its "
@@ -151,6 +155,7 @@ def qpth_on_a_gpu(results: Results, look: Looks) -> Plot:
     gap = "QPTH on a GPU was not measured: this run had the processor alone"
     return Plot(
         "qpth",
+        "QPTH",
         "FFOQP beside QPTH",
         "Figure 9",
         "QPTH on the processor and on a GPU, beside FFOQP: loss by epoch, and time per step.",
@@ -179,6 +184,7 @@ def similarity(results: Results, look: Looks) -> Plot:
                 drawn += lines
     return Plot(
         "similarity",
+        "Gradients",
         "Gradients during training, against a tight reference",
         "Figure 11",
         "Distance of each method's gradient from the reference, step by step: the cosine as its distance from one, so "
