@@ -57,6 +57,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_page_looks_right(browser: Browser, page: Path, size: str, scheme: str, record_property: Any) -> None:
     browser.requests.clear()
     browser.open(page, SIZES[size], scheme)
+    record_property("screenshot", str(browser.screenshot(OUTPUT / f"report-{size}-{scheme}.png")))
     browser.evaluate("document.querySelectorAll('details').forEach(e => e.open = true)")
     assert browser.evaluate("document.documentElement.clientWidth") <= SIZES[size]
     assert browser.evaluate(
@@ -73,8 +74,6 @@ def test_page_looks_right(browser: Browser, page: Path, size: str, scheme: str, 
     assert browser.requests == [page.resolve().as_uri()]
     dark = browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 29)"
     assert dark == (scheme == "dark")
-    browser.evaluate("document.querySelectorAll('details').forEach(e => e.open = false)")
-    record_property("screenshot", str(browser.screenshot(OUTPUT / f"report-{size}-{scheme}.png")))
 
 
 def test_wide_tables_scroll_inside_their_container(browser: Browser, page: Path) -> None:

@@ -9,7 +9,19 @@ import pytest
 from lab.report.synthetic import CONTENDERS
 
 from ffo.lab.report import words
-from ffo.lab.report.drawing import LEAST_ERROR, Axis, Dots, Line, dot_panel, line_panel, round_places, spaced, swatch
+from ffo.lab.report.drawing import (
+    LEAST_ERROR,
+    Axis,
+    Dots,
+    Line,
+    Point,
+    dot_panel,
+    line_panel,
+    round_places,
+    scatter_panel,
+    spaced,
+    swatch,
+)
 from ffo.lab.report.looks import COLOURS, KNOWN, PAGE, PALETTE, Look, looks, ordinal
 from ffo.lab.report.results import Spread
 
@@ -134,6 +146,14 @@ def test_dots_without_a_time_carry_their_reason() -> None:
     assert ">500 ms ✗</text>" in panel.svg
     only_lost = dot_panel("p", "Costs", [lost], Axis("time per step", "seconds", log=True))
     assert ">out of memory</text>" in only_lost.svg
+
+
+def test_points_above_the_bar_and_of_the_wrong_length_are_named() -> None:
+    points = [Point("exact", Look("blue", "o"), 0.5, 0.0), Point("mean", Look("pink", "v"), 0.1, 1e-12, "wrong length")]
+    panel = scatter_panel("p", "T", points, Axis("t", "seconds", log=True), Axis("e", "error", log=True), 1e-4, "wrong")
+    assert panel.alt == "T: e against t. exact at 500 ms and 10⁻¹⁶; mean at 100 ms and 10⁻¹², wrong length"
+    assert ">wrong length</text>" in panel.svg
+    assert ">wrong</text>" in panel.svg
 
 
 def test_text_of_figures_is_text_and_never_mathematics() -> None:

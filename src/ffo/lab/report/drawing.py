@@ -99,6 +99,17 @@ class Dots:
 
 
 @dataclass(frozen=True)
+class Point:
+    """One marker of a scatter plot, with words beside it if need be."""
+
+    label: str
+    look: Look
+    x: float
+    y: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Panel:
     """A picture with its title and the words that stand for it."""
 
@@ -171,24 +182,37 @@ def dot_panel(name: str, title: str, entries: Sequence[Dots], x: Axis) -> Panel:
     return panel(name, title, alt, draw, height=0.75 + 0.235 * max(len(ordered), 3), left=12 + 5.7 * widest, right=58)
 
 
-def scatter_panel(name: str, title: str, points: Sequence[Line], x: Axis, y: Axis, bar: float, bar_label: str) -> Panel:
+def scatter_panel(
+    name: str, title: str, points: Sequence[Point], x: Axis, y: Axis, bar: float, bar_label: str
+) -> Panel:
     """Methods as points; everything above `bar` is shaded and named."""
+    bad = PALETTE["bad"][0]
+    heights = [bounded(point.y, y) for point in points]
 
     def draw(axes: Axes) -> None:
-        for point in points:
-            axes.plot(point.x, [bounded(point.y[0].median, y)], **stroke(point.look, size=8))
-        heights = [bounded(point.y[0].median, y) for point in points]
-        scale(axes, "x", x, [value for point in points for value in point.x])
+        for point, height in zip(points, heights, strict=True):
+            axes.plot([point.x], [height], **stroke(point.look, size=8))
+            axes.annotate(
+                point.note,
+                (point.x, height),
+                xytext=(-7, 0),
+                textcoords="offset points",
+                ha="right",
+                va="center",
+                color=bad,
+            )
+        scale(axes, "x", x, [point.x for point in points])
         scale(axes, "y", y, [*heights, bar])
         top = 10 * max(*heights, 10 * bar)
         axes.set_ylim(min(*heights, bar) / 8, top)
-        axes.axhspan(bar, top, color=PALETTE["bad"][0], alpha=0.12, linewidth=0)
-        axes.axhline(bar, color=PALETTE["bad"][0], linewidth=1, dashes=(4, 2))
-        axes.text(0.015, top / 1.6, bar_label, transform=axes.get_yaxis_transform(), va="top", color=PALETTE["bad"][0])
+        axes.axhspan(bar, top, color=bad, alpha=0.12, linewidth=0)
+        axes.axhline(bar, color=bad, linewidth=1, dashes=(4, 2))
+        axes.text(0.015, top / 1.6, bar_label, transform=axes.get_yaxis_transform(), va="top", color=bad)
 
     alt = f"{title}: {y.label} against {x.label}. " + "; ".join(
-        f"{point.label} at {FORMATS[x.kind](point.x[0])} and {FORMATS[y.kind](bounded(point.y[0].median, y))}"
-        for point in points
+        f"{point.label} at {FORMATS[x.kind](point.x)} and {FORMATS[y.kind](height)}"
+        + (f", {point.note}" if point.note else "")
+        for point, height in zip(points, heights, strict=True)
     )
     return panel(name, title, alt, draw)
 

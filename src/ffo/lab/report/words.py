@@ -61,6 +61,8 @@ def tick(value: float, kind: Kind) -> str:
     """The label of a tick: short, for ticks are round numbers."""
     if kind == "error":
         return power(value)
+    if kind == "size":
+        return f"{value:g}"
     units = {"seconds": ((1.0, " s"), (1e-3, " ms"), (1e-6, " µs")), "megabytes": ((1e3, " GB"), (1.0, " MB"))}
     scale, unit = next(((s, u) for s, u in units.get(kind, ()) if abs(value) >= s * (1 - 1e-9)), (1.0, ""))
     return f"{value / scale:,.6g}{unit}".replace(",", "\N{THIN SPACE}").replace("-", "−")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ffo.lab.report import words
-from ffo.lab.report.drawing import Dots, Line, Panel
+from ffo.lab.report.drawing import Dots, Line, Panel, Point
 from ffo.lab.report.looks import Look, rank
 from ffo.lab.report.results import Results, Spread, by, curve, task_name
 from ffo.lab.report.standings import Accuracy
@@ -42,7 +42,7 @@ def method_lines(rows: Sequence[Row], look: Looks, x: str, y: str | Callable[[Ro
     return [line for line in found if line.x]
 
 
-def legend(lines: Sequence[Line | Dots]) -> tuple[tuple[str, Look], ...]:
+def legend(lines: Sequence[Line | Point]) -> tuple[tuple[str, Look], ...]:
     """Label and look of each, once."""
     return tuple({line.label: line.look for line in lines}.items())
 

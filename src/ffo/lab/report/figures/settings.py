@@ -7,14 +7,13 @@ from collections.abc import Callable, Sequence
 from ffo.lab.report import words
 from ffo.lab.report.drawing import Axis, Dots, Line, Panel, dot_panel, line_panel
 from ffo.lab.report.figures.base import Looks, Plot, dots, gaps_of, legend, method_lines, numbers
+from ffo.lab.report.figures.training import ERROR, PER_STEP
 from ffo.lab.report.looks import ordinal
 from ffo.lab.report.results import Results, by, curve, distinct, task_name
 from ffo.lab.report.tables import Table
 from ffo.lab.rows import EXPERIMENTS, Row
 
 BATCH = Axis("batch size", "size", log=True)
-PER_STEP = Axis("time per step", "seconds", log=True)
-ERROR = Axis("1 − cosine to the reference", "error", log=True)
 
 
 def throughput(row: Row) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ffo.lab.report import words
-from ffo.lab.report.drawing import Axis, Line, Panel, dot_panel, line_panel, scatter_panel
+from ffo.lab.report.drawing import Axis, Line, Panel, Point, dot_panel, line_panel, scatter_panel
 from ffo.lab.report.figures.base import Looks, Plot, dots, gaps_of, legend, method_lines
 from ffo.lab.report.looks import rank
 from ffo.lab.report.results import Results, Spread, by, distinct, task_name
@@ -17,6 +17,7 @@ TRAINING = ("dfl", "sudoku", "socp")
 EPOCH = Axis("epoch", "size")
 LOSS = {"train_loss": "training loss"}
 PER_STEP = Axis("time per step", "seconds", log=True)
+ERROR = Axis("1 − cosine to the reference", "error", log=True)
 
 
 def convergence(results: Results, look: Looks) -> Plot:
@@ -25,7 +26,7 @@ def convergence(results: Results, look: Looks) -> Plot:
     return Plot(
         "convergence",
         "Convergence",
-        "Training converges alike with every right gradient",
+        "Training convergence",
         "Figure 3",
         "Median over seeds, with a band from the least to the largest. Thick lines are ours; a peer that lies on "
         "them has the same loss. For Sudoku, also the share of test puzzles not solved exactly.",
@@ -98,12 +99,11 @@ def trade_off(results: Results, look: Looks) -> Plot:
         for each in table.values():
             cosine, total = each.accuracy.cosine, each.total
             if cosine is not None and total is not None:
-                error = max(0.0, 1 - cosine)
-                points.append(Line(each.method, look[each.method], [total.median], [Spread(error, error, error, 1)]))
+                note = "wrong length" if each.accuracy.judgement == "wrong length" else ""
+                points.append(Point(each.method, look[each.method], total.median, max(0.0, 1 - cosine), note))
         if points:
-            error_axis = Axis("1 − cosine to the reference", "error", log=True)
             key = f"trade-{setting.experiment}-{setting.task}"
-            panels.append(scatter_panel(key, setting.label, points, PER_STEP, error_axis, 1 - COSINE, "wrong gradient"))
+            panels.append(scatter_panel(key, setting.label, points, PER_STEP, ERROR, 1 - COSINE, "wrong gradient"))
             drawn += points
     return Plot(
         "trade-off",
@@ -113,7 +113,7 @@ def trade_off(results: Results, look: Looks) -> Plot:
         "Lower left is better: fast and right. In the shaded part the gradient is wrong, however fast. The error is "
         "the worst over seeds and over the tensors that are differentiated; what is below 10⁻¹⁶ is drawn there.",
         tuple(panels),
-        legend(sorted(drawn, key=lambda line: rank(line.label))),
+        legend(sorted(drawn, key=lambda point: rank(point.label))),
         tuple(tables),
     )
 
@@ -135,10 +135,10 @@ def lpgd_tolerance(results: Results, look: Looks) -> Plot:
     return Plot(
         "lpgd",
         "LPGD",
-        "LPGD needs a tight tolerance, and pays for it",
+        "LPGD at its default tolerance and at a tight one",
         "Figure 8",
-        "LPGD at its default tolerance and at a tight one, beside FFOCP: loss by epoch, and time per step with its "
-        "forward ▷ and backward ◁ parts.",
+        "Beside FFOCP: loss by epoch, and time per step with its forward ▷ and backward ◁ parts; ✗ marks a wrong "
+        "gradient.",
         panels,
         legend(lines),
         (final_losses(results, "lpgd"),) if results.of("lpgd") else (),
