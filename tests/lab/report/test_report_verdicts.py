@@ -93,7 +93,7 @@ def test_a_fast_wrong_gradient_is_no_rival_but_is_named() -> None:
     state, text = check(verdicts(results(rows))[FAST_CP])
     assert state == "reached"
     assert "LPGD is faster, its gradient wrong (cosine 0.500)" in text
-    assert "Mean is faster" in text
+    assert "Mean is faster, its gradient wrong (right direction, relative distance 0.970)" in text
     cells = {row[0].text: row[1] for row in ratio_tables(results(rows))[0].rows}
     assert cells["LPGD"] == Cell("0.10× ✗", "bad", "wrong direction")
     assert cells["Mean"] == Cell("0.10× ✗", "bad", "wrong length")
@@ -154,6 +154,17 @@ def test_settings_judged_and_settings_missing() -> None:
 def test_losses_within_one_percent(loss: float, state: str) -> None:
     rows = [result("FFOCP", "conic", 1.0, train_loss=loss), result("QPTH", "qp", 2.0)]
     assert check(verdicts(results(rows))[LOSS])[0] == state
+
+
+def test_losses_are_judged_where_models_were_trained() -> None:
+    rows = [result("FFOCP", "conic", 1.0, d_y=50), result("QPTH", "qp", 2.0, d_y=50)]
+    sweep = [replace(row, experiment="scaling_qp", d_y=800, train_loss=None) for row in rows]
+    verdict = verdicts(results([*rows, *sweep]))[LOSS]
+    assert {check.where: check.state for check in verdict.checks} == {
+        "Decision-focused QP, d_y = 50": "reached",
+        "Sudoku": "not measured",
+        "Decision-focused SOCP": "not measured",
+    }
 
 
 def test_losses_are_compared_with_exact_methods_after_as_many_epochs() -> None:

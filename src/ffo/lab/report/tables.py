@@ -128,7 +128,7 @@ def trouble_table(results: Results) -> Table | None:
             )
         )
     header = ("Method", "experiment", "where", "status", "reason", "seeds")
-    return Table("Failed and skipped", header, tuple(rows)) if rows else None
+    return Table("What did not run, and why", header, tuple(rows)) if rows else None
 
 
 def machine_table(results: Results) -> Table:

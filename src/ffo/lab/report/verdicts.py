@@ -12,6 +12,7 @@ from ffo.lab.report.standings import (
     COSINE,
     PAPER_SIZE,
     SOURCES,
+    Accuracy,
     Setting,
     Standing,
     headline_settings,
@@ -27,6 +28,10 @@ MEMORY_GROWTH = 1.5
 MEMORY_SIZES = (200, 1000)
 #: methods whose hypergradient is an approximation by design (Table 1 of the paper)
 INEXACT = ("LPGD", "ffolayer")
+
+
+#: what is trained, in a reader's words -> tasks
+TRAINED = {task_name("qp"): ("qp",), "Sudoku": ("sudoku4", "sudoku9"), task_name("socp"): ("socp",)}
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ def settings_to_judge(results: Results, tasks: Sequence[str]) -> Iterator[tuple[
     for task in ("qp", "socp"):
         if task in tasks and (task, PAPER_SIZE) not in measured:
             yield task_name(task, PAPER_SIZE), None
-    if "sudoku9" in tasks and not any(task.startswith("sudoku") for task, _ in measured):
+    if not any(task.startswith("sudoku") for task, _ in measured):
         yield "Sudoku", None
 
 
@@ -126,16 +131,14 @@ def race(where: str, mine: Standing, others: Sequence[Standing]) -> Check:
     for ratio, peer in timed:
         if peer.accuracy.wrong:
             pace = "faster" if ratio.median < 1 else "slower"
-            sentences.append(
-                f"{peer.method} is {pace}, its gradient wrong (cosine {words.cosine(peer.accuracy.cosine)})"
-            )
+            sentences.append(f"{peer.method} is {pace}, its gradient wrong ({error_of(peer.accuracy)})")
         elif not peer.accuracy.right:
             sentences.append(f"{peer.method}, {words.times_as_long(ratio)}, has no measured accuracy")
     sentences += [f"{peer.method} has no time: {peer.reason}" for peer in others if peer.total is None and peer.reason]
     state: State
     if mine.accuracy.wrong:
         state = "not reached"
-        sentences.append(f"the gradient of {mine.method} is wrong: {mine.accuracy.judgement}")
+        sentences.append(f"the gradient of {mine.method} is wrong ({error_of(mine.accuracy)})")
     elif not rivals or not mine.accuracy.right:
         state = "not measured"
         sentences.append(
@@ -144,6 +147,13 @@ def race(where: str, mine: Standing, others: Sequence[Standing]) -> Check:
     else:
         state = "reached" if rivals[0][0].median > 1 else "not reached"
     return Check(where, state, "; ".join(sentences), margin=rivals[0][0].median if rivals else 0.0)
+
+
+def error_of(accuracy: Accuracy) -> str:
+    """What is wrong with a gradient, as a number."""
+    if accuracy.judgement == "wrong length":
+        return f"right direction, relative distance {words.number(accuracy.l2)}"
+    return f"cosine {words.cosine(accuracy.cosine)}"
 
 
 def accurate(results: Results) -> Iterator[Check]:
@@ -163,10 +173,13 @@ def accurate(results: Results) -> Iterator[Check]:
 
 
 def losses(results: Results) -> Iterator[Check]:
-    """The worst gap of FFOCP and FFOQP to a peer with an exact gradient; a lower loss is no gap."""
-    for where, setting in settings_to_judge(results, tuple(SOURCES)):
-        if setting is not None and setting.experiment not in ("dfl", "sudoku", "socp"):
-            continue
+    """The worst gap of FFOCP and FFOQP to a peer with an exact gradient; a lower loss is no gap.
+
+    Judged where models were trained, whatever the size: sweeps over sizes do not train.
+    """
+    trained = [setting for setting in headline_settings(results) if setting.experiment == SOURCES[setting.task][0]]
+    missing = {name: None for name, tasks in TRAINED.items() if not any(s.task in tasks for s in trained)}
+    for where, setting in [*((setting.label, setting) for setting in trained), *missing.items()]:
         table = standings(results, setting) if setting else {}
         exact = [peer for peer in peers(table) if peer.accuracy.right and not peer.method.startswith(INEXACT)]
         gaps = {
