@@ -50,6 +50,7 @@ Array = np.ndarray
         (words.number(0.0), "0"),
         (words.number(-3e-7), "−3·10⁻⁷"),
         (words.percent(-0.0031), "−0.31%"),
+        (words.percent(-1e-9), "0.00%"),
         (words.tick(0.1, "seconds"), "100 ms"),
         (words.tick(1.0, "seconds"), "1 s"),
         (words.tick(3000.0, "megabytes"), "3 GB"),

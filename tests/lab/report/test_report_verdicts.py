@@ -128,12 +128,22 @@ def test_without_peers_or_accuracy_nothing_is_claimed() -> None:
 def test_a_peer_that_did_not_run_is_named_with_its_reason() -> None:
     lost = replace(result("LPGD", "conic", 1.0), status="failed", reason="time limit of 9 s", total_s=None)
     rows = [result("FFOCP", "conic", 1.0), result("CvxpyLayer", "conic", 2.0), lost]
-    assert "LPGD has no time: time limit of 9 s" in check(verdicts(results(rows))[FAST_CP])[1]
+    assert "no time for LPGD: time limit of 9 s" in check(verdicts(results(rows))[FAST_CP])[1]
     cells = {row[0].text: row[1] for row in ratio_tables(results(rows))[0].rows}
     assert cells["LPGD"] == Cell("–", "muted", "time limit of 9 s")
     table = trouble_table(results(rows))
     assert table is not None
     assert [cell.text for cell in table.rows[0]][3:] == ["failed", "time limit of 9 s", "0"]
+
+
+def test_a_run_that_was_timed_before_it_stopped_counts() -> None:
+    """Its time is compared and its reason shown; its loss, after fewer epochs, is not."""
+    stopped = replace(result("CvxpyLayer", "conic", 7.0, epoch=1), status="failed", reason="time limit of 9 s")
+    rows = [result("FFOCP", "conic", 1.0), stopped]
+    found = verdicts(results(rows))
+    assert check(found[FAST_CP])[0] == "reached"
+    assert check(found[LOSS])[0] == "not measured"
+    assert ratio_tables(results(rows))[0].rows[0][1] == Cell("7.0×", "good", "time limit of 9 s")
 
 
 def test_settings_judged_and_settings_missing() -> None:

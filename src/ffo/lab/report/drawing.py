@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from textwrap import shorten
 from typing import Any, Literal
 
 import matplotlib
@@ -30,6 +31,8 @@ from ffo.lab.report.results import Spread
 from ffo.lab.report.words import Kind
 
 INCHES = (4.4, 3.1)
+#: about how wide a letter is, in points
+LETTER = 5.7
 #: below this an error counts as none: a log axis has to end somewhere
 LEAST_ERROR = 1e-16
 STYLE: dict[Any, Any] = {
@@ -145,6 +148,8 @@ def dot_panel(name: str, title: str, entries: Sequence[Dots], x: Axis) -> Panel:
     hollow triangles for forward (pointing right) and backward (pointing left)."""
     ordered = sorted(entries, key=lambda e: (e.total is None, e.total.median if e.total else 0.0))
     values = [v for e in ordered for s in (e.total, e.forward, e.backward) if s for v in (s.low, s.high)]
+    left = 12 + LETTER * max((len(entry.label) for entry in ordered), default=0)
+    room = int((72 * INCHES[0] - left) / LETTER)
 
     def draw(axes: Axes) -> None:
         muted = PALETTE["muted"][0]
@@ -153,7 +158,14 @@ def dot_panel(name: str, title: str, entries: Sequence[Dots], x: Axis) -> Panel:
                 if part is not None:
                     axes.plot([part.median], [place], marker, color=muted, markerfacecolor="none", markersize=4.5)
             if entry.total is None:
-                axes.text(0.01, place, entry.note, transform=axes.get_yaxis_transform(), va="center", color=muted)
+                axes.text(
+                    0.01,
+                    place,
+                    shorten(entry.note, room, placeholder=" …"),
+                    transform=axes.get_yaxis_transform(),
+                    va="center",
+                    color=muted,
+                )
                 continue
             axes.plot([entry.total.low, entry.total.high], [place, place], color=PALETTE[entry.look.colour][0], lw=1.2)
             axes.plot([entry.total.median], [place], **stroke(entry.look, size=7))
@@ -178,8 +190,7 @@ def dot_panel(name: str, title: str, entries: Sequence[Dots], x: Axis) -> Panel:
         else f"{e.label}: {e.note}"
         for e in ordered
     )
-    widest = max((len(entry.label) for entry in ordered), default=0)
-    return panel(name, title, alt, draw, height=0.75 + 0.235 * max(len(ordered), 3), left=12 + 5.7 * widest, right=58)
+    return panel(name, title, alt, draw, height=0.75 + 0.235 * max(len(ordered), 3), left=left, right=58)
 
 
 def scatter_panel(

@@ -77,7 +77,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Standing:
-    """One method at one setting: a row for each seed that succeeded, and what happened on the others."""
+    """One method at one setting: a row for each seed that was timed, and the rows of what went wrong.
+
+    A run that was timed and then stopped (at its time limit, say) is among both.
+    """
 
     method: str
     family: str
@@ -148,8 +151,8 @@ def standings(results: Results, setting: Setting) -> dict[str, Standing]:
     found = {}
     for method in sorted(distinct(here, "method"), key=rank):
         rows = [row for row in here if row.method == method]
-        measured = tuple(row for row in rows if row.status == "ok" and row.total_s is not None)
-        found[method] = Standing(method, rows[0].family, measured, tuple(r for r in rows if r.status != "ok"))
+        timed = tuple(row for row in rows if row.total_s is not None)
+        found[method] = Standing(method, rows[0].family, timed, tuple(row for row in rows if row.status != "ok"))
     return found
 
 

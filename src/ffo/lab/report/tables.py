@@ -72,7 +72,7 @@ def ratio_cell(ours: Standing, peer: Standing | None) -> Cell:
     ratio = peer.ratio_to(ours)
     if ratio is None:
         return Cell(words.UNKNOWN, "muted", peer.reason)
-    text, note = words.ratio(ratio.median), words.range_of(ratio)
+    text, note = words.ratio(ratio.median), peer.reason or words.range_of(ratio)
     if peer.accuracy.wrong:
         return Cell(f"{text} ✗", "bad", peer.accuracy.judgement)
     return Cell(text, "good" if ratio.median > 1 else "bad", note)

@@ -134,7 +134,11 @@ def race(where: str, mine: Standing, others: Sequence[Standing]) -> Check:
             sentences.append(f"{peer.method} is {pace}, its gradient wrong ({error_of(peer.accuracy)})")
         elif not peer.accuracy.right:
             sentences.append(f"{peer.method}, {words.times_as_long(ratio)}, has no measured accuracy")
-    sentences += [f"{peer.method} has no time: {peer.reason}" for peer in others if peer.total is None and peer.reason]
+    untimed: dict[str, list[str]] = {}
+    for peer in others:
+        if peer.total is None:
+            untimed.setdefault(peer.reason, []).append(peer.method)
+    sentences += [f"no time for {words.listing(names)}: {reason}" for reason, names in untimed.items()]
     state: State
     if mine.accuracy.wrong:
         state = "not reached"
@@ -194,13 +198,10 @@ def losses(results: Results) -> Iterator[Check]:
             continue
         (name, peer), worst = max(gaps.items(), key=lambda item: item[1].median)
         state: State = "reached" if worst.median <= LOSS_GAP else "not reached"
-        yield Check(
-            where,
-            state,
-            f"largest gap of {len(gaps)}: {name} {words.percent(worst.median)} against {peer} "
-            f"(over seeds {words.percent(worst.low)} to {words.percent(worst.high)})",
-            margin=LOSS_GAP - worst.median,
-        )
+        low, high = words.percent(worst.low), words.percent(worst.high)
+        text = f"largest gap of {len(gaps)}: {name} {words.percent(worst.median)} against {peer}"
+        text += f" (over seeds {low} to {high})" if low != high else ""
+        yield Check(where, state, text, margin=LOSS_GAP - worst.median)
 
 
 def loss_gap(mine: Standing, peer: Standing) -> Spread | None:

@@ -82,7 +82,9 @@ def ratio(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A signed percentage."""
+    """A signed percentage, to a hundredth of a percent."""
+    if abs(value) < 5e-5:
+        return "0.00%"
     return f"{value:+.2%}".replace("-", "−")
 
 
