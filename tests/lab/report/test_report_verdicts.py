@@ -123,6 +123,30 @@ def test_without_peers_or_accuracy_nothing_is_claimed() -> None:
     state, text = check(verdicts(results(unjudged))[FAST_CP])
     assert state == "not measured"
     assert "CvxpyLayer, 0.50× as long, has no measured accuracy" in text
+    rival = result("BPQP", "conic", 3.0)
+    assert check(verdicts(results([*unjudged, rival]))[FAST_CP])[0] == "not measured"
+    slow = replace(unjudged[1], total_s=9.0)
+    assert check(verdicts(results([unjudged[0], slow, rival]))[FAST_CP])[0] == "reached"
+
+
+@pytest.mark.parametrize(("status", "state"), [("failed", "not reached"), ("skipped", "not measured")])
+def test_where_ours_gives_no_time(status: str, state: str) -> None:
+    """One seed that failed is a miss, however fast the others were; what was never tried is no miss."""
+    lost = replace(result("FFOCP", "conic", 1.0, 1), status=status, reason="killed", total_s=None, cosine=None)
+    peer = result("CvxpyLayer", "conic", 2.0)
+    assert check(verdicts(results([lost, peer]))[FAST_CP]) == (
+        state,
+        "FFOCP failed: killed" if status == "failed" else "killed",
+    )
+    others = [result("FFOCP", "conic", 1.0), peer]
+    assert check(verdicts(results([*others, lost]))[FAST_CP])[0] == ("not reached" if status == "failed" else "reached")
+
+
+def test_accuracy_of_both_is_needed() -> None:
+    rows = [result("FFOCP", "conic", 1.0), result("FFOQP", "qp", 1.0, cosine=None, l2=None)]
+    assert check(verdicts(results(rows))[GRADIENT])[0] == "not measured"
+    wrong = [replace(rows[0], cosine=0.9), rows[1]]
+    assert check(verdicts(results(wrong))[GRADIENT])[0] == "not reached"
 
 
 def test_a_peer_that_did_not_run_is_named_with_its_reason() -> None:

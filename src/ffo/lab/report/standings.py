@@ -104,6 +104,11 @@ class Standing:
         return Accuracy.of(self.rows)
 
     @property
+    def failed(self) -> bool:
+        """Whether a seed was tried and gave no time."""
+        return any(row.status == "failed" and row.total_s is None for row in self.trouble)
+
+    @property
     def reason(self) -> str:
         """Why there is no measurement, or not on every seed."""
         return "; ".join(dict.fromkeys(row.reason or row.status for row in self.trouble))

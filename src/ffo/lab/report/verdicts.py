@@ -9,7 +9,6 @@ from typing import Literal
 from ffo.lab.report import words
 from ffo.lab.report.results import Results, Spread, by, task_name
 from ffo.lab.report.standings import (
-    COSINE,
     PAPER_SIZE,
     SOURCES,
     Accuracy,
@@ -28,15 +27,13 @@ MEMORY_GROWTH = 1.5
 MEMORY_SIZES = (200, 1000)
 #: methods whose hypergradient is an approximation by design (Table 1 of the paper)
 INEXACT = ("LPGD", "ffolayer")
-
-
 #: what is trained, in a reader's words -> tasks
 TRAINED = {task_name("qp"): ("qp",), "Sudoku": ("sudoku4", "sudoku9"), task_name("socp"): ("socp",)}
 
 
 @dataclass(frozen=True)
 class Check:
-    """One claim at one setting; `margin` says how many times better than its bar it came out."""
+    """One claim at one setting; of checks in the same state, the one with the least `margin` is nearest its bar."""
 
     where: str
     state: State
@@ -109,17 +106,21 @@ def fastest(results: Results, ours: str, family: str, tasks: Sequence[str]) -> I
     for where, setting in settings_to_judge(results, tasks):
         table = standings(results, setting) if setting else {}
         mine = table.get(ours)
-        if mine is None or mine.total is None:
+        if mine is not None and mine.failed:
+            yield Check(where, "not reached", f"{ours} failed: {mine.reason}")
+        elif mine is None or mine.total is None:
             yield Check(where, "not measured", (mine.reason if mine else "") or f"no run of {ours}")
-            continue
-        yield race(where, mine, peers(table, family))
+        else:
+            yield race(where, mine, peers(table, family))
 
 
 def race(where: str, mine: Standing, others: Sequence[Standing]) -> Check:
-    """Ours against its peers at one setting."""
+    """Ours against its peers at one setting. A peer whose gradient is wrong is no rival; one that is faster and
+    whose accuracy nobody measured leaves the matter open."""
     assert mine.total is not None
     timed = [(ratio, peer) for peer in others if (ratio := peer.ratio_to(mine)) is not None]
     rivals = sorted(((ratio, peer) for ratio, peer in timed if peer.accuracy.right), key=lambda each: each[0].median)
+    unknown = [ratio.median < 1 for ratio, peer in timed if not peer.accuracy.right and not peer.accuracy.wrong]
     sentences = [f"{mine.method} {words.seconds(mine.total.median)} per step"]
     if rivals:
         ratio, nearest = rivals[0]
@@ -128,29 +129,34 @@ def race(where: str, mine: Standing, others: Sequence[Standing]) -> Check:
             f"the nearest of {len(rivals)} with a right gradient is {nearest.method}: "
             f"{time}, {words.times_as_long(ratio)}"
         )
-    for ratio, peer in timed:
-        if peer.accuracy.wrong:
-            pace = "faster" if ratio.median < 1 else "slower"
-            sentences.append(f"{peer.method} is {pace}, its gradient wrong ({error_of(peer.accuracy)})")
-        elif not peer.accuracy.right:
-            sentences.append(f"{peer.method}, {words.times_as_long(ratio)}, has no measured accuracy")
-    untimed: dict[str, list[str]] = {}
-    for peer in others:
-        if peer.total is None:
-            untimed.setdefault(peer.reason, []).append(peer.method)
-    sentences += [f"no time for {words.listing(names)}: {reason}" for reason, names in untimed.items()]
+    sentences += remarks(timed, others)
     state: State
     if mine.accuracy.wrong:
         state = "not reached"
         sentences.append(f"the gradient of {mine.method} is wrong ({error_of(mine.accuracy)})")
-    elif not rivals or not mine.accuracy.right:
+    elif not mine.accuracy.right:
         state = "not measured"
-        sentences.append(
-            "nothing to compare with" if mine.accuracy.right else f"accuracy of {mine.method} not measured"
-        )
+        sentences.append(f"accuracy of {mine.method} not measured")
+    elif rivals and rivals[0][0].median <= 1:
+        state = "not reached"
     else:
-        state = "reached" if rivals[0][0].median > 1 else "not reached"
+        state = "reached" if rivals and not any(unknown) else "not measured"
     return Check(where, state, "; ".join(sentences), margin=rivals[0][0].median if rivals else 0.0)
+
+
+def remarks(timed: Sequence[tuple[Spread, Standing]], others: Sequence[Standing]) -> Iterator[str]:
+    """What there is to say of peers that are no rivals: wrong, of unknown accuracy, or without a time."""
+    for ratio, peer in timed:
+        if peer.accuracy.wrong:
+            pace = "faster" if ratio.median < 1 else "slower"
+            yield f"{peer.method} is {pace}, its gradient wrong ({error_of(peer.accuracy)})"
+        elif not peer.accuracy.right:
+            yield f"{peer.method}, {words.times_as_long(ratio)}, has no measured accuracy"
+    untimed: dict[str, list[str]] = {}
+    for peer in others:
+        if peer.total is None:
+            untimed.setdefault(peer.reason, []).append(peer.method)
+    yield from (f"no time for {words.listing(names)}: {reason}" for reason, names in untimed.items())
 
 
 def error_of(accuracy: Accuracy) -> str:
@@ -164,16 +170,18 @@ def accurate(results: Results) -> Iterator[Check]:
     """The worst cosine of FFOCP and FFOQP at each setting."""
     for where, setting in settings_to_judge(results, tuple(SOURCES)):
         table = standings(results, setting) if setting else {}
-        known = {name: table[name].accuracy for name in ("FFOCP", "FFOQP") if name in table and table[name].rows}
-        known = {name: accuracy for name, accuracy in known.items() if accuracy.cosine is not None}
+        ours = {name: table[name].accuracy for name in ("FFOCP", "FFOQP") if name in table and table[name].rows}
         text = "; ".join(
             f"{name}: cosine {words.cosine(accuracy.cosine)}, relative distance {words.number(accuracy.l2)}"
-            for name, accuracy in known.items()
+            for name, accuracy in ours.items()
         )
-        state: State = "reached" if all(accuracy.right for accuracy in known.values()) else "not reached"
-        worst = max((1 - (accuracy.cosine or 0.0) for accuracy in known.values()), default=1.0)
-        margin = (1 - COSINE) / max(worst, 1e-16)
-        yield Check(where, state if known else "not measured", text or "no gradient was compared", margin)
+        state: State
+        if any(accuracy.wrong for accuracy in ours.values()):
+            state = "not reached"
+        else:
+            state = "reached" if ours and all(accuracy.right for accuracy in ours.values()) else "not measured"
+        margin = -max((1 - accuracy.cosine for accuracy in ours.values() if accuracy.cosine is not None), default=0.0)
+        yield Check(where, state, text or "no gradient was compared", margin)
 
 
 def losses(results: Results) -> Iterator[Check]:

@@ -9,8 +9,9 @@ from ffo.lab.report.drawing import Axis, Dots, Line, Panel, dot_panel, line_pane
 from ffo.lab.report.figures.base import Looks, Plot, dots, gaps_of, legend, method_lines, numbers
 from ffo.lab.report.figures.training import ERROR, PER_STEP
 from ffo.lab.report.looks import ordinal
-from ffo.lab.report.results import Results, by, curve, distinct, task_name
-from ffo.lab.report.tables import Table
+from ffo.lab.report.results import Results, Spread, by, curve, distinct, task_name
+from ffo.lab.report.standings import Accuracy
+from ffo.lab.report.tables import Table, plain
 from ffo.lab.rows import EXPERIMENTS, Row
 
 BATCH = Axis("batch size", "size", log=True)
@@ -145,7 +146,7 @@ def sweep_tables(results: Results, look: Looks, setting: str) -> tuple[Table, ..
 
 
 def solvers(results: Results) -> Plot:
-    panels = []
+    panels, tables = [], []
     every = [row for row in results.rows if row.experiment == "solvers" and row.record == "result" and row.solver]
     look = ordinal(distinct(every, "solver"))
     for (task, method), rows in by(every, "task", "method").items():
@@ -153,7 +154,9 @@ def solvers(results: Results) -> Plot:
         for solver, group in by(rows, "solver").items():
             ok = [row for row in group if row.status == "ok"]
             entries.append(dots(solver, look[solver], ok, [row for row in group if row.status != "ok"]))
-        panels.append(dot_panel(f"solvers-{task}-{method}", f"{task_name(task)}: {method}", entries, PER_STEP))
+        title = f"{task_name(task)}: {method}"
+        panels.append(dot_panel(f"solvers-{task}-{method}", title, entries, PER_STEP))
+        tables.append(solver_table(title, rows))
     return Plot(
         "solvers",
         "Solvers",
@@ -163,6 +166,17 @@ def solvers(results: Results) -> Plot:
         "▷ forward, ◁ backward.",
         tuple(panels),
         (),
-        (),
+        tuple(tables),
         gaps_of(results, "solvers"),
     )
+
+
+def solver_table(title: str, rows: Sequence[Row]) -> Table:
+    """Times by solver, with the accuracy that its solutions allow the gradient."""
+    cells = []
+    for solver, group in by((row for row in rows if row.status == "ok"), "solver").items():
+        times = [Spread.of(getattr(row, field) for row in group) for field in ("total_s", "forward_s", "backward_s")]
+        accuracy = Accuracy.of(group)
+        seconds = [words.seconds(each.median if each else None) for each in times]
+        cells.append([solver, *seconds, words.cosine(accuracy.cosine), accuracy.judgement])
+    return plain(title, ("Solver", "per step", "forward", "backward", "cosine", "gradient"), cells)

@@ -64,12 +64,14 @@ def memory_peak(results: Results, look: Looks) -> Plot:
 
 
 def memory_by_phase(results: Results, look: Looks) -> Plot:
-    panels, drawn = [], []
+    panels, drawn, tables = [], [], []
     for phase in ("build", "forward", "backward"):
         lines = method_lines(results.of("memory", record="phase", phase=phase), look, "d_y", "peak_mb")
         if lines:
             axis = Axis("peak resident memory", "megabytes", log=True)
-            panels.append(line_panel(f"phase-{phase}", f"Up to the end of {phase}", lines, SIZE, axis))
+            title = f"Up to the end of {phase}"
+            panels.append(line_panel(f"phase-{phase}", title, lines, SIZE, axis))
+            tables.append(numbers(f"{title}, by d_y (median over seeds)", "Method", lines, words.megabytes))
             drawn += lines
     return Plot(
         "memory-phases",
@@ -79,5 +81,5 @@ def memory_by_phase(results: Results, look: Looks) -> Plot:
         "Peak resident memory up to the end of each phase of one step, in a fresh process.",
         tuple(panels),
         legend(drawn),
-        (),
+        tuple(tables),
     )

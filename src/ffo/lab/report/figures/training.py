@@ -191,6 +191,26 @@ def similarity(results: Results, look: Looks) -> Plot:
         "that lower is better everywhere. The bar for a right gradient is 10⁻⁴ in the first column.",
         tuple(panels),
         legend(drawn),
-        (),
+        (worst_of_training(rows),) if rows else (),
         gaps_of(results, "similarity"),
     )
+
+
+def worst_of_training(rows: Sequence[Row]) -> Table:
+    """The largest distance from the reference that each method shows on its way."""
+    cells = []
+    for (task, d_y, method), group in sorted(by(rows, "task", "d_y", "method").items()):
+        known = {
+            field: [v for row in group if (v := getattr(row, field)) is not None] for field in ("cosine", "l2", "linf")
+        }
+        cells.append(
+            [
+                method,
+                task_name(task, d_y),
+                words.cosine(min(known["cosine"], default=None)),
+                words.number(max(known["l2"], default=None)),
+                words.number(max(known["linf"], default=None)),
+            ]
+        )
+    header = ("Method", "task", "cosine", "relative ℓ₂ distance", "relative ℓ∞ distance")
+    return plain("The worst over all steps and seeds", header, cells)
