@@ -194,8 +194,10 @@ def test_failures_alone(rows: list[Row], tmp_path: Path) -> None:
     assert "killed by &lt;signal&gt; 9 | out of memory" in text
     results = Results.read(tmp_path)
     assert set(results.missing) == set(EXPERIMENTS)
-    drawn = [plot.name for plot in content(results)["plots"] if plot.panels]
-    assert drawn == ["solvers"]  # which names its solvers, each with the reason
+    assert {verdict.state for verdict in content(results)["verdicts"]} == {"not measured"}
+    drawn = [plot for plot in content(results)["plots"] if plot.panels]
+    assert [plot.name for plot in drawn] == ["costs", "solvers"]
+    assert all(panel.alt.count("killed by") == panel.alt.count(";") + 1 for plot in drawn for panel in plot.panels)
     assert "killed by <signal> 9 \\| out of memory" in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 

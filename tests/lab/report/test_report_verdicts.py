@@ -138,6 +138,7 @@ def test_where_ours_gives_no_time(status: str, state: str) -> None:
         state,
         "FFOCP failed: killed" if status == "failed" else "killed",
     )
+    assert check(verdicts(results([lost]))[FAST_CP])[0] == "not measured"
     others = [result("FFOCP", "conic", 1.0), peer]
     assert check(verdicts(results([*others, lost]))[FAST_CP])[0] == ("not reached" if status == "failed" else "reached")
 

@@ -120,18 +120,18 @@ class Standing:
 
 
 def settings_of(results: Results, task: str) -> list[Setting]:
-    """Every size at which a task was timed; a size that two experiments share is the training run's."""
+    """Every size at which a task was tried; a size that two experiments share is the training run's."""
     found: dict[int | None, Setting] = {}
     for experiment in SOURCES[task]:
-        rows = [row for row in results.of(experiment, task=task) if row.total_s is not None]
-        for d_y, group in by(rows, "d_y").items():
+        tried = [*results.of(experiment, task=task), *results.of(experiment, task=task, status="failed")]
+        for d_y, group in by(tried, "d_y").items():
             batch = Counter(row.batch for row in group).most_common(1)[0][0]
             found.setdefault(d_y, Setting(experiment, task, d_y, batch))
     return sorted(found.values(), key=lambda setting: setting.d_y or 0)
 
 
 def headline_settings(results: Results) -> list[Setting]:
-    """One setting for each task measured: the paper's size if the training run has it, else its largest;
+    """One setting for each task tried: the paper's size if the training run has it, else its largest;
     then the paper's size, where a sweep alone has it."""
     chosen = []
     for task, sources in SOURCES.items():

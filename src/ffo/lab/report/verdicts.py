@@ -107,7 +107,8 @@ def fastest(results: Results, ours: str, family: str, tasks: Sequence[str]) -> I
         table = standings(results, setting) if setting else {}
         mine = table.get(ours)
         if mine is not None and mine.failed:
-            yield Check(where, "not reached", f"{ours} failed: {mine.reason}")
+            state: State = "not reached" if any(each.total for each in table.values()) else "not measured"
+            yield Check(where, state, f"{ours} failed: {mine.reason}")
         elif mine is None or mine.total is None:
             yield Check(where, "not measured", (mine.reason if mine else "") or f"no run of {ours}")
         else:
