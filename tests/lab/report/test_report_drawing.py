@@ -147,6 +147,15 @@ def test_dots_without_a_time_carry_their_reason() -> None:
     assert ">500 ms ✗</text>" in panel.svg
     only_lost = dot_panel("p", "Costs", [lost], Axis("time per step", "seconds", log=True))
     assert ">out of memory</text>" in only_lost.svg
+    assert " ms</text>" not in only_lost.svg
+
+
+def test_one_point_has_one_tick() -> None:
+    """After one epoch there is no half epoch."""
+    line = Line("a", Look("blue", "o"), [1.0], [Spread(-0.4, -0.4, -0.4, 1)])
+    svg = line_panel("p", "Loss", [line], Axis("epoch", "size"), Axis("loss")).svg
+    assert svg.count(">1</text>") == 1
+    assert ">0.96</text>" not in svg
 
 
 def test_points_above_the_bar_and_of_the_wrong_length_are_named() -> None:

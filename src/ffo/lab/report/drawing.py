@@ -182,7 +182,10 @@ def dot_panel(name: str, title: str, entries: Sequence[Dots], x: Axis) -> Panel:
         axes.tick_params(axis="y", length=0, labelcolor=PALETTE["ink"][0])
         axes.set_ylim(len(ordered) - 0.4, -0.6)
         axes.grid(False, axis="y")
-        scale(axes, "x", x, values, most=4)
+        if values:
+            scale(axes, "x", x, values, most=4)
+        else:
+            axes.set_xticks([])
 
     alt = f"{title}: {x.label}. " + "; ".join(
         f"{e.label} {words.seconds(e.total.median)}{', gradient wrong' if e.wrong else ''}"
@@ -252,7 +255,7 @@ def panel(
     alt: str,
     draw: Callable[[Axes], None],
     height: float = INCHES[1],
-    left: float = 60,
+    left: float = 64,
     right: float = 18,
 ) -> Panel:
     """A panel `height` inches high with `left` and `right` points for what stands beside the axes."""
@@ -300,7 +303,10 @@ def scale(axes: Axes, which: Literal["x", "y"], axis: Axis, values: Sequence[flo
     ticked.set_label_text(axis.label)
     text = FuncFormatter(lambda value, _: words.tick(value, axis.kind))
     if not axis.log or not values:
-        ticked.set_major_locator(MaxNLocator(6, integer=axis.kind == "size"))
+        whole = sorted(set(values)) if axis.kind == "size" and len(set(values)) <= 6 else None
+        ticked.set_major_locator(
+            FixedLocator(whole) if whole is not None else MaxNLocator(6, integer=axis.kind == "size")
+        )
         ticked.set_major_formatter(text)
         return
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")

@@ -43,8 +43,8 @@ def method_lines(rows: Sequence[Row], look: Looks, x: str, y: str | Callable[[Ro
 
 
 def legend(lines: Sequence[Line | Point]) -> tuple[tuple[str, Look], ...]:
-    """Label and look of each, once."""
-    return tuple({line.label: line.look for line in lines}.items())
+    """Label and look of each, once: methods in their order, then what is no method, as it comes."""
+    return tuple({line.label: line.look for line in sorted(lines, key=lambda line: rank(line.label)[:2])}.items())
 
 
 def numbers(caption: str, first: str, lines: Sequence[Line], text: Callable[[float], str]) -> Table:

@@ -113,7 +113,7 @@ def trade_off(results: Results, look: Looks) -> Plot:
         "Lower left is better: fast and right. In the shaded part the gradient is wrong, however fast. The error is "
         "the worst over seeds and over the tensors that are differentiated; what is below 10⁻¹⁶ is drawn there.",
         tuple(panels),
-        legend(sorted(drawn, key=lambda point: rank(point.label))),
+        legend(drawn),
         tuple(tables),
     )
 
