@@ -16,6 +16,8 @@ PALETTE = {
     "ink": ("#1b1f24", "#e8ebef"),
     "muted": ("#5b6874", "#a3adb9"),
     "grid": ("#dfe3e8", "#343c46"),
+    "card": ("#f6f8fa", "#1b2027"),
+    "link": ("#0a5c91", "#79bff0"),
     "good": ("#1a6b3c", "#5fd08f"),
     "bad": ("#a8320b", "#ff9a76"),
     "blue": ("#0072b2", "#4ea8e6"),
