@@ -118,6 +118,13 @@ def test_every_experiment_is_drawn(rows: list[Row], folder: Path) -> None:
     assert all(row.method in drawn for row in rows if row.status == "ok")
 
 
+def test_a_legend_entry_means_one_look(rows: list[Row], tmp_path: Path) -> None:
+    """Also where a sweep was interrupted, and one task has fewer values than another."""
+    cut = [row for row in rows if row.experiment == "tolerance" and (row.task == "qp" or row.tolerance == 1e-3)]
+    plot = next(p for p in content(Results.read(write_results(tmp_path, cut)))["plots"] if p.name == "tolerance")
+    assert len({(look.colour, look.marker) for _, look in plot.legend}) == len(plot.legend) == 5
+
+
 def test_markdown_tells_the_same(folder: Path) -> None:
     text = (folder / "report.md").read_text(encoding="utf-8")
     results = Results.read(folder)

@@ -87,12 +87,14 @@ def tolerances(results: Results, look: Looks) -> Plot:
         results.of("tolerance"), look, "tolerance", COST_AND_ERROR, "tolerance asked for", "tolerance"
     )
     curves: list[Line] = []
-    for (task, method), rows in by(results.of("tolerance", record="curve"), "task", "method").items():
+    trained = results.of("tolerance", record="curve")
+    labels = {value: f"tolerance {words.power(value)}" for value in distinct(trained, "tolerance")}
+    shades = ordinal(labels.values())
+    for (task, method), rows in by(trained, "task", "method").items():
         groups = by(rows, "tolerance")
-        labels = {value: f"tolerance {words.power(value)}" for value in sorted(v for v in groups if v is not None)}
-        shades = ordinal(labels.values())
         lines = [
-            Line(text, shades[text], *curve(groups[value], "epoch", "train_loss")) for value, text in labels.items()
+            Line(text, shades[text], *curve(groups.get(value, []), "epoch", "train_loss"))
+            for value, text in labels.items()
         ]
         lines = [line for line in lines if line.x]
         if lines:
