@@ -19,7 +19,7 @@ STAMP := $(VENV)/.installed
 INSTALL := $(RUN) -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench bench-peers clean
+.PHONY: help demo test browser lint format bench bench-peers clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -37,8 +37,12 @@ $(STAMP)-%: $(VENV)/.made pyproject.toml constraints.txt
 demo: $(STAMP)-demo
 	$(RUN) examples/decision_focused.py
 
-test: $(STAMP)-test
+test: $(STAMP)-test browser
 	$(RUN) -m pytest -n $(WORKERS) $(TESTS)
+
+# The report's pages are looked at in a real browser; without one those tests are skipped.
+browser:
+	@sh scripts/browser.sh
 
 lint: $(STAMP)-dev
 	$(BIN)/ruff check .

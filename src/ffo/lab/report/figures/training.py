@@ -1,0 +1,216 @@
+"""Training runs: how the loss falls, what a step costs, how right its gradient is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ffo.lab.report import words
+from ffo.lab.report.drawing import Axis, Line, Panel, Point, dot_panel, line_panel, scatter_panel
+from ffo.lab.report.figures.base import Looks, Plot, dots, gaps_of, legend, method_lines
+from ffo.lab.report.looks import rank
+from ffo.lab.report.results import Results, Spread, by, distinct, task_name
+from ffo.lab.report.standings import COSINE, headline_settings, standings
+from ffo.lab.report.tables import Table, accuracy_table, plain
+from ffo.lab.rows import Row
+
+TRAINING = ("dfl", "sudoku", "socp")
+EPOCH = Axis("epoch", "size")
+LOSS = {"train_loss": "training loss"}
+PER_STEP = Axis("time per step", "seconds", log=True)
+ERROR = Axis("1 − cosine to the reference", "error", log=True)
+
+
+def convergence(results: Results, look: Looks) -> Plot:
+    rows = [row for experiment in TRAINING for row in results.of(experiment, record="curve")]
+    panels, lines = curves("convergence", rows, look, LOSS | {"test_error": "test error"})
+    return Plot(
+        "convergence",
+        "Convergence",
+        "Training convergence",
+        "Figure 3",
+        "Median over seeds, with a band from the least to the largest. Thick lines are ours; a peer that lies on "
+        "them has the same loss. For Sudoku, also the share of test puzzles not solved exactly.",
+        panels,
+        legend(lines),
+        tuple(final_losses(results, experiment) for experiment in TRAINING if results.of(experiment)),
+        gaps_of(results, *TRAINING),
+    )
+
+
+def curves(
+    name: str, rows: Sequence[Row], look: Looks, fields: Mapping[str, str] = LOSS
+) -> tuple[tuple[Panel, ...], list[Line]]:
+    """Fields by epoch, for each task and size."""
+    panels, drawn = [], []
+    for (task, d_y), group in by(rows, "task", "d_y").items():
+        title = task_name(task, d_y)
+        for field, label in fields.items():
+            lines = method_lines(group, look, "epoch", field)
+            if lines:
+                key, what = f"{name}-{task}-{d_y}-{field}", title if field == "train_loss" else f"{title}: test error"
+                panels.append(line_panel(key, what, lines, EPOCH, Axis(label)))
+                drawn += lines
+    return tuple(panels), drawn
+
+
+def final_losses(results: Results, experiment: str) -> Table:
+    """Losses and errors after the last epoch, the median over seeds."""
+    rows = []
+    for (task, d_y, method), group in by(results.of(experiment), "task", "d_y", "method").items():
+        columns = [
+            Spread.of(getattr(row, field) for row in group)
+            for field in ("train_loss", "test_loss", "train_error", "test_error")
+        ]
+        epochs = words.listing([str(epoch) for epoch in distinct(group, "epoch")])
+        rows.append([method, task_name(task, d_y), epochs, *(words.number(c.median if c else None) for c in columns)])
+    rows.sort(key=lambda row: (row[1], rank(row[0])))
+    header = ("Method", "task", "epochs", "training loss", "test loss", "training error", "test error")
+    return plain("After the last epoch (median over seeds)", header, rows)
+
+
+def costs(results: Results, look: Looks) -> Plot:
+    panels = []
+    for setting in headline_settings(results):
+        table = standings(results, setting)
+        here = [dots(each.method, look[each.method], each.rows, each.trouble) for each in table.values()]
+        key = f"costs-{setting.experiment}-{setting.task}"
+        panels.append(dot_panel(key, setting.label, here, PER_STEP))
+    return Plot(
+        "costs",
+        "Costs",
+        "What a step costs",
+        "Figure 4",
+        "Filled marker: forward and backward together, with the range over seeds. Hollow triangles: forward ▷ and "
+        "backward ◁. A method whose gradient is not the reference's (cosine below 0.9999, or a wrong length) is "
+        "marked ✗: its time buys nothing.",
+        tuple(panels),
+        (),
+        (),
+        gaps_of(results, *TRAINING),
+    )
+
+
+def trade_off(results: Results, look: Looks) -> Plot:
+    panels, drawn, tables = [], [], []
+    for setting in headline_settings(results):
+        points = []
+        table = standings(results, setting)
+        tables.append(accuracy_table(setting, table))
+        for each in table.values():
+            cosine, total = each.accuracy.cosine, each.total
+            if cosine is not None and total is not None:
+                note = "wrong length" if each.accuracy.judgement == "wrong length" else ""
+                points.append(Point(each.method, look[each.method], total.median, max(0.0, 1 - cosine), note))
+        if points:
+            key = f"trade-{setting.experiment}-{setting.task}"
+            panels.append(scatter_panel(key, setting.label, points, PER_STEP, ERROR, 1 - COSINE, "wrong gradient"))
+            drawn += points
+    return Plot(
+        "trade-off",
+        "Accuracy",
+        "Accuracy beside speed",
+        "",
+        "Lower left is better: fast and right. In the shaded part the gradient is wrong, however fast. The error is "
+        "the worst over seeds and over the tensors that are differentiated; what is below 10⁻¹⁶ is drawn there.",
+        tuple(panels),
+        legend(drawn),
+        tuple(tables),
+    )
+
+
+def comparison(results: Results, look: Looks, name: str, rows: Sequence[Row]) -> tuple[tuple[Panel, ...], list[Line]]:
+    """Convergence, then time in all and backward alone, of a few methods."""
+    panels, lines = curves(name, [row for row in rows if row.record == "curve"], look)
+    timed = [row for row in rows if row.record == "result" and row.total_s is not None]
+    costs_of = []
+    for (task, d_y), group in by(timed, "task", "d_y").items():
+        entries = [dots(method, look[method], rows, ()) for method, rows in by(group, "method").items()]
+        costs_of.append(dot_panel(f"{name}-cost-{task}-{d_y}", f"{task_name(task)}: time per step", entries, PER_STEP))
+    return (*panels, *costs_of), lines
+
+
+def lpgd_tolerance(results: Results, look: Looks) -> Plot:
+    rows = [*results.of("lpgd", record="curve"), *results.of("lpgd")]
+    panels, lines = comparison(results, look, "lpgd", rows)
+    return Plot(
+        "lpgd",
+        "LPGD",
+        "LPGD at its default tolerance and at a tight one",
+        "Figure 8",
+        "Beside FFOCP: loss by epoch, and time per step with its forward ▷ and backward ◁ parts; ✗ marks a wrong "
+        "gradient.",
+        panels,
+        legend(lines),
+        (final_losses(results, "lpgd"),) if results.of("lpgd") else (),
+        gaps_of(results, "lpgd"),
+    )
+
+
+def qpth_on_a_gpu(results: Results, look: Looks) -> Plot:
+    wanted = ("FFOQP", "QPTH", "QPTH (GPU)")
+    rows = [row for row in results.rows if row.method in wanted and row.experiment in ("dfl", "sudoku")]
+    ok = [row for row in rows if row.status == "ok"]
+    panels, lines = comparison(results, look, "qpth", ok)
+    on_gpu = any(row.method == "QPTH (GPU)" for row in ok)
+    gap = "QPTH on a GPU was not measured: this run had the processor alone"
+    return Plot(
+        "qpth",
+        "QPTH",
+        "FFOQP beside QPTH",
+        "Figure 9",
+        "QPTH on the processor and on a GPU, beside FFOQP: loss by epoch, and time per step.",
+        panels,
+        legend(lines),
+        (),
+        () if on_gpu else (gap,),
+    )
+
+
+def similarity(results: Results, look: Looks) -> Plot:
+    panels, drawn = [], []
+    rows = results.of("similarity", record="curve")
+    metrics = (
+        ("1 − cosine", lambda row: None if row.cosine is None else max(0.0, 1 - row.cosine)),
+        ("relative ℓ₂ distance", lambda row: row.l2),
+        ("relative ℓ∞ distance", lambda row: row.linf),
+    )
+    for (task, d_y), group in sorted(by(rows, "task", "d_y").items()):
+        for order, (label, value) in enumerate(metrics):
+            lines = method_lines(group, look, "step", value)
+            if lines:
+                title = task_name(task, d_y)
+                axes = Axis("step of training", "size"), Axis(label, "error", log=True)
+                panels.append(line_panel(f"similarity-{task}-{d_y}-{order}", title, lines, *axes))
+                drawn += lines
+    return Plot(
+        "similarity",
+        "Gradients",
+        "Gradients during training, against a tight reference",
+        "Figure 11",
+        "Distance of each method's gradient from the reference, step by step: the cosine as its distance from one, so "
+        "that lower is better everywhere. The bar for a right gradient is 10⁻⁴ in the first column.",
+        tuple(panels),
+        legend(drawn),
+        (worst_of_training(rows),) if rows else (),
+        gaps_of(results, "similarity"),
+    )
+
+
+def worst_of_training(rows: Sequence[Row]) -> Table:
+    """The largest distance from the reference that each method shows on its way."""
+    cells = []
+    for (task, d_y, method), group in sorted(by(rows, "task", "d_y", "method").items()):
+        known = {
+            field: [v for row in group if (v := getattr(row, field)) is not None] for field in ("cosine", "l2", "linf")
+        }
+        cells.append(
+            [
+                method,
+                task_name(task, d_y),
+                words.cosine(min(known["cosine"], default=None)),
+                words.number(max(known["l2"], default=None)),
+                words.number(max(known["linf"], default=None)),
+            ]
+        )
+    header = ("Method", "task", "cosine", "relative ℓ₂ distance", "relative ℓ∞ distance")
+    return plain("The worst over all steps and seeds", header, cells)

@@ -1,0 +1,79 @@
+"""The report: one HTML page that stands alone, the same in Markdown, and the rows beside them."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from ffo.lab.report import raw
+from ffo.lab.report.drawing import swatch
+from ffo.lab.report.figures import plots
+from ffo.lab.report.looks import PAGE, PALETTE
+from ffo.lab.report.results import Results
+from ffo.lab.report.tables import machine_table, ratio_tables, trouble_table, version_table
+from ffo.lab.report.verdicts import verdicts
+from ffo.lab.rows import EXPERIMENTS, ROWS
+
+HTML, MARKDOWN, CSV, PARQUET = "report.html", "report.md", "rows.csv", "rows.parquet"
+
+
+def write_report(folder: Path | str) -> Path:
+    """Write `report.html`, `report.md`, `rows.csv` and `rows.parquet` into a results folder.
+
+    Any set of rows gives a report: what is missing is named in it.
+
+    Args:
+        folder: where `ffo lab` left `rows.jsonl` and `machine.json`.
+
+    Returns:
+        The path of `report.html`.
+    """
+    results = Results.read(Path(folder))
+    text = raw.csv_text(results.rows)
+    (results.folder / CSV).write_text(text, encoding="utf-8")
+    parquet = raw.write_parquet(results.folder / PARQUET, results.rows)
+    values = content(results) | {"parquet": parquet, "packed": base64.b64encode(gzip.compress(text.encode(), mtime=0))}
+    for name in (MARKDOWN, HTML):
+        page = environment(html=name == HTML).get_template(name).render(values)
+        (results.folder / name).write_text(page, encoding="utf-8")
+    return results.folder / HTML
+
+
+def content(results: Results) -> dict[str, Any]:
+    """What both templates are filled with."""
+    return {
+        "results": results,
+        "machine": results.machine,
+        "verdicts": verdicts(results),
+        "ratios": ratio_tables(results),
+        "plots": plots(results),
+        "trouble": trouble_table(results),
+        "machine_table": machine_table(results),
+        "versions": version_table(results),
+        "missing": [EXPERIMENTS[name] for name in results.missing],
+        "names": {"html": HTML, "markdown": MARKDOWN, "csv": CSV, "parquet": PARQUET, "rows": ROWS},
+        "no_parquet": raw.NO_PARQUET,
+    }
+
+
+def environment(*, html: bool) -> jinja2.Environment:
+    """The templates of this package, with what they need to draw."""
+    found = jinja2.Environment(
+        loader=jinja2.PackageLoader("ffo.lab.report"),
+        autoescape=html,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    found.filters["svg"] = Markup
+    found.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
+    found.globals["swatch"] = lambda look: Markup(swatch(look))
+    found.globals["palette"] = [(name, *colours) for name, colours in PALETTE.items()]
+    found.globals["page"] = PAGE
+    return found

@@ -1,0 +1,153 @@
+"""Tables of the report: the same cells become HTML and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ffo.lab.report import words
+from ffo.lab.report.looks import is_ours, rank
+from ffo.lab.report.results import Results, by, task_name
+from ffo.lab.report.standings import Setting, Standing, headline_settings, peers, standings
+from ffo.lab.rows import EXPERIMENTS
+
+Tone = Literal["", "good", "bad", "muted"]
+
+FAMILIES = {"conic": "general convex", "qp": "quadratic programs"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Words, what they mean for the reader, and a second line."""
+
+    text: str
+    tone: Tone = ""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under a header; the first cell of a row names the row."""
+
+    caption: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+def plain(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table of bare text."""
+    return Table(caption, tuple(header), tuple(tuple(Cell(text) for text in row) for row in rows))
+
+
+def ratio_tables(results: Results) -> list[Table]:
+    """How many times longer a step of each peer takes than ours, with its range over seeds."""
+    tables = []
+    for ours, family in (("FFOCP", "conic"), ("FFOQP", "qp")):
+        columns = [(setting, standings(results, setting)) for setting in headline_settings(results)]
+        columns = [(setting, table) for setting, table in columns if ours in table and table[ours].rows]
+        names = sorted({peer.method for _, table in columns for peer in peers(table)}, key=rank)
+        families = {peer.method: peer.family for _, table in columns for peer in peers(table)}
+        rows = [
+            (
+                Cell(name, note=FAMILIES[families[name]]),
+                *(ratio_cell(table[ours], table.get(name)) for _, table in columns),
+            )
+            for name in sorted(names, key=lambda name: (families[name] != family, rank(name)))
+        ]
+        own = [table[ours].total for _, table in columns]
+        rows.append((Cell(f"{ours}, per step"), *(Cell(words.seconds(each.median if each else None)) for each in own)))
+        header = ("Peer", *(setting.label for setting, _ in columns))
+        if columns:
+            tables.append(
+                Table(f"Time of one step, forward and backward, as a multiple of {ours}'s", header, tuple(rows))
+            )
+    return tables
+
+
+def ratio_cell(ours: Standing, peer: Standing | None) -> Cell:
+    """A ratio with the judgement on the gradient it pays for; or why there is none."""
+    if peer is None:
+        return Cell(words.UNKNOWN, "muted")
+    ratio = peer.ratio_to(ours)
+    if ratio is None:
+        return Cell(words.UNKNOWN, "muted", peer.reason)
+    text, note = words.ratio(ratio.median), peer.reason or words.range_of(ratio)
+    if peer.accuracy.wrong:
+        return Cell(f"{text} ✗", "bad", peer.accuracy.judgement)
+    return Cell(text, "good" if ratio.median > 1 else "bad", note)
+
+
+def accuracy_table(setting: Setting, table: dict[str, Standing]) -> Table:
+    """Speed and accuracy of every method at one setting, the fastest right one first."""
+
+    def order(each: Standing) -> tuple[bool, bool, float]:
+        return each.total is None, each.accuracy.wrong, each.total.median if each.total else 0.0
+
+    rows = []
+    for each in sorted(table.values(), key=order):
+        if each.total is None:
+            rows.append(
+                (Cell(each.method), Cell(each.reason or "no time", "muted"), *[Cell(words.UNKNOWN, "muted")] * 5)
+            )
+            continue
+        accuracy = each.accuracy
+        tone: Tone = "good" if accuracy.right else "bad" if accuracy.wrong else "muted"
+        mark = "✓ " if accuracy.right else "✗ " if accuracy.wrong else ""
+        rows.append(
+            (
+                Cell(each.method),
+                Cell(words.seconds_spread(each.total)),
+                Cell(words.seconds(each.forward.median if each.forward else None)),
+                Cell(words.seconds(each.backward.median if each.backward else None)),
+                Cell(words.cosine(accuracy.cosine)),
+                Cell(words.number(accuracy.l2)),
+                Cell(mark + accuracy.judgement, tone),
+            )
+        )
+    header = ("Method", "per step (range over seeds)", "forward", "backward", "cosine", "relative distance", "gradient")
+    batch = f", batch {setting.batch}" if setting.batch else ""
+    return Table(setting.label + batch, header, tuple(rows))
+
+
+def trouble_table(results: Results) -> Table | None:
+    """What failed or was skipped, once for each reason, with the sizes and seeds it stands for."""
+    groups = by(results.trouble, "experiment", "task", "method", "status", "reason")
+    rows = []
+    for (experiment, task, method, status, reason), group in groups.items():
+        sizes = sorted({row.d_y for row in group if row.d_y is not None})
+        seeds = sorted({row.seed for row in group})
+        rows.append(
+            (
+                Cell(method),
+                Cell(EXPERIMENTS[experiment]),
+                Cell(task_name(task) + (f", d_y = {', '.join(map(str, sizes))}" if sizes else "")),
+                Cell(status, "bad" if status == "failed" and is_ours(method) else ""),
+                Cell(reason or words.UNKNOWN),
+                Cell(", ".join(map(str, seeds))),
+            )
+        )
+    header = ("Method", "experiment", "where", "status", "reason", "seeds")
+    return Table("What did not run, and why", header, tuple(rows)) if rows else None
+
+
+def machine_table(results: Results) -> Table:
+    machine = results.machine
+    facts = {
+        "Processor": machine.cpu,
+        "Cores used": str(machine.cores),
+        "Threads of a job": str(machine.threads),
+        "Memory": f"{machine.memory_gb:.1f} GB",
+        "System": machine.platform,
+        "Python": machine.python,
+        "Started": machine.date,
+        "Preset": machine.preset,
+        "Seeds": ", ".join(map(str, machine.seeds)),
+    }
+    return plain("Machine", ("", "value"), [[name, value] for name, value in facts.items()])
+
+
+def version_table(results: Results) -> Table:
+    return plain(
+        "Versions", ("Package", "version"), [[name, v] for name, v in sorted(results.machine.packages.items())]
+    )

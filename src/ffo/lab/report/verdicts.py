@@ -1,0 +1,256 @@
+"""The claims, each with the numbers that decide it: reached, not reached, or not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ffo.lab.report import words
+from ffo.lab.report.results import Results, Spread, by, task_name
+from ffo.lab.report.standings import (
+    PAPER_SIZE,
+    SOURCES,
+    Accuracy,
+    Setting,
+    Standing,
+    headline_settings,
+    peers,
+    standings,
+)
+from ffo.lab.rows import Row
+
+State = Literal["reached", "not reached", "not measured"]
+
+LOSS_GAP = 0.01
+MEMORY_GROWTH = 1.5
+MEMORY_SIZES = (200, 1000)
+#: methods whose hypergradient is an approximation by design (Table 1 of the paper)
+INEXACT = ("LPGD", "ffolayer")
+#: what is trained, in a reader's words -> tasks
+TRAINED = {task_name("qp"): ("qp",), "Sudoku": ("sudoku4", "sudoku9"), task_name("socp"): ("socp",)}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One claim at one setting; of checks in the same state, the one with the least `margin` is nearest its bar."""
+
+    where: str
+    state: State
+    text: str
+    margin: float = 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One claim over all its settings: missed if missed anywhere, reached if reached everywhere."""
+
+    claim: str
+    checks: tuple[Check, ...]
+
+    @property
+    def state(self) -> State:
+        states = {check.state for check in self.checks}
+        if "not reached" in states:
+            return "not reached"
+        return "reached" if states == {"reached"} else "not measured"
+
+    @property
+    def decisive(self) -> Check:
+        """The check that decides the state: of those in that state, the one with the least margin."""
+        return min((check for check in self.checks if check.state == self.state), key=lambda check: check.margin)
+
+    @property
+    def count(self) -> str:
+        """How far the claim got, in words."""
+        reached = sum(check.state == "reached" for check in self.checks)
+        unknown = sum(check.state == "not measured" for check in self.checks)
+        text = f"{reached} of {len(self.checks)} reached"
+        return text + (f", {unknown} not measured" if unknown else "")
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """All claims, in the order of the headline."""
+    return [
+        Verdict(
+            "FFOCP takes less time per step than every general convex layer with a right gradient",
+            tuple(fastest(results, "FFOCP", "conic", tuple(SOURCES))),
+        ),
+        Verdict(
+            "FFOQP takes less time per step than every QP layer with a right gradient",
+            tuple(fastest(results, "FFOQP", "qp", ("qp", "sudoku4", "sudoku9"))),
+        ),
+        Verdict("Gradients have a cosine of at least 0.9999 to a tight reference", tuple(accurate(results))),
+        Verdict("Final training losses are within 1% of the exact methods'", tuple(losses(results))),
+        Verdict(
+            "FFOCP's peak memory beyond the data grows by less than 1.5× from d_y = 200 to d_y = 1000",
+            (memory(results),),
+        ),
+    ]
+
+
+def settings_to_judge(results: Results, tasks: Sequence[str]) -> Iterator[tuple[str, Setting | None]]:
+    """Every headline setting of these tasks; a task or the paper's size that was not measured, as None."""
+    found = [setting for setting in headline_settings(results) if setting.task in tasks]
+    yield from ((setting.label, setting) for setting in found)
+    measured = {(setting.task, setting.d_y) for setting in found}
+    for task in ("qp", "socp"):
+        if task in tasks and (task, PAPER_SIZE) not in measured:
+            yield task_name(task, PAPER_SIZE), None
+    if not any(task.startswith("sudoku") for task, _ in measured):
+        yield "Sudoku", None
+
+
+def fastest(results: Results, ours: str, family: str, tasks: Sequence[str]) -> Iterator[Check]:
+    """At each setting: is ours right, and faster than every right peer of its family?"""
+    for where, setting in settings_to_judge(results, tasks):
+        table = standings(results, setting) if setting else {}
+        mine = table.get(ours)
+        if mine is not None and mine.failed:
+            state: State = "not reached" if any(each.total for each in table.values()) else "not measured"
+            yield Check(where, state, f"{ours} failed: {mine.reason}")
+        elif mine is None or mine.total is None:
+            yield Check(where, "not measured", (mine.reason if mine else "") or f"no run of {ours}")
+        else:
+            yield race(where, mine, peers(table, family))
+
+
+def race(where: str, mine: Standing, others: Sequence[Standing]) -> Check:
+    """Ours against its peers at one setting. A peer whose gradient is wrong is no rival; one that is faster and
+    whose accuracy nobody measured leaves the matter open."""
+    assert mine.total is not None
+    timed = [(ratio, peer) for peer in others if (ratio := peer.ratio_to(mine)) is not None]
+    rivals = sorted(((ratio, peer) for ratio, peer in timed if peer.accuracy.right), key=lambda each: each[0].median)
+    unknown = [ratio.median < 1 for ratio, peer in timed if not peer.accuracy.right and not peer.accuracy.wrong]
+    sentences = [f"{mine.method} {words.seconds(mine.total.median)} per step"]
+    if rivals:
+        ratio, nearest = rivals[0]
+        time = words.seconds(nearest.total.median if nearest.total else None)
+        sentences.append(
+            f"the nearest of {len(rivals)} with a right gradient is {nearest.method}: "
+            f"{time}, {words.times_as_long(ratio)}"
+        )
+    sentences += remarks(timed, others)
+    state: State
+    if mine.accuracy.wrong:
+        state = "not reached"
+        sentences.append(f"the gradient of {mine.method} is wrong ({error_of(mine.accuracy)})")
+    elif not mine.accuracy.right:
+        state = "not measured"
+        sentences.append(f"accuracy of {mine.method} not measured")
+    elif rivals and rivals[0][0].median <= 1:
+        state = "not reached"
+    else:
+        state = "reached" if rivals and not any(unknown) else "not measured"
+    return Check(where, state, "; ".join(sentences), margin=rivals[0][0].median if rivals else 0.0)
+
+
+def remarks(timed: Sequence[tuple[Spread, Standing]], others: Sequence[Standing]) -> Iterator[str]:
+    """What there is to say of peers that are no rivals: wrong, of unknown accuracy, or without a time."""
+    for ratio, peer in timed:
+        if peer.accuracy.wrong:
+            pace = "faster" if ratio.median < 1 else "slower"
+            yield f"{peer.method} is {pace}, its gradient wrong ({error_of(peer.accuracy)})"
+        elif not peer.accuracy.right:
+            yield f"{peer.method}, {words.times_as_long(ratio)}, has no measured accuracy"
+    untimed: dict[str, list[str]] = {}
+    for peer in others:
+        if peer.total is None:
+            untimed.setdefault(peer.reason, []).append(peer.method)
+    yield from (f"no time for {words.listing(names)}: {reason}" for reason, names in untimed.items())
+
+
+def error_of(accuracy: Accuracy) -> str:
+    """What is wrong with a gradient, as a number."""
+    if accuracy.judgement == "wrong length":
+        return f"right direction, relative distance {words.number(accuracy.l2)}"
+    return f"cosine {words.cosine(accuracy.cosine)}"
+
+
+def accurate(results: Results) -> Iterator[Check]:
+    """The worst cosine of FFOCP and FFOQP at each setting."""
+    for where, setting in settings_to_judge(results, tuple(SOURCES)):
+        table = standings(results, setting) if setting else {}
+        ours = {name: table[name].accuracy for name in ("FFOCP", "FFOQP") if name in table and table[name].rows}
+        text = "; ".join(
+            f"{name}: cosine {words.cosine(accuracy.cosine)}, relative distance {words.number(accuracy.l2)}"
+            for name, accuracy in ours.items()
+        )
+        state: State
+        if any(accuracy.wrong for accuracy in ours.values()):
+            state = "not reached"
+        else:
+            state = "reached" if ours and all(accuracy.right for accuracy in ours.values()) else "not measured"
+        margin = -max((1 - accuracy.cosine for accuracy in ours.values() if accuracy.cosine is not None), default=0.0)
+        yield Check(where, state, text or "no gradient was compared", margin)
+
+
+def losses(results: Results) -> Iterator[Check]:
+    """The worst gap of FFOCP and FFOQP to a peer with an exact gradient; a lower loss is no gap.
+
+    Judged where models were trained, whatever the size: sweeps over sizes do not train.
+    """
+    trained = [setting for setting in headline_settings(results) if setting.experiment == SOURCES[setting.task][0]]
+    missing = {name: None for name, tasks in TRAINED.items() if not any(s.task in tasks for s in trained)}
+    for where, setting in [*((setting.label, setting) for setting in trained), *missing.items()]:
+        table = standings(results, setting) if setting else {}
+        exact = [peer for peer in peers(table) if peer.accuracy.right and not peer.method.startswith(INEXACT)]
+        gaps = {
+            (name, peer.method): gap
+            for name in ("FFOCP", "FFOQP")
+            if name in table
+            for peer in exact
+            if (gap := loss_gap(table[name], peer)) is not None
+        }
+        if not gaps:
+            yield Check(where, "not measured", "no training run with an exact method beside it")
+            continue
+        (name, peer), worst = max(gaps.items(), key=lambda item: item[1].median)
+        state: State = "reached" if worst.median <= LOSS_GAP else "not reached"
+        low, high = words.percent(worst.low), words.percent(worst.high)
+        text = f"largest gap of {len(gaps)}: {name} {words.percent(worst.median)} against {peer}"
+        text += f" (over seeds {low} to {high})" if low != high else ""
+        yield Check(where, state, text, margin=LOSS_GAP - worst.median)
+
+
+def loss_gap(mine: Standing, peer: Standing) -> Spread | None:
+    """(ours − theirs) / |theirs| after the same number of epochs, seed by seed."""
+    theirs = {(row.seed, row.epoch): row.train_loss for row in peer.rows if row.train_loss}
+    return Spread.of(
+        (row.train_loss - theirs[row.seed, row.epoch]) / abs(theirs[row.seed, row.epoch])
+        for row in mine.rows
+        if row.train_loss is not None and (row.seed, row.epoch) in theirs
+    )
+
+
+def peak_rows(rows: Sequence[Row]) -> list[Row]:
+    """Of each memory job, the phase with the highest peak."""
+    jobs = by((row for row in rows if row.peak_mb is not None), "task", "method", "seed", "d_y", "batch")
+    return [max(group, key=lambda row: row.peak_mb or 0.0) for group in jobs.values()]
+
+
+def memory(results: Results) -> Check:
+    """Growth of the peak less the data; what is left without interpreter and packages is named beside it."""
+    where = task_name("qp")
+    peaks = by(peak_rows(results.of("memory", record="phase", task="qp", method="FFOCP")), "d_y")
+    above = spreads(peaks, lambda row: (row.peak_mb or 0.0) - (row.data_mb or 0.0))
+    layer = spreads(peaks, lambda row: (row.peak_mb or 0.0) - (row.data_mb or 0.0) - (row.base_mb or 0.0))
+    judged = all(size in above for size in MEMORY_SIZES)
+    if len(above) < 2:
+        return Check(where, "not measured", "no two sizes of FFOCP were measured")
+    small, large = MEMORY_SIZES if judged else (min(above), max(above))
+    growth = above[large].median / above[small].median
+    text = (
+        f"{words.megabytes(above[small].median)} at d_y = {small}, {words.megabytes(above[large].median)} "
+        f"at d_y = {large}: {words.ratio(growth)}, interpreter and packages included; without them "
+        f"{words.megabytes(layer[small].median)} and {words.megabytes(layer[large].median)}"
+    )
+    if not judged:
+        return Check(where, "not measured", f"d_y = {MEMORY_SIZES[0]} and {MEMORY_SIZES[1]} were not both run; {text}")
+    return Check(where, "reached" if growth < MEMORY_GROWTH else "not reached", text)
+
+
+def spreads(groups: dict[int, list[Row]], value: Callable[[Row], float]) -> dict[int, Spread]:
+    """The spread of a value in each group."""
+    found = {key: Spread.of(value(row) for row in rows) for key, rows in groups.items()}
+    return {key: spread for key, spread in found.items() if spread is not None}
