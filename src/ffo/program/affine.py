@@ -41,10 +41,18 @@ class Pattern:
     @classmethod
     def of_positions(cls, flat: Array, shape: tuple[int, int]) -> tuple[Pattern, Array]:
         """The pattern of Fortran-order positions (repeats allowed), and where each stands in it."""
-        places, entry = np.unique(flat, return_inverse=True)
+        pattern, places = cls.covering([flat], shape)
+        return pattern, np.searchsorted(places, flat)
+
+    @classmethod
+    def covering(cls, flat: Sequence[Array], shape: tuple[int, int]) -> tuple[Pattern, Array]:
+        """The pattern of all Fortran-order positions in some arrays, and its positions in ascending order."""
+        places = np.concatenate([np.zeros(0, dtype=np.int32), *flat])
+        places.sort()
+        places = places[np.concatenate([np.ones(min(len(places), 1), dtype=bool), places[1:] != places[:-1]])]
         cols, rows = np.divmod(places, max(shape[0], 1))
         indptr = np.concatenate([[0], np.cumsum(np.bincount(cols, minlength=shape[1]))])
-        return cls(indptr.astype(np.int32), rows.astype(np.int32), shape), entry
+        return cls(indptr.astype(np.int32), rows.astype(np.int32, copy=False), shape), places
 
     @property
     def nnz(self) -> int:
