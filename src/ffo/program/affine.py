@@ -60,7 +60,7 @@ class Pattern:
 
     @cached_property
     def columns(self) -> Array:
-        return np.repeat(np.arange(self.shape[1]), np.diff(self.indptr))
+        return np.repeat(np.arange(self.shape[1], dtype=np.int32), np.diff(self.indptr))
 
 
 @dataclass(frozen=True)
@@ -212,17 +212,17 @@ class AffineMap:
             if not wanted[i]:
                 continue
             shared = values[i].ndim == 1
-            total: Array = np.zeros(values[i].shape)
             for name, M in entry.maps.items():
                 key = (name, shared)
                 if key not in cache:
                     cache[key] = self._data_gradient(name, gradient, shared)
-                term = M.T @ cache[key] if shared else (M.T @ cache[key].T).T
-                total += term if shared else term.reshape(len(total), -1, total.shape[1]).sum(axis=1)
-            if entry.log:
-                total /= values[i]
-            before = out[i]
-            out[i] = total if before is None else before + total
+                term = M.T @ cache[key].T
+                if not shared:
+                    term = term.T.reshape(len(values[i]), -1, self.sizes[i]).sum(axis=1)
+                if entry.log:
+                    term /= values[i]
+                before = out[i]
+                out[i] = term if before is None else before + term
         return [np.zeros(v.shape) if w and g is None else g for g, v, w in zip(out, values, wanted, strict=True)]
 
     def _data_gradient(self, name: Block, g: DataGradient, summed: bool) -> Array:
@@ -280,7 +280,8 @@ def sampled_products(
 ) -> Array:
     """Entries (rows, cols) of sum over pairs of left' right, per sample or summed over the batch.
 
-    left (batch, m), right (batch, n). The full product is formed only when most of it is wanted.
+    left (batch, m), right (batch, n); the entries are in Fortran order, without repeats. The full product is
+    formed only when much of it is wanted.
     """
     if not summed:
         total = pairs[0][0][:, rows] * pairs[0][1][:, cols]
@@ -290,7 +291,8 @@ def sampled_products(
     if 8 * len(rows) > shape[0] * shape[1]:
         left = np.concatenate([p[0] for p in pairs])
         right = np.concatenate([p[1] for p in pairs])
-        return (left.T @ right)[rows, cols]
+        product = right.T @ left  # transposed, so that its entries lie in Fortran order
+        return product.ravel() if len(rows) == product.size else product[cols, rows]
     total = np.zeros(len(rows))
     for left, right in pairs:
         for k in range(len(left)):

@@ -85,7 +85,11 @@ class _Stuffing(ConeMatrixStuffing):
 
     def stuffed_objective(self, problem: cp.Problem, extractor: Any) -> tuple[None, None, cp.Variable]:
         own = Extractor(
-            extractor.id_map, extractor.x_length, extractor.param_id_map, extractor.param_to_size, extractor.canon_backend
+            extractor.id_map,
+            extractor.x_length,
+            extractor.param_id_map,
+            extractor.param_to_size,
+            extractor.canon_backend,
         )
 
         def constraints(expressions: list[cp.Expression]) -> None:
@@ -179,6 +183,7 @@ class _Columns:
     parameter: int
     log: bool
     start: int
+    size: int
 
 
 def _parameter_columns(
@@ -199,7 +204,7 @@ def _parameter_columns(
         for log, identifier in ids.items():
             start = program.param_id_to_col.get(identifier)
             if start is not None:
-                columns.append(_Columns(i, log, start))
+                columns.append(_Columns(i, log, start, program.param_id_to_size[identifier]))
     return columns
 
 
@@ -237,19 +242,17 @@ class _Block:
             np.add.at(out, part.position, part.value)
         return out
 
-    def map(self, start: int, parameter: cp.Parameter) -> sp.csc_array | None:
-        """(length, size) how the entries of a parameter, whose columns begin at `start`, enter; None: not at all."""
-        kept = _kept(parameter)
-        size = len(kept[0])
-        inside = [t.where((t.column >= start) & (t.column < start + size)) for t in self.tensors]
+    def map(self, c: _Columns, parameter: cp.Parameter) -> sp.csc_array | None:
+        """(length, size) how the C-order entries of a parameter enter; None: not at all."""
+        inside = [t.where((t.column >= c.start) & (t.column < c.start + c.size)) for t in self.tensors]
         t = Tensor.joined([t for t in inside if len(t.value)])
         if not len(t.value):
             return None
         shape = (self.length, parameter.size)
-        local = t.column - t.column.dtype.type(start)
+        kept, start = _kept(parameter), t.column.dtype.type(c.start)
         if len(kept) == 1:
-            return sp.csc_array((t.value, (t.position, kept[0][local])), shape=shape)
-        halves = sp.csc_array((0.5 * t.value, (t.position, local)), shape=(self.length, size)).tocoo()
+            return sp.csc_array((t.value, (t.position, kept[0][t.column - start])), shape=shape)
+        halves = sp.csc_array((0.5 * t.value, (t.position, t.column - start)), shape=(self.length, c.size)).tocoo()
         row, local = halves.coords
         both = np.concatenate([k[local] for k in kept])
         return sp.csc_array((np.tile(halves.data, 2), (np.tile(row, 2), both)), shape=shape)
@@ -266,7 +269,7 @@ def _affine_map(
     def take(name: Block, block: _Block) -> None:
         constants[name] = block.constant(last)
         for c, own in zip(columns, maps, strict=True):
-            found = block.map(c.start, parameters[c.parameter])
+            found = block.map(c, parameters[c.parameter])
             if found is not None:
                 own[name] = found
 
@@ -290,9 +293,7 @@ def _quadratic(stuffing: _Stuffing, n: int, take: Callable[[Block, _Block], None
     return pattern
 
 
-def _constraints(
-    program: ParamConeProg, stuffing: _Stuffing, n: int, take: Callable[[Block, _Block], None]
-) -> Pattern:
+def _constraints(program: ParamConeProg, stuffing: _Stuffing, n: int, take: Callable[[Block, _Block], None]) -> Pattern:
     place, sign = _row_order(program)
     m = len(place)
     matrix, vector = [], []
@@ -313,7 +314,7 @@ def _constraints(
 def _reordered(t: Tensor, place: Array, sign: Array) -> Tensor:
     """Rows moved to their places, and changed in sign."""
     m = len(place)
-    if not m or (sign > 0).all() and (place == np.arange(m)).all():
+    if not m or ((sign > 0).all() and (place == np.arange(m)).all()):
         return t
     column, row = np.divmod(t.position, m)
     position = place.astype(row.dtype)[row] + column * row.dtype.type(m)
