@@ -48,7 +48,7 @@ class Leaves:
         )
         matrix = np.zeros(rows * len(x))
         for t in tensors:
-            np.add.at(matrix, t.position, t.value * theta[t.column])
+            np.add.at(matrix, t.position, t.weight * theta[t.column])
         return matrix.reshape(len(x), rows).T @ x
 
 

@@ -239,23 +239,37 @@ class _Block:
         out = np.zeros(self.length)
         for t in self.tensors:
             part = t.where(t.column == column)
-            np.add.at(out, part.position, part.value)
+            np.add.at(out, part.position, part.weight)
         return out
 
     def map(self, c: _Columns, parameter: cp.Parameter) -> sp.csc_array | None:
         """(length, size) how the C-order entries of a parameter enter; None: not at all."""
         inside = [t.where((t.column >= c.start) & (t.column < c.start + c.size)) for t in self.tensors]
-        t = Tensor.joined([t for t in inside if len(t.value)])
-        if not len(t.value):
+        t = Tensor.joined([t for t in inside if len(t.position)])
+        if not len(t.position):
             return None
         shape = (self.length, parameter.size)
         kept, start = _kept(parameter), t.column.dtype.type(c.start)
         if len(kept) == 1:
-            return sp.csc_array((t.value, (t.position, kept[0][t.column - start])), shape=shape)
+            return _assembled(t.position, kept[0][t.column - start], t.weight, shape)
         halves = sp.csc_array((0.5 * t.value, (t.position, t.column - start)), shape=(self.length, c.size)).tocoo()
         row, local = halves.coords
         both = np.concatenate([k[local] for k in kept])
         return sp.csc_array((np.tile(halves.data, 2), (np.tile(row, 2), both)), shape=shape)
+
+
+def _assembled(row: Array, column: Array, weight: Array, shape: tuple[int, int]) -> sp.csc_array:
+    """The matrix of triplets, whose weights are many or one."""
+    filled = np.zeros(shape[1], dtype=bool)
+    filled[column] = True
+    if len(column) != shape[1] or not filled.all():
+        return sp.csc_array((np.broadcast_to(weight, row.shape), (row, column)), shape=shape)
+    # Each column has its one entry, as is so for a parameter that occurs once: the entries only change places.
+    indices, data = np.empty_like(row), np.broadcast_to(weight, row.shape).copy()
+    indices[column] = row
+    if len(weight) > 1:
+        data[column] = weight
+    return sp.csc_array((data, indices, np.arange(len(row) + 1, dtype=row.dtype)), shape=shape)
 
 
 def _affine_map(
@@ -302,7 +316,7 @@ def _constraints(program: ParamConeProg, stuffing: _Stuffing, n: int, take: Call
         inside = t.position < m * n
         # CVXPY says A x + b in K, this package b - A x in K.
         part = t.where(inside)
-        matrix.append(replace(part, value=np.negative(part.value, out=part.value)))
+        matrix.append(replace(part, weight=-part.weight))
         part = t.take(~inside)
         vector.append(replace(part, position=part.position - m * n))
     take("b", _Block(m, vector))
@@ -322,8 +336,10 @@ def _reordered(t: Tensor, place: Array, sign: Array) -> Tensor:
 
 
 def _placed(tensors: list[Tensor], shape: tuple[int, int]) -> tuple[Pattern, _Block]:
-    """The pattern of some tensors, and the tensors with positions in it; the list is emptied."""
+    """The pattern of some tensors, and the tensors with positions in it; the list is used up."""
     pattern, places = Pattern.covering([t.position for t in tensors], shape)
+    if pattern.nnz == shape[0] * shape[1]:
+        return pattern, _Block(pattern.nnz, tensors)
     placed = []
     while tensors:
         t = tensors.pop()

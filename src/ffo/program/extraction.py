@@ -2,7 +2,7 @@
 
 An affine expression is a tensor (rows x variables x parameters), written here as triplets. Nearly all of
 its entries come from products of a matrix parameter with variables, whose places are known in advance:
-they are written down at 16 bytes each. Only what remains goes through CVXPY's backend, with the
+they are written down at 8 bytes each. Only what remains goes through CVXPY's backend, with the
 parameters that occur in it. CVXPY's own extraction holds an entry several times as four 64-bit numbers, and
 a dense (variables x parameters) array for the objective, 24 GB for a dense QP in 1000 variables.
 """
@@ -32,16 +32,22 @@ LARGE = 5_000
 
 @dataclass(frozen=True)
 class Tensor:
-    """Triplets (position, column, value); repeated ones add up.
+    """Triplets (position, column, weight); repeated ones add up.
 
     Attributes:
         position: row + rows * variable, in which the constant term counts as the last variable.
         column: place in the parameter vector, whose last entry is 1.
+        weight: one for each, or a single one for all.
     """
 
     position: Array
     column: Array
-    value: Array
+    weight: Array
+
+    @property
+    def value(self) -> Array:
+        """One weight for each triplet (read-only)."""
+        return np.broadcast_to(self.weight, self.position.shape)
 
     @classmethod
     def joined(cls, tensors: Sequence[Tensor]) -> Tensor:
@@ -152,7 +158,7 @@ class Extractor:
             return None
         if op.type == lo.PARAM:
             size = _size(op)
-            return self._of_constants(start + np.arange(size), op.data, np.arange(size), np.full(size, sign), rows)
+            return self._of_constants(start + np.arange(size), op.data, np.arange(size), np.array([sign]), rows)
         if op.type == lo.MUL and op.data.type in _CONSTANTS and op.args[0].type == lo.PARAM:
             if len(op.data.shape) != 2 or len(op.args[0].shape) > 1:
                 return None
@@ -163,11 +169,11 @@ class Extractor:
             return self._product(op, sign, start, rows)
         return None
 
-    def _of_constants(self, row: Array, parameter: int, index: Array, value: Array, rows: int) -> Tensor:
+    def _of_constants(self, row: Array, parameter: int, index: Array, weight: Array, rows: int) -> Tensor:
         """Entries of a parameter in the constant term."""
         position = row.astype(np.int64, copy=False) + rows * self.length
         column = index.astype(np.int64, copy=False) + self.columns[parameter]
-        return Tensor(self._position(position, rows), self._column(column), value)
+        return Tensor(self._position(position, rows), self._column(column), weight)
 
     def _product(self, op: LinOp, sign: float, start: int, rows: int) -> Tensor | None:
         """A matrix parameter C times an expression X without parameters, or X C.
@@ -179,7 +185,7 @@ class Extractor:
         matrix = _Matrix.of(op.data)
         if matrix is None or len(X.shape) > 2 or next(_parameters(X), None) is not None:
             return None
-        flat, variable, value = self._entries(X)
+        flat, variable, weight = self._entries(X)
         rows_of_C, columns_of_C = matrix.shape
         if op.type == lo.MUL:
             c, r = np.divmod(flat, columns_of_C)
@@ -196,14 +202,14 @@ class Extractor:
         return Tensor(
             (base[:, None] + (step * run).astype(base.dtype)).ravel(),
             (column[:, None] + (stride * run).astype(column.dtype)).ravel(),
-            np.repeat(sign * matrix.sign * value, count),
+            sign * matrix.sign * (weight if len(weight) == 1 else np.repeat(weight, count)),
         )
 
     def _entries(self, op: LinOp) -> tuple[Array, Array, Array]:
-        """(row, variable, value) of an expression without parameters."""
+        """(row, variable, weight) of an expression without parameters."""
         if op.type == lo.VARIABLE:
             row = np.arange(_size(op))
-            return row, self.offsets[op.data] + row, np.ones(len(row))
+            return row, self.offsets[op.data] + row, np.ones(1)
         flat, _, value = self._by_backend([op])
         variable, row = np.divmod(flat, _size(op))
         return row, variable, value
@@ -240,7 +246,7 @@ class Extractor:
             assert (head.column == self.last).all(), "a parameter times a parametric quadratic form is not DPP"
             weight = 2 * head.value.sum()
             return [
-                Tensor(self._square(t.position % k, t.position // k, start), t.column, weight * t.value)
+                Tensor(self._square(t.position % k, t.position // k, start), t.column, weight * t.weight)
                 for t in replace(self, offsets={}, length=0).affine([form.P])
             ]
         P = sp.coo_array(form.P.value)
