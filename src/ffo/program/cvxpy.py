@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import cvxpy as cp
@@ -27,8 +27,9 @@ from cvxpy.utilities.psd_utils import TriangleKind
 from ffo import cones
 from ffo.errors import InputError, UnsupportedProblemError
 from ffo.program.affine import AffineMap, Block, Entry, Pattern
+from ffo.program.assembly import Columns, Stored, placed
 from ffo.program.canonical import CanonicalProblem
-from ffo.program.extraction import Extractor, Tensor, index_type
+from ffo.program.extraction import Extractor, Tensor
 from ffo.program.recovery import Output, Recovery, selection
 
 Array = np.ndarray
@@ -176,19 +177,9 @@ def _reduce(problem: cp.Problem, gp: bool, canon_backend: str) -> tuple[SolvingC
     return chain, data[cp.settings.PARAM_PROB], stuffing
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """Where a parameter, or its logarithm, stands in CVXPY's parameter vector."""
-
-    parameter: int
-    log: bool
-    start: int
-    size: int
-
-
 def _parameter_columns(
     program: ParamConeProg, chain: SolvingChain, parameters: Sequence[cp.Parameter]
-) -> list[_Columns]:
+) -> list[Columns]:
     final = {k: v[0] for k, v in chain.compose_param_id_map().items()}
     logarithms: dict[cp.Parameter, cp.Parameter] = {}
     for reduction in chain.reductions:
@@ -204,97 +195,33 @@ def _parameter_columns(
         for log, identifier in ids.items():
             start = program.param_id_to_col.get(identifier)
             if start is not None:
-                columns.append(_Columns(i, log, start, program.param_id_to_size[identifier]))
+                columns.append(Columns(i, log, start, program.param_id_to_size[identifier]))
     return columns
 
 
-def _kept(parameter: cp.Parameter) -> tuple[Array, ...]:
-    """For each entry that CVXPY keeps of a parameter, in its (Fortran) order, the C-order entries it stands for.
-
-    Of a symmetric parameter CVXPY keeps one triangle. Both are returned, their mean is read, so that the
-    gradient is symmetric.
-    """
-    shape = parameter.shape
-    place = np.arange(parameter.size, dtype=index_type(parameter.size)).reshape(shape)
-    attributes = parameter.attributes
-    if attributes["symmetric"] or attributes["PSD"] or attributes["NSD"]:
-        i, j = np.triu_indices(shape[-1])
-        return place[..., i, j].ravel(order="F"), place[..., j, i].ravel(order="F")
-    if attributes["diag"]:
-        return (np.diagonal(place).copy(),)
-    if parameter.sparse_idx is not None:
-        return (place[parameter.sparse_idx],)
-    return (place.ravel(order="F"),)
-
-
-@dataclass(frozen=True)
-class _Block:
-    """A block of the data: its tensors, with positions among its `length` stored entries."""
-
-    length: int
-    tensors: list[Tensor]
-
-    def constant(self, column: int) -> Array:
-        """(length,) the part that belongs to one column of the parameter vector."""
-        out = np.zeros(self.length)
-        for t in self.tensors:
-            part = t.where(t.column == column)
-            np.add.at(out, part.position, part.weight)
-        return out
-
-    def map(self, c: _Columns, parameter: cp.Parameter) -> sp.csc_array | None:
-        """(length, size) how the C-order entries of a parameter enter; None: not at all."""
-        inside = [t.where((t.column >= c.start) & (t.column < c.start + c.size)) for t in self.tensors]
-        t = Tensor.joined([t for t in inside if len(t.position)])
-        if not len(t.position):
-            return None
-        shape = (self.length, parameter.size)
-        kept, start = _kept(parameter), t.column.dtype.type(c.start)
-        if len(kept) == 1:
-            return _assembled(t.position, kept[0][t.column - start], t.weight, shape)
-        halves = sp.csc_array((0.5 * t.value, (t.position, t.column - start)), shape=(self.length, c.size)).tocoo()
-        row, local = halves.coords
-        both = np.concatenate([k[local] for k in kept])
-        return sp.csc_array((np.tile(halves.data, 2), (np.tile(row, 2), both)), shape=shape)
-
-
-def _assembled(row: Array, column: Array, weight: Array, shape: tuple[int, int]) -> sp.csc_array:
-    """The matrix of triplets, whose weights are many or one."""
-    filled = np.zeros(shape[1], dtype=bool)
-    filled[column] = True
-    if len(column) != shape[1] or not filled.all():
-        return sp.csc_array((np.broadcast_to(weight, row.shape), (row, column)), shape=shape)
-    # Each column has its one entry, as is so for a parameter that occurs once: the entries only change places.
-    indices, data = np.empty_like(row), np.broadcast_to(weight, row.shape).copy()
-    indices[column] = row
-    if len(weight) > 1:
-        data[column] = weight
-    return sp.csc_array((data, indices, np.arange(len(row) + 1, dtype=row.dtype)), shape=shape)
-
-
 def _affine_map(
-    program: ParamConeProg, stuffing: _Stuffing, columns: Sequence[_Columns], parameters: Sequence[cp.Parameter]
+    program: ParamConeProg, stuffing: _Stuffing, columns: Sequence[Columns], parameters: Sequence[cp.Parameter]
 ) -> AffineMap:
     """The map, block by block; what one block needs is gone before the next is begun."""
     n, last = program.x.size, program.total_param_size
     constants: dict[Block, Array] = {}
     maps: list[dict[Block, sp.csc_array]] = [{} for _ in columns]
 
-    def take(name: Block, block: _Block) -> None:
+    def take(name: Block, block: Stored) -> None:
         constants[name] = block.constant(last)
         for c, own in zip(columns, maps, strict=True):
             found = block.map(c, parameters[c.parameter])
             if found is not None:
                 own[name] = found
 
-    take("q", _Block(n, [stuffing.q.where(stuffing.q.position < n)]))  # the last one is the objective's constant
+    take("q", Stored(n, [stuffing.q.where(stuffing.q.position < n)]))  # the last one is the objective's constant
     P = _quadratic(stuffing, n, take)
     A = _constraints(program, stuffing, n, take)
     entries = [Entry(c.parameter, c.log, own) for c, own in zip(columns, maps, strict=True)]
     return AffineMap([p.size for p in parameters], entries, constants, P, A, _cones(program))
 
 
-def _quadratic(stuffing: _Stuffing, n: int, take: Callable[[Block, _Block], None]) -> Pattern:
+def _quadratic(stuffing: _Stuffing, n: int, take: Callable[[Block, Stored], None]) -> Pattern:
     tensors = []
     while stuffing.P:
         t = stuffing.P.pop()
@@ -302,12 +229,12 @@ def _quadratic(stuffing: _Stuffing, n: int, take: Callable[[Block, _Block], None
         # (P + P')/2, upper triangle: an off-diagonal entry is half the sum of its two places.
         position = np.minimum(i, j) + np.maximum(i, j) * t.position.dtype.type(n)
         tensors.append(Tensor(position, t.column, np.where(i == j, t.value, 0.5 * t.value)))
-    pattern, placed = _placed(tensors, (n, n))
-    take("P", placed)
+    pattern, stored = placed(tensors, (n, n))
+    take("P", stored)
     return pattern
 
 
-def _constraints(program: ParamConeProg, stuffing: _Stuffing, n: int, take: Callable[[Block, _Block], None]) -> Pattern:
+def _constraints(program: ParamConeProg, stuffing: _Stuffing, n: int, take: Callable[[Block, Stored], None]) -> Pattern:
     place, sign = _row_order(program)
     m = len(place)
     matrix, vector = [], []
@@ -319,9 +246,9 @@ def _constraints(program: ParamConeProg, stuffing: _Stuffing, n: int, take: Call
         matrix.append(replace(part, weight=-part.weight))
         part = t.take(~inside)
         vector.append(replace(part, position=part.position - m * n))
-    take("b", _Block(m, vector))
-    pattern, placed = _placed(matrix, (m, n))
-    take("A", placed)
+    take("b", Stored(m, vector))
+    pattern, stored = placed(matrix, (m, n))
+    take("A", stored)
     return pattern
 
 
@@ -333,19 +260,6 @@ def _reordered(t: Tensor, place: Array, sign: Array) -> Tensor:
     column, row = np.divmod(t.position, m)
     position = place.astype(row.dtype)[row] + column * row.dtype.type(m)
     return Tensor(position, t.column, sign[row] * t.value)
-
-
-def _placed(tensors: list[Tensor], shape: tuple[int, int]) -> tuple[Pattern, _Block]:
-    """The pattern of some tensors, and the tensors with positions in it; the list is used up."""
-    pattern, places = Pattern.covering([t.position for t in tensors], shape)
-    if pattern.nnz == shape[0] * shape[1]:
-        return pattern, _Block(pattern.nnz, tensors)
-    placed = []
-    while tensors:
-        t = tensors.pop()
-        position = np.searchsorted(places, t.position).astype(index_type(len(places)))
-        placed.append(replace(t, position=position))
-    return pattern, _Block(pattern.nnz, placed)
 
 
 def _row_order(program: ParamConeProg) -> tuple[Array, Array]:
