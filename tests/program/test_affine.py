@@ -239,11 +239,11 @@ def test_logarithms_need_positive_values(value: float) -> None:
 
 
 @pytest.mark.parametrize("summed", [False, True])
-@pytest.mark.parametrize("density", [0.02, 0.9])
+@pytest.mark.parametrize("density", [0.02, 0.9, 1.0])
 def test_sampled_products(density: float, summed: bool) -> None:
     rng = np.random.default_rng(0)
     shape = (20, 15)
-    rows, cols = np.nonzero(rng.random(shape) < density)
+    cols, rows = np.nonzero((rng.random(shape) < density).T)
     pairs = [(rng.normal(size=(BATCH, 20)), rng.normal(size=(BATCH, 15))) for _ in range(2)]
     full = sum(np.einsum("ki,kj->kij", left, right) for left, right in pairs)[:, rows, cols]
     found = sampled_products(pairs, rows, cols, shape, summed)

@@ -41,10 +41,18 @@ class Pattern:
     @classmethod
     def of_positions(cls, flat: Array, shape: tuple[int, int]) -> tuple[Pattern, Array]:
         """The pattern of Fortran-order positions (repeats allowed), and where each stands in it."""
-        places, entry = np.unique(flat, return_inverse=True)
+        pattern, places = cls.covering([flat], shape)
+        return pattern, np.searchsorted(places, flat)
+
+    @classmethod
+    def covering(cls, flat: Sequence[Array], shape: tuple[int, int]) -> tuple[Pattern, Array]:
+        """The pattern of all Fortran-order positions in some arrays, and its positions in ascending order."""
+        places = np.concatenate([np.zeros(0, dtype=np.int32), *flat])
+        places.sort()
+        places = places[np.concatenate([np.ones(min(len(places), 1), dtype=bool), places[1:] != places[:-1]])]
         cols, rows = np.divmod(places, max(shape[0], 1))
         indptr = np.concatenate([[0], np.cumsum(np.bincount(cols, minlength=shape[1]))])
-        return cls(indptr.astype(np.int32), rows.astype(np.int32), shape), entry
+        return cls(indptr.astype(np.int32), rows.astype(np.int32, copy=False), shape), places
 
     @property
     def nnz(self) -> int:
@@ -52,7 +60,7 @@ class Pattern:
 
     @cached_property
     def columns(self) -> Array:
-        return np.repeat(np.arange(self.shape[1]), np.diff(self.indptr))
+        return np.repeat(np.arange(self.shape[1], dtype=np.int32), np.diff(self.indptr))
 
 
 @dataclass(frozen=True)
@@ -229,17 +237,17 @@ class AffineMap:
             if not wanted[i]:
                 continue
             shared = values[i].ndim == 1
-            total: Array = np.zeros(values[i].shape)
             for name, back in entry.transposed.items():
                 key = (name, shared)
                 if key not in cache:
                     cache[key] = self._data_gradient(name, gradient, shared)
-                term = back @ cache[key] if shared else (back @ cache[key].T).T
-                total += term if shared else term.reshape(len(total), -1, total.shape[1]).sum(axis=1)
-            if entry.log:
-                total /= values[i]
-            before = out[i]
-            out[i] = total if before is None else before + total
+                term = back @ cache[key].T
+                if not shared:
+                    term = term.T.reshape(len(values[i]), -1, self.sizes[i]).sum(axis=1)
+                if entry.log:
+                    term /= values[i]
+                before = out[i]
+                out[i] = term if before is None else before + term
         return [np.zeros(v.shape) if w and g is None else g for g, v, w in zip(out, values, wanted, strict=True)]
 
     def _data_gradient(self, name: Block, g: DataGradient, summed: bool) -> Array:
@@ -297,7 +305,8 @@ def sampled_products(
 ) -> Array:
     """Entries (rows, cols) of sum over pairs of left' right, per sample or summed over the batch.
 
-    left (batch, m), right (batch, n). The full product is formed only when most of it is wanted.
+    left (batch, m), right (batch, n); the entries are in Fortran order, without repeats. The full product is
+    formed only when much of it is wanted.
     """
     if not summed:
         total = pairs[0][0][:, rows] * pairs[0][1][:, cols]
@@ -307,7 +316,8 @@ def sampled_products(
     if 8 * len(rows) > shape[0] * shape[1]:
         left = np.concatenate([p[0] for p in pairs])
         right = np.concatenate([p[1] for p in pairs])
-        return (left.T @ right)[rows, cols]
+        product = right.T @ left  # transposed, so that its entries lie in Fortran order
+        return product.ravel() if len(rows) == product.size else product[cols, rows]
     total = np.zeros(len(rows))
     for left, right in pairs:
         for k in range(len(left)):

@@ -1,15 +1,15 @@
 """CVXPY problems as parametrised cone programs.
 
 CVXPY does the modelling: DPP analysis and the reduction to cones. What is asked of it here is the
-tensor form (parameters -> data), canonicalised with its COO backend, which is the one whose time and
-memory stay proportional to the number of entries.
+cone program before its coefficients are extracted, which `extraction` does, with CVXPY's COO backend for
+the small parts: the one whose time and memory stay proportional to the number of entries.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import cvxpy as cp
@@ -17,7 +17,7 @@ import numpy as np
 import scipy.sparse as sp
 from cvxpy.constraints import PSD as PSDConstraint
 from cvxpy.constraints import SOC, Equality, ExpCone, Inequality, NonNeg, NonPos, PowCone3D, SvecPSD, Zero
-from cvxpy.reductions.dcp2cone.cone_matrix_stuffing import ParamConeProg
+from cvxpy.reductions.dcp2cone.cone_matrix_stuffing import ConeMatrixStuffing, ParamConeProg
 from cvxpy.reductions.dgp2dcp.dgp2dcp import Dgp2Dcp
 from cvxpy.reductions.solvers.conic_solvers.conic_solver import ConicSolver
 from cvxpy.reductions.solvers.solving_chain import SolvingChain, resolve_and_build_chain
@@ -27,7 +27,9 @@ from cvxpy.utilities.psd_utils import TriangleKind
 from ffo import cones
 from ffo.errors import InputError, UnsupportedProblemError
 from ffo.program.affine import AffineMap, Block, Entry, Pattern
+from ffo.program.assembly import Columns, Stored, placed
 from ffo.program.canonical import CanonicalProblem
+from ffo.program.extraction import Extractor, Tensor
 from ffo.program.recovery import Output, Recovery, selection
 
 Array = np.ndarray
@@ -72,6 +74,33 @@ class _Target(ConicSolver):
         raise NotImplementedError("this target canonicalises only; solving is done by ffo.solvers")
 
 
+class _Stuffing(ConeMatrixStuffing):
+    """CVXPY's last step, with this package's extraction of coefficients.
+
+    The tensors stay here; the program that CVXPY makes has none.
+    """
+
+    P: list[Tensor]
+    q: Tensor
+    A: list[Tensor]
+
+    def stuffed_objective(self, problem: cp.Problem, extractor: Any) -> tuple[None, None, cp.Variable]:
+        own = Extractor(
+            extractor.id_map,
+            extractor.x_length,
+            extractor.param_id_map,
+            extractor.param_to_size,
+            extractor.canon_backend,
+        )
+
+        def constraints(expressions: list[cp.Expression]) -> None:
+            self.A = own.affine(expressions)
+
+        self.P, self.q = own.quadratic(problem.objective.expr.copy())
+        extractor.affine = constraints  # which `apply` calls next
+        return None, None, cp.Variable(own.length)
+
+
 def canonicalize(
     problem: cp.Problem,
     parameters: Sequence[cp.Parameter],
@@ -87,8 +116,8 @@ def canonicalize(
         canon_backend: CVXPY's canonicalisation backend; its COO backend by default.
     """
     _validate(problem, parameters, variables, gp)
-    chain, program = _reduce(problem, gp, canon_backend or cp.settings.COO_CANON_BACKEND)
-    canonical = _affine_map(program, _parameter_columns(program, chain, parameters), parameters)
+    chain, program, stuffing = _reduce(problem, gp, canon_backend or cp.settings.COO_CANON_BACKEND)
+    canonical = _affine_map(program, stuffing, _parameter_columns(program, chain, parameters), parameters)
     n, m = canonical.P.shape[0], canonical.A.shape[0]
     outputs = [_output(v, problem, program, chain, gp, n, m) for v in variables]
     return CanonicalProblem(canonical, Recovery(outputs, n, m), tuple(p.shape for p in parameters))
@@ -134,30 +163,23 @@ def _validate(
         )
 
 
-def _reduce(problem: cp.Problem, gp: bool, canon_backend: str) -> tuple[SolvingChain, ParamConeProg]:
+def _reduce(problem: cp.Problem, gp: bool, canon_backend: str) -> tuple[SolvingChain, ParamConeProg, _Stuffing]:
     with scopes.quad_form_dpp_scope(), warnings.catch_warnings():
         # CVXPY itself reads the values of sparse variables the way it warns users about.
         warnings.filterwarnings("ignore", "Reading from a sparse CVXPY expression", RuntimeWarning)
         chain = resolve_and_build_chain(problem, solver=_Target(), gp=gp, enforce_dpp=True, canon_backend=canon_backend)
+        place = next((i for i, r in enumerate(chain.reductions) if isinstance(r, ConeMatrixStuffing)), None)
+        if place is None:
+            raise UnsupportedProblemError("The problem has no variables.")
+        stuffing = _Stuffing(chain.reductions[place].quad_obj, canon_backend)
+        chain.reductions[place] = stuffing
         data, _ = chain.apply(problem)
-    if not isinstance(data, dict):
-        raise UnsupportedProblemError("The problem has no variables.")
-    return chain, data[cp.settings.PARAM_PROB]
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """Where a parameter stands in CVXPY's parameter vector: `lower` maps its C-order entries there."""
-
-    parameter: int
-    log: bool
-    start: int
-    lower: sp.csc_array
+    return chain, data[cp.settings.PARAM_PROB], stuffing
 
 
 def _parameter_columns(
     program: ParamConeProg, chain: SolvingChain, parameters: Sequence[cp.Parameter]
-) -> list[_Columns]:
+) -> list[Columns]:
     final = {k: v[0] for k, v in chain.compose_param_id_map().items()}
     logarithms: dict[cp.Parameter, cp.Parameter] = {}
     for reduction in chain.reductions:
@@ -173,98 +195,71 @@ def _parameter_columns(
         for log, identifier in ids.items():
             start = program.param_id_to_col.get(identifier)
             if start is not None:
-                columns.append(_Columns(i, log, start, _lowering(parameter)))
+                columns.append(Columns(i, log, start, program.param_id_to_size[identifier]))
     return columns
 
 
-def _lowering(parameter: cp.Parameter) -> sp.csc_array:
-    """C-order entries of a parameter -> the entries CVXPY keeps of it, in its (Fortran) order.
+def _affine_map(
+    program: ParamConeProg, stuffing: _Stuffing, columns: Sequence[Columns], parameters: Sequence[cp.Parameter]
+) -> AffineMap:
+    """The map, block by block; what one block needs is gone before the next is begun."""
+    n, last = program.x.size, program.total_param_size
+    constants: dict[Block, Array] = {}
+    maps: list[dict[Block, sp.csc_array]] = [{} for _ in columns]
 
-    Of a symmetric parameter CVXPY keeps one triangle. The mean of the two is read here, so that the
-    gradient is symmetric.
-    """
-    shape, size = parameter.shape, parameter.size
-    place = np.arange(size).reshape(shape)
-    attributes = parameter.attributes
-    if attributes["symmetric"] or attributes["PSD"] or attributes["NSD"]:
-        i, j = np.triu_indices(shape[-1])
-        upper, lower = place[..., i, j].ravel(order="F"), place[..., j, i].ravel(order="F")
-        return sp.csc_array(0.5 * (selection(upper, size) + selection(lower, size)))
-    if attributes["diag"]:
-        return sp.csc_array(selection(np.diagonal(place).copy(), size))
-    if parameter.sparse_idx is not None:
-        return sp.csc_array(selection(place[parameter.sparse_idx], size))
-    return sp.csc_array(selection(place.ravel(order="F"), size))
+    def take(name: Block, block: Stored) -> None:
+        constants[name] = block.constant(last)
+        for c, own in zip(columns, maps, strict=True):
+            found = block.map(c, parameters[c.parameter])
+            if found is not None:
+                own[name] = found
 
-
-@dataclass(frozen=True)
-class _Tensor:
-    """Stored entries of one block and the triplets (entry, column of the parameter vector, value)."""
-
-    length: int
-    entry: Array
-    column: Array
-    value: Array
-
-
-def _affine_map(program: ParamConeProg, columns: Sequence[_Columns], parameters: Sequence[cp.Parameter]) -> AffineMap:
-    n = program.x.size
-    P, P_tensor = _quadratic(program, n)
-    A, A_tensor, b_tensor = _constraints(program, n)
-    q = sp.coo_array(program.q)
-    inside = q.coords[0] < n  # the last row is the constant of the objective
-    q_tensor = _Tensor(n, q.coords[0][inside], q.coords[1][inside], q.data[inside])
-    tensors: dict[Block, _Tensor] = {"P": P_tensor, "q": q_tensor, "A": A_tensor, "b": b_tensor}
-    last = q.shape[1] - 1
-    constants = {name: _column(t, last) for name, t in tensors.items()}
-    entries = [_entry(c, tensors) for c in columns]
+    take("q", Stored(n, [stuffing.q.where(stuffing.q.position < n)]))  # the last one is the objective's constant
+    P = _quadratic(stuffing, n, take)
+    A = _constraints(program, stuffing, n, take)
+    entries = [Entry(c.parameter, c.log, own) for c, own in zip(columns, maps, strict=True)]
     return AffineMap([p.size for p in parameters], entries, constants, P, A, _cones(program))
 
 
-def _column(t: _Tensor, column: int) -> Array:
-    at = t.column == column
-    # bincount of nothing is integer, whatever the weights
-    return np.bincount(t.entry[at], weights=t.value[at], minlength=t.length).astype(float)
+def _quadratic(stuffing: _Stuffing, n: int, take: Callable[[Block, Stored], None]) -> Pattern:
+    tensors = []
+    while stuffing.P:
+        t = stuffing.P.pop()
+        j, i = np.divmod(t.position, max(n, 1))
+        # (P + P')/2, upper triangle: an off-diagonal entry is half the sum of its two places.
+        position = np.minimum(i, j) + np.maximum(i, j) * t.position.dtype.type(n)
+        tensors.append(Tensor(position, t.column, np.where(i == j, t.value, 0.5 * t.value)))
+    pattern, stored = placed(tensors, (n, n))
+    take("P", stored)
+    return pattern
 
 
-def _entry(c: _Columns, tensors: dict[Block, _Tensor]) -> Entry:
-    maps: dict[Block, sp.csc_array] = {}
-    size = c.lower.shape[0]
-    for name, t in tensors.items():
-        at = (t.column >= c.start) & (t.column < c.start + size)
-        if at.any():
-            tensor = sp.csc_array((t.value[at], (t.entry[at], t.column[at] - c.start)), shape=(t.length, size))
-            maps[name] = sp.csc_array(tensor @ c.lower)
-    return Entry(c.parameter, c.log, maps)
-
-
-def _quadratic(program: ParamConeProg, n: int) -> tuple[Pattern, _Tensor]:
-    empty = np.zeros(0, dtype=np.int64)
-    if program.P is None:
-        return Pattern(np.zeros(n + 1, dtype=np.int64), empty, (n, n)), _Tensor(0, empty, empty, np.zeros(0))
-    coo = sp.coo_array(program.P)
-    flat, column, value = _nonzero(coo)
-    i, j = flat % n, flat // n
-    # (P + P')/2, upper triangle: an off-diagonal entry is half the sum of its two places.
-    value = np.where(i == j, value, 0.5 * value)
-    flat = np.minimum(i, j) + n * np.maximum(i, j)
-    pattern, entry = Pattern.of_positions(flat, (n, n))
-    return pattern, _Tensor(pattern.nnz, entry, column, value)
-
-
-def _constraints(program: ParamConeProg, n: int) -> tuple[Pattern, _Tensor, _Tensor]:
-    coo = sp.coo_array(program.A)
-    m = coo.shape[0] // (n + 1)
-    flat, column, value = _nonzero(coo)
+def _constraints(program: ParamConeProg, stuffing: _Stuffing, n: int, take: Callable[[Block, Stored], None]) -> Pattern:
     place, sign = _row_order(program)
-    col, row = np.divmod(flat, m) if m else (flat, flat)
-    flat, value = place[row] + m * col, sign[row] * value
-    vector = flat >= m * n
-    b = _Tensor(m, flat[vector] - m * n, column[vector], value[vector])
-    matrix = ~vector
-    pattern, entry = Pattern.of_positions(flat[matrix], (m, n))
-    # CVXPY says A x + b in K, this package b - A x in K.
-    return pattern, _Tensor(pattern.nnz, entry, column[matrix], -value[matrix]), b
+    m = len(place)
+    matrix, vector = [], []
+    while stuffing.A:
+        t = _reordered(stuffing.A.pop(), place, sign)
+        inside = t.position < m * n
+        # CVXPY says A x + b in K, this package b - A x in K.
+        part = t.where(inside)
+        matrix.append(replace(part, weight=-part.weight))
+        part = t.take(~inside)
+        vector.append(replace(part, position=part.position - m * n))
+    take("b", Stored(m, vector))
+    pattern, stored = placed(matrix, (m, n))
+    take("A", stored)
+    return pattern
+
+
+def _reordered(t: Tensor, place: Array, sign: Array) -> Tensor:
+    """Rows moved to their places, and changed in sign."""
+    m = len(place)
+    if not m or ((sign > 0).all() and (place == np.arange(m)).all()):
+        return t
+    column, row = np.divmod(t.position, m)
+    position = place.astype(row.dtype)[row] + column * row.dtype.type(m)
+    return Tensor(position, t.column, sign[row] * t.value)
 
 
 def _row_order(program: ParamConeProg) -> tuple[Array, Array]:
@@ -289,12 +284,6 @@ def _row_order(program: ParamConeProg) -> tuple[Array, Array]:
         signs.append(np.full(total, -1.0 if isinstance(c, Zero) else 1.0))
         start += total
     return np.concatenate(places), np.concatenate(signs)
-
-
-def _nonzero(coo: sp.coo_array) -> tuple[Array, Array, Array]:
-    keep = coo.data != 0
-    row, col = coo.coords
-    return row[keep].astype(np.int64), col[keep].astype(np.int64), np.asarray(coo.data[keep], float)
 
 
 def _cones(program: ParamConeProg) -> cones.Product:
