@@ -87,7 +87,7 @@ QUICK = Preset(
         4: Course(Sizes(samples=40, learning_rate=3e-2), batch=32, epochs=3),
         9: Course(Sizes(samples=10, learning_rate=1e-2), batch=4, epochs=1, time_limit=3.0),
     },
-    sizes=(100, 300, 800),
+    sizes=(100, 200, 800),
     steps=3,
     budget=0.8,
     memory_sizes=(200, 1000),
@@ -99,7 +99,7 @@ QUICK = Preset(
     ablation=Course(Sizes(d_y=100, samples=80, learning_rate=1e-3), batch=32, epochs=1),
     tolerances=(1e-3, 1e-6, 1e-9),
     deltas=(1e-2, 1e-4, 1e-6),
-    time_limit=6.0,
+    time_limit=5.0,
     repeat_limit=2.5,
 )
 PAPER = Preset(
