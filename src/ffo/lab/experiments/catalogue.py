@@ -141,14 +141,21 @@ def plan(preset: Preset, experiments: Sequence[str], methods: Sequence[str], pro
 
 
 def _chained(jobs: Sequence[Job], repeat_limit: float) -> Iterator[Job]:
-    """Each job after the one before it that differs in nothing but seed and size."""
+    """Each job after the one before it that differs in nothing but seed and size.
+
+    A method that builds another's layer comes after that one's job; on a further seed, after its own.
+    """
     before: dict[tuple[str, str, str, Settings], Job] = {}
+    all_keys = {job.key for job in jobs}
     for job in jobs:
         series = (job.experiment, job.task, job.method, job.settings)
         easier = before.get(series)
         before[series] = job
-        if easier is None:
-            yield job
-        else:
-            repeats = replace(job, seed=easier.seed).key == easier.key
+        repeats = easier is not None and replace(job, seed=easier.seed).key == easier.key
+        twin = replace(job, method=BASELINES[job.method].same_build or job.method).key
+        if not repeats and twin != job.key and twin in all_keys:
+            yield replace(job, after=twin)
+        elif easier is not None:
             yield replace(job, after=easier.key, repeat_limit=repeat_limit if repeats else math.inf)
+        else:
+            yield job

@@ -85,7 +85,7 @@ QUICK = Preset(
     decision=Course(Sizes(d_y=200, samples=40, learning_rate=1e-3), batch=32, epochs=3),
     boards={
         4: Course(Sizes(samples=40, learning_rate=3e-2), batch=32, epochs=3),
-        9: Course(Sizes(samples=10, learning_rate=1e-2), batch=4, epochs=1, time_limit=3.0),
+        9: Course(Sizes(samples=10, learning_rate=1e-2), batch=4, epochs=1, time_limit=4.0),
     },
     sizes=(100, 200, 800),
     steps=3,
