@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -90,6 +91,17 @@ def test_what_met_a_limit_is_not_tried_in_a_harder_case(tmp_path: Path, tiny: Ma
             found = hopeless(hard, store)
             assert found.startswith(beginning)
             assert bool(found) == bool(beginning)
+
+
+def test_what_takes_long_is_not_repeated(tmp_path: Path, tiny: MakeJob) -> None:
+    easy = tiny()
+    again = tiny(seed=1, after=easy.key, repeat_limit=2.0)
+    with Store(tmp_path) as store:
+        store.finish(easy, LIMITS, Outcome("ok", seconds=1.9))
+        assert hopeless(again, store) == ""
+        store.finish(easy, LIMITS, Outcome("ok", seconds=2.1))
+        assert hopeless(again, store) == "not repeated: another seed took 2.1 s"
+        assert hopeless(replace(again, repeat_limit=math.inf), store) == ""
 
 
 def test_the_machine_keeps_the_date_of_the_first_run(tmp_path: Path) -> None:

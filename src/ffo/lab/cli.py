@@ -89,9 +89,7 @@ def run(
     memory_limit: Annotated[
         float | None, typer.Option(help="Gigabytes for one job; default: 3/4 of what is free.")
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Threads of OpenMP and BLAS; default: left to the libraries.")
-    ] = None,
+    threads: Annotated[int, typer.Option(help="Threads of OpenMP and BLAS in a job.")] = 1,
     ddp: Annotated[int, typer.Option(help="Processes that share each training run (DistributedDataParallel).")] = 1,
     ray: Annotated[str, typer.Option(help="Address of a Ray cluster: auto, local, or ray://host:port.")] = "",
     cpus_per_job: Annotated[float, typer.Option(help="Cores that Ray reserves for a job.")] = 1,
@@ -105,7 +103,7 @@ def run(
     limits = Limits(memory_limit * 2**10 if memory_limit else 0.75 * psutil.virtual_memory().available / 2**20)
     console = Console()
     with Store(out) as store:
-        store.describe(this_machine(name, chosen.seeds, wanted, contenders, threads or cpus()))
+        store.describe(this_machine(name, chosen.seeds, wanted, contenders, threads))
         left = pending(jobs, store, limits)
         console.print(f"{len(left)} of {len(jobs)} jobs to run; results in {out}", highlight=False)
         try:
@@ -116,7 +114,7 @@ def run(
 
 
 def _run(
-    jobs: list[Job], store: Store, limits: Limits, console: Console, threads: int | None, ray: str, cpus_per_job: float
+    jobs: list[Job], store: Store, limits: Limits, console: Console, threads: int, ray: str, cpus_per_job: float
 ) -> None:
     if not ray:
         with bars(jobs, console) as shown:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -11,6 +12,8 @@ from ffo.lab.baselines.base import Settings
 from ffo.lab.rows import Row
 from ffo.lab.tasks.base import Sizes
 
+#: what a job is allowed is no part of what it measures
+NOT_MEASURED = ("after", "budget", "time_limit", "repeat_limit")
 Kind = Literal["train", "time", "memory", "similarity"]
 
 
@@ -29,6 +32,7 @@ class Job:
             tried.
         budget: seconds after which no further step is timed ("time").
         time_limit: seconds after which the job is ended.
+        repeat_limit: seconds that `after`, the same on another seed, may have taken for this one to be run.
     """
 
     experiment: str
@@ -47,11 +51,12 @@ class Job:
     after: str = ""
     budget: float = 10.0
     time_limit: float = 3600.0
+    repeat_limit: float = math.inf
 
     @property
     def key(self) -> str:
         """A hash of what is measured; how much time it may take is no part of it."""
-        spec = {k: v for k, v in asdict(self).items() if k not in ("after", "budget", "time_limit")}
+        spec = {k: v for k, v in asdict(self).items() if k not in NOT_MEASURED}
         return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
 
     @property

@@ -18,6 +18,12 @@ from ffo.threads import one_blas_thread
 
 Array = np.ndarray
 TIGHT, NEWTON, ACCEPT = 1e-12, 6, 1e-8
+#: changes of the active set, each by the signs of multipliers and slacks
+ROUNDS = 8
+
+
+class NoReferenceError(RuntimeError):
+    """The optimality conditions could not be met: there is nothing to compare with."""
 
 
 @dataclass(frozen=True)
@@ -87,19 +93,41 @@ class _Point:
     def solve(cls, inner: Inner, q: Array, A: Array, b: Array) -> _Point:
         x, nu, lam, slack, mu = _dense_qp(inner, q, A, b) if len(A) else _cone_program(inner, q)
         active = np.flatnonzero(lam > slack)
-        rows = inner.G[active]
+        for _ in range(ROUNDS):
+            point = cls._on(inner, A, b, active, x, nu, lam, mu)
+            for _ in range(NEWTON):
+                if point.newton(q) < 1e-14:
+                    break
+            x, nu, mu, lam, slack = point.read(q, active)
+            before, active = active, np.flatnonzero(lam > slack)
+            if np.array_equal(before, active):
+                break
+        point.check(q, active)
+        return point
+
+    @classmethod
+    def _on(cls, inner: Inner, A: Array, b: Array, active: Array, x: Array, nu: Array, lam: Array, mu: float) -> _Point:
+        """The point on these active rows of G, close to x."""
+        x, rows = x.copy(), inner.G[active]
         single = np.count_nonzero(rows, axis=1) == 1
         column = np.argmax(rows[single] != 0, axis=1)
         x[column] = inner.h[active[single]] / rows[single, column]
         free = np.setdiff1d(np.arange(inner.n), column)
         M = np.vstack([A, rows[~single]])
         right = np.concatenate([b, inner.h[active[~single]]])
-        point = cls(inner, A, x, free, M, right, np.concatenate([nu, lam[active[~single]]]), mu)
-        for _ in range(NEWTON):
-            if point.newton(q) < 1e-14:
-                break
-        point.check(q, active)
-        return point
+        return cls(inner, A, x, free, M, right, np.concatenate([nu, lam[active[~single]]]), mu)
+
+    def read(self, q: Array, active: Array) -> tuple[Array, Array, float, Array, Array]:
+        """x, nu, mu, and multipliers and slacks of all rows of G: where one is negative the active set was wrong."""
+        inner, rows = self.inner, self.inner.G[active]
+        single = np.count_nonzero(rows, axis=1) == 1
+        force = q - inner.Q @ self.x - self.M.T @ self.w - self.mu * self.x
+        lam, slack = np.zeros(len(inner.h)), inner.h - inner.G @ self.x
+        column = np.argmax(rows[single] != 0, axis=1)
+        lam[active[single]] = force[column] / rows[single, column]
+        lam[active[~single]] = self.w[len(self.A) :]
+        slack[active] = 0.0
+        return self.x, self.nu, max(self.mu, 0.0), lam, slack
 
     def system(self) -> Array:
         """The dense KKT matrix over free variables, rows, and the ball where it is active."""
@@ -135,7 +163,7 @@ class _Point:
         negative = max(0.0, -float(min(signs.min(initial=0.0), self.w[len(self.A) :].min(initial=0.0), self.mu)))
         wrong = max(outside, negative, float(np.abs(force[self.free]).max(initial=0.0)))
         if wrong > ACCEPT * max(1.0, np.abs(q).max()):
-            raise RuntimeError(f"the reference solution violates its optimality conditions by {wrong:.1e}")
+            raise NoReferenceError(f"the reference solution violates its optimality conditions by {wrong:.1e}")
 
     def adjoint(self, c: Array) -> tuple[Array, Array]:
         """u (n,) and the part of w that belongs to A."""

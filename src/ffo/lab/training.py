@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ffo.lab.baselines import BASELINES
 from ffo.lab.baselines.base import Layer
 from ffo.lab.jobs import Job
+from ffo.lab.reference import NoReferenceError
 from ffo.lab.rows import Row
 from ffo.lab.step import Clock, Step, accuracy, first_reference, shuffled, take_step, true_gradient
 from ffo.lab.stopwatch import Stopwatch
@@ -153,10 +154,17 @@ def time_steps(job: Job) -> Iterator[Row]:
 
 
 def first_accuracy(job: Job, first: Step | None) -> dict[str, float]:
-    """cosine, l2 and linf of the gradient of the first step; a process that saw a share of it cannot tell."""
+    """cosine, l2 and linf of the gradient of the first step.
+
+    Nothing where there is no reference to be had, or where this process saw a share of the batch alone.
+    """
     if first is None or dist.is_initialized():
         return {}
-    return asdict(accuracy(first, first_reference(job.task, job.sizes, job.seed, job.batch)))
+    try:
+        true = first_reference(job.task, job.sizes, job.seed, job.batch)
+    except NoReferenceError:
+        return {}
+    return asdict(accuracy(first, true))
 
 
 def follow_gradients(job: Job) -> Iterator[Row]:

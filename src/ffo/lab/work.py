@@ -9,6 +9,7 @@ from ffo.lab.baselines import BASELINES
 from ffo.lab.distributed import train_distributed
 from ffo.lab.jobs import Job, Kind
 from ffo.lab.memory import measure_memory
+from ffo.lab.reference import NoReferenceError
 from ffo.lab.rows import Row
 from ffo.lab.step import first_reference
 from ffo.lab.tasks import make_task
@@ -27,7 +28,7 @@ def prepare(job: Job) -> None:
     """What all methods share is made before the first one's time begins: data, and the reference."""
     compared = job.kind in ("train", "time") and job.processes == 1
     if compared and not BASELINES[job.method].why_not(make_task(job.task, job.sizes).inner, job.settings):
-        with contextlib.suppress(RuntimeError):  # the job itself will say so
+        with contextlib.suppress(NoReferenceError):
             first_reference(job.task, job.sizes, job.seed, job.batch)
 
 

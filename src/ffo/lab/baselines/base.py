@@ -47,6 +47,8 @@ class Baseline:
         make: (problem, settings) -> layer.
         packages: modules that must be installed.
         settings: the fields of `Settings` that it understands.
+        refuses: problem -> why not this one, in words; empty: no objection.
+        same_build: name of a contender with the same layer to build: where that one meets a limit, so will this.
         exact: whether its gradient is exact up to the accuracy of its solver.
         ours: whether it is this package's.
     """
@@ -56,6 +58,8 @@ class Baseline:
     make: Callable[[Inner, Settings], Layer]
     packages: tuple[str, ...] = ()
     settings: frozenset[str] = frozenset()
+    refuses: Callable[[Inner], str] = lambda inner: ""
+    same_build: str = ""
     exact: bool = True
     ours: bool = False
 
@@ -67,7 +71,7 @@ class Baseline:
         if self.family == "qp" and not inner.is_qp:
             return "unsupported cone: second-order (this method takes quadratic programs)"
         unknown = settings.given - self.settings
-        return f"has no setting: {', '.join(sorted(unknown))}" if unknown else ""
+        return f"has no setting: {', '.join(sorted(unknown))}" if unknown else self.refuses(inner)
 
     def build(self, inner: Inner, settings: Settings = DEFAULTS) -> Layer:
         """The layer for this problem."""

@@ -41,8 +41,13 @@ def _cvxpylayer(constant: bool) -> Baseline:
     def make(inner: Inner, settings: Settings) -> Layer:
         return _layer(inner, _diffcp(settings), constant=constant)
 
+    def refuses(inner: Inner) -> str:
+        same = constant and not inner.matrices_as_parameters
+        return "the matrices are constants of this problem anyway: see CvxpyLayer" if same else ""
+
     name = "CvxpyLayer (constants)" if constant else "CvxpyLayer"
-    return Baseline(name, "conic", make, packages=("cvxpylayers",), settings=frozenset({"tolerance", "solver"}))
+    settings = frozenset({"tolerance", "solver"})
+    return Baseline(name, "conic", make, packages=("cvxpylayers",), settings=settings, refuses=refuses)
 
 
 #: how the solvers of diffcp call their tolerances; ECOS is its default
@@ -69,8 +74,15 @@ def _lpgd(name: str, tolerance: float) -> Baseline:
         tolerance_args = dict.fromkeys(TOLERANCES["SCS"], eps)
         return _layer(inner, {"solve_method": "SCS", "max_iters": 100_000, **tolerance_args}, derivative)
 
-    settings = frozenset({"tolerance", "delta"})
-    return Baseline(name, "conic", make, packages=("cvxpylayers",), settings=settings, exact=False)
+    return Baseline(
+        name,
+        "conic",
+        make,
+        packages=("cvxpylayers",),
+        settings=frozenset({"tolerance", "delta"}),
+        same_build="CvxpyLayer",
+        exact=False,
+    )
 
 
 def _moreau(inner: Inner, settings: Settings) -> Layer:

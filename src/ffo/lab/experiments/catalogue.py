@@ -6,6 +6,7 @@ and share what is costly to prepare.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -29,7 +30,8 @@ Planner = Callable[[Preset, Sequence[str]], Iterator[Job]]
 
 
 def _train(experiment: str, task: str, method: str, seed: int, course: Course, settings: Settings = DEFAULTS) -> Job:
-    return Job(experiment, task, method, seed, course.sizes, course.batch, "train", course.epochs, settings=settings)
+    job = Job(experiment, task, method, seed, course.sizes, course.batch, "train", course.epochs, settings=settings)
+    return replace(job, time_limit=course.time_limit)
 
 
 def _decision(experiment: str, task: str) -> Planner:
@@ -133,15 +135,27 @@ def plan(preset: Preset, experiments: Sequence[str], methods: Sequence[str], pro
     last, so that the others can share one.
     """
     jobs = [job for name in experiments for job in CATALOGUE[name](preset, methods)]
-    jobs = [replace(job, time_limit=preset.time_limit, budget=preset.budget) for job in jobs]
+    jobs = [replace(job, time_limit=min(job.time_limit, preset.time_limit), budget=preset.budget) for job in jobs]
     jobs = [replace(job, processes=processes) if job.kind == "train" else job for job in jobs]
-    return sorted(_chained(jobs), key=lambda job: job.fresh)
+    return sorted(_chained(jobs, preset.repeat_limit), key=lambda job: job.fresh)
 
 
-def _chained(jobs: Sequence[Job]) -> Iterator[Job]:
-    """Each job after the one before it that differs in nothing but seed and size."""
-    before: dict[tuple[str, str, str, Settings], str] = {}
+def _chained(jobs: Sequence[Job], repeat_limit: float) -> Iterator[Job]:
+    """Each job after the one before it that differs in nothing but seed and size.
+
+    A method that builds another's layer comes after that one's job; on a further seed, after its own.
+    """
+    before: dict[tuple[str, str, str, Settings], Job] = {}
+    all_keys = {job.key for job in jobs}
     for job in jobs:
         series = (job.experiment, job.task, job.method, job.settings)
-        yield replace(job, after=before.get(series, ""))
-        before[series] = job.key
+        easier = before.get(series)
+        before[series] = job
+        repeats = easier is not None and replace(job, seed=easier.seed).key == easier.key
+        twin = replace(job, method=BASELINES[job.method].same_build or job.method).key
+        if not repeats and twin != job.key and twin in all_keys:
+            yield replace(job, after=twin)
+        elif easier is not None:
+            yield replace(job, after=easier.key, repeat_limit=repeat_limit if repeats else math.inf)
+        else:
+            yield job

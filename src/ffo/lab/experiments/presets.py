@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ffo.lab.tasks.base import Sizes
@@ -9,11 +10,12 @@ from ffo.lab.tasks.base import Sizes
 
 @dataclass(frozen=True)
 class Course:
-    """A training run: the task's sizes, samples per step, epochs."""
+    """A training run: the task's sizes, samples per step, epochs; its own time limit, if it has one."""
 
     sizes: Sizes
     batch: int
     epochs: int
+    time_limit: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Preset:
         similarity_sizes: dimensions; similarity_steps: steps of training; every: steps between comparisons.
         batches: batch sizes; ablation: training of the tolerance and perturbation experiments, and the
             sizes at which batch sizes and solvers are compared.
-        time_limit: seconds for one job.
+        time_limit: seconds for one job; a method that took longer than repeat_limit is not run on a further
+            seed.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Preset:
     tolerances: tuple[float, ...]
     deltas: tuple[float, ...]
     time_limit: float
+    repeat_limit: float
 
 
 QUICK = Preset(
@@ -81,9 +85,9 @@ QUICK = Preset(
     decision=Course(Sizes(d_y=200, samples=40, learning_rate=1e-3), batch=32, epochs=3),
     boards={
         4: Course(Sizes(samples=40, learning_rate=3e-2), batch=32, epochs=3),
-        9: Course(Sizes(samples=10, learning_rate=1e-2), batch=4, epochs=1),
+        9: Course(Sizes(samples=10, learning_rate=1e-2), batch=4, epochs=1, time_limit=4.0),
     },
-    sizes=(100, 300, 800),
+    sizes=(100, 200, 800),
     steps=3,
     budget=0.8,
     memory_sizes=(200, 1000),
@@ -95,7 +99,8 @@ QUICK = Preset(
     ablation=Course(Sizes(d_y=100, samples=80, learning_rate=1e-3), batch=32, epochs=1),
     tolerances=(1e-3, 1e-6, 1e-9),
     deltas=(1e-2, 1e-4, 1e-6),
-    time_limit=6.0,
+    time_limit=5.0,
+    repeat_limit=2.5,
 )
 PAPER = Preset(
     name="paper",
@@ -121,5 +126,6 @@ PAPER = Preset(
     tolerances=(1e-3, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12),
     deltas=(1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7),
     time_limit=4 * 3600.0,
+    repeat_limit=math.inf,
 )
 PRESETS = {preset.name: preset for preset in (QUICK, PAPER)}

@@ -15,7 +15,7 @@ from ffo.lab.runner.worker import Worker
 from ffo.lab.store import Limits, Outcome, Store
 
 
-def run_in_process(job: Job, limits: Limits, threads: int | None) -> tuple[list[Row], Outcome]:
+def run_in_process(job: Job, limits: Limits, threads: int) -> tuple[list[Row], Outcome]:
     """One job in a worker process of its own: all its rows, and how it ended."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -31,7 +31,7 @@ def run_on_ray(
     store: Store,
     limits: Limits,
     bars: Bars,
-    threads: int | None,
+    threads: int,
     address: str,
     cpus_per_job: float,
 ) -> None:

@@ -27,8 +27,11 @@ def hopeless(job: Job, store: Store) -> str:
         return ""
     if easier.status == "skipped":
         return easier.reason
-    limited = easier.status == "failed" and easier.reason.startswith(LIMITS)
-    return f"not tried: in an easier case, {easier.reason}" if limited else ""
+    if easier.status == "failed" and easier.reason.startswith(LIMITS):
+        return f"not tried: in an easier case, {easier.reason}"
+    if easier.seconds > job.repeat_limit:
+        return f"not repeated: another seed took {easier.seconds:.1f} s"
+    return ""
 
 
 def conclude(job: Job, outcome: Outcome, store: Store, limits: Limits, bars: Bars) -> None:
@@ -48,7 +51,7 @@ def run_here(
     store: Store,
     limits: Limits,
     bars: Bars,
-    threads: int | None,
+    threads: int,
     make: Callable[..., Worker] = Worker,
 ) -> None:
     """Run jobs in their order: one at a time, so that none disturbs another's times."""

@@ -29,11 +29,10 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 class Worker:
     """One process at a time: started for the first job, and again after it had to be ended.
 
-    `threads` are those of OpenMP and BLAS. None leaves them to the libraries, which is not the same as their
-    default number: with two threads asked for, MKL's batched LU, on which qpth rests, has been seen to fail.
+    `threads` are those of OpenMP and BLAS.
     """
 
-    def __init__(self, log: Path, threads: int | None) -> None:
+    def __init__(self, log: Path, threads: int) -> None:
         self.log, self.threads = log, threads
         self.process: subprocess.Popen[bytes] | None = None
         self.connection: Connection | None = None
@@ -85,7 +84,7 @@ class Worker:
         if self.connection is not None:
             return self.connection
         ours, theirs = socket.socketpair()
-        chosen = dict.fromkeys(THREAD_VARIABLES, str(self.threads)) if self.threads else {}
+        chosen = dict.fromkeys(THREAD_VARIABLES, str(self.threads))
         command = [sys.executable, "-m", "ffo.lab.runner.child", str(theirs.fileno())]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
