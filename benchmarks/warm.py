@@ -102,7 +102,7 @@ def suite(repeats: int, progress: Callable[[str], None]) -> Suite:
     """Warm steps of all sizes and drifts, and the error of their gradients."""
     figures, rows = [], []
     for n in SIZES:
-        timings = [time_steps(n, drift, max(repeats // 2, 2), progress) for drift in DRIFTS]
+        timings = [time_steps(n, drift, 2 * repeats, progress) for drift in DRIFTS]
         rows += [t.as_dict() for t in timings]
         figures.append(Figure(f"QP n={n}: warm step against cold step", timings[0].ratio, RATIO))
         progress(f"warm: gradients, n={n}")
