@@ -6,7 +6,11 @@ import pytest
 import torch
 from function_problems import gradients, quadratic, quadratic_layer, relative
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+    # torch itself says so where its backward thread is the first to use a device, and goes on
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
+]
 
 
 @pytest.mark.parametrize("hvp", ["difference", "autograd"])
