@@ -110,14 +110,7 @@ def merge_certificates(pieces: list[tuple[Array, Linearization]], batch: int) ->
     """One certificate for the batch; samples in no piece were not solved."""
     if len(pieces) == 1 and len(pieces[0][0]) == batch:
         return pieces[0][1].certificate
-    merged = Certificate(
-        unsettled=np.ones(batch, dtype=bool),
-        margin_ratio=np.full(batch, np.inf),
-        weakly_active=np.zeros(batch, dtype=bool),
-        error=np.full(batch, np.inf),
-        natural_residual=np.full(batch, np.nan),
-        ghost_residual=np.full(batch, np.nan),
-    )
+    merged = Certificate.unsolved(batch)
     for who, piece in pieces:
         for name, values in vars(piece.certificate).items():
             getattr(merged, name)[who] = values

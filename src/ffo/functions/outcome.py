@@ -259,7 +259,7 @@ class _Run:
         y = torch.where(ok.unsqueeze(1), points.y, torch.nan)
         system, evidence = None, None
         if derivative:
-            evidence = _nothing(self.problem.batch)
+            evidence = Certificate.unsolved(self.problem.batch)
             if len(solved):
                 problem = self.problem.take(solved)
                 local = points.last if len(solved) == self.problem.batch else None
@@ -310,15 +310,3 @@ def _verdicts(problem: Problem, points: Polished, answer: Answer, start: Tensor)
         else:
             found.append(Status.INACCURATE if said is Status.SOLVED else said)
     return found
-
-
-def _nothing(batch: int) -> Certificate:
-    """The certificate of samples that were not solved."""
-    return Certificate(
-        unsettled=np.ones(batch, dtype=bool),
-        margin_ratio=np.full(batch, np.inf),
-        weakly_active=np.zeros(batch, dtype=bool),
-        error=np.full(batch, np.inf),
-        natural_residual=np.full(batch, np.nan),
-        ghost_residual=np.full(batch, np.nan),
-    )

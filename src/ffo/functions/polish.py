@@ -120,8 +120,7 @@ def certificate(polished: Polished, system: GhostSystem) -> Certificate:
         "weakly_active": margin <= WEAK,
         "error": polished.error,
         "natural_residual": polished.natural,
-        "ghost_residual": torch.full_like(margin, torch.nan),
         "dependent": system.projection.dependent & inequality,
         "indefinite": polished.indefinite,
     }
-    return Certificate(**{name: np.asarray(value.cpu()) for name, value in fields.items()})
+    return Certificate.before_backward(**{name: np.asarray(value.cpu()) for name, value in fields.items()})

@@ -52,14 +52,47 @@ class Certificate:
     error: Array
     natural_residual: Array
     ghost_residual: Array
-    dependent: Array = None  # type: ignore[assignment]  # filled in below
-    constraints: Array = None  # type: ignore[assignment]
-    indefinite: Array = None  # type: ignore[assignment]
+    dependent: Array
+    constraints: Array
+    indefinite: Array
 
-    def __post_init__(self) -> None:
-        for name, value in (("dependent", False), ("constraints", True), ("indefinite", False)):
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, np.full(len(self.unsettled), value))
+    @classmethod
+    def before_backward(
+        cls,
+        *,
+        unsettled: Array,
+        margin_ratio: Array,
+        weakly_active: Array,
+        error: Array,
+        natural_residual: Array,
+        dependent: Array | None = None,
+        indefinite: Array | None = None,
+    ) -> Certificate:
+        """What a forward pass found out; nothing is held against a gradient of which nobody looked for it."""
+        nothing, unknown = np.zeros(len(unsettled), dtype=bool), np.full(len(unsettled), np.nan)
+        return cls(
+            unsettled=unsettled,
+            margin_ratio=margin_ratio,
+            weakly_active=weakly_active,
+            error=error,
+            natural_residual=natural_residual,
+            ghost_residual=unknown,
+            dependent=nothing if dependent is None else dependent,
+            constraints=~nothing,
+            indefinite=nothing.copy() if indefinite is None else indefinite,
+        )
+
+    @classmethod
+    def unsolved(cls, batch: int) -> Certificate:
+        """That of samples without a solution."""
+        infinite = np.full(batch, np.inf)
+        return cls.before_backward(
+            unsettled=np.ones(batch, dtype=bool),
+            margin_ratio=infinite,
+            weakly_active=np.zeros(batch, dtype=bool),
+            error=infinite.copy(),
+            natural_residual=np.full(batch, np.nan),
+        )
 
     @property
     def good(self) -> Array:

@@ -117,13 +117,12 @@ class _Trials:
 
     @property
     def polished(self) -> Polished:
-        certificate = Certificate(
+        certificate = Certificate.before_backward(
             unsettled=~self.settled,
             margin_ratio=self.ratio,
             weakly_active=self.weak,
             error=self.natural.copy(),
             natural_residual=self.natural,
-            ghost_residual=np.full(self.program.batch, np.nan),
         )
         return Polished(self.x, self.y, self.s, tuple(self.parts), certificate, self.measured)
 

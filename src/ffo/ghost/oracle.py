@@ -117,13 +117,12 @@ def _as_it_is(program: ConeProgram, solution: Solution, way: Way) -> Polished:
     # An interior-point answer errs by about the square root of its residual, and differences of such
     # answers by that to the power 2/3.
     ratio = (np.sqrt(residual)[:, None] * block / np.maximum(active.margin, 1e-300)).max(axis=1, initial=0.0)
-    certificate = Certificate(
+    certificate = Certificate.before_backward(
         unsettled=np.zeros(program.batch, dtype=bool),
         margin_ratio=ratio,
         weakly_active=(active.margin <= WEAK * block).any(axis=1),
         error=np.cbrt(residual),
         natural_residual=residual,
-        ghost_residual=np.full(program.batch, np.nan),
         dependent=part.solver.dependent(),
     )
     return Polished(solution.x, active.y, active.s, (part,), certificate)

@@ -176,13 +176,12 @@ class _Run:
         # Judged in the sizes of the answer: those of a start far away would excuse anything.
         best = self.best
         natural = _residual(self.program, best.x, best.y, best.s, scale(self.program, best.x, best.y, best.s))
-        certificate = Certificate(
+        certificate = Certificate.before_backward(
             unsettled=~self.settled,
             margin_ratio=self.ratio,
             weakly_active=self.weak,
             error=np.maximum(self.error, natural),
             natural_residual=natural,
-            ghost_residual=np.full(self.program.batch, np.nan),
             dependent=dependent,
         )
         return Polished(self.best.x, self.best.y, self.best.s, parts, certificate)

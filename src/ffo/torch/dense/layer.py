@@ -246,13 +246,12 @@ def _info(solution: DenseSolution, start: float, solved: float) -> Info:
     natural = solution.verdict.natural.cpu().numpy()
     margin = solution.verdict.margin.cpu().numpy()
     batch = len(natural)
-    certificate = Certificate(
+    certificate = Certificate.before_backward(
         unsettled=np.zeros(batch, dtype=bool),
         margin_ratio=natural / np.maximum(margin, 1e-300),
         weakly_active=margin <= WEAK,
         error=natural,
         natural_residual=natural,
-        ghost_residual=np.full(batch, np.nan),
     )
     now = time.perf_counter()
     return Info(
