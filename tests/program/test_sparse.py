@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from ffo.program.sparse import SparseBatch, SymmetricBatch, distinct, span, take_rows
+from ffo.program.sparse import SparseBatch, SymmetricBatch, distinct, is_identity, span, take_rows
 
 Array = np.ndarray
 BATCH = 3
@@ -167,11 +167,32 @@ def test_consecutive_places_are_a_slice() -> None:
 
 
 @storage
-def test_the_same_and_copies(shared: bool) -> None:
+def test_the_same_and_frozen(shared: bool) -> None:
     batch, _ = random_batch((4, 3), shared)
-    other = batch.copy()
+    other = batch.frozen()
     assert batch.same(other)
-    other.values[..., 0] += 1.0
+    assert other.frozen() is other
+    with pytest.raises(ValueError, match="read-only"):
+        other.values[..., 0] += 1.0
+    batch.values[..., 0] += 1.0
     assert not batch.same(other)
     assert not batch.same(batch.restrict(np.arange(batch.nnz) > 0))
-    assert isinstance(random_symmetric(3, shared)[0].copy(), SymmetricBatch)
+    assert isinstance(random_symmetric(3, shared)[0].frozen(), SymmetricBatch)
+
+
+def test_frozen_does_not_rely_on_views_of_arrays_that_can_be_written_to() -> None:
+    batch, _ = random_batch((4, 3), True)
+    view = batch.values[:]
+    view.flags.writeable = False
+    watched = SparseBatch(batch.frozen().indptr, batch.frozen().indices, view, batch.shape)
+    frozen = watched.frozen()
+    batch.values[0] += 1.0
+    assert not watched.same(frozen)
+
+
+def test_the_identity_is_recognized() -> None:
+    assert is_identity(sp.csc_array(sp.eye_array(3)))
+    assert is_identity(sp.csr_array((0, 0)))
+    permuted = sp.csc_array(np.eye(3)[[1, 0, 2]])
+    for other in (2.0 * sp.eye_array(3), sp.eye_array(3, 4), permuted, np.tri(3), np.diag([1.0, 0.0, 1.0])):
+        assert not is_identity(sp.csc_array(other))

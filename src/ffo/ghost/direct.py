@@ -21,11 +21,11 @@ import scipy.sparse as sp
 from ffo.ghost.factors import REGULARISATION, SharpFactors, equilibrate, factor_blocks, regularised
 from ffo.ghost.layout import Layout, Layouts
 from ffo.ghost.problem import GhostSolver, GhostSystem, Sensitivity, Way
+from ffo.ghost.refinement import refine
 from ffo.program.cone import ConeProgram
 
 Array = np.ndarray
 
-REFINEMENTS = 12
 ACCURACY = 1e-13
 #: estimated relative error that asks for no further refinement
 SMALL_ERROR = 1e-9
@@ -79,10 +79,10 @@ class DirectSolver(GhostSolver):
         rhs = system.right_hand_side(r_x, r_s)
         target = np.full(system.batch, ACCURACY) if accuracy is None else np.maximum(accuracy, ACCURACY)
         allowed = np.full(system.batch, SMALL_ERROR if accuracy is None else np.inf)
-        z, relative, error = self._refine(rhs, target, allowed)
+        z, _, relative, error = refine(self, rhs, target, allowed)
         if self._borrowed and not (relative <= np.maximum(target, BORROWED)).all():
             self._factors, self._borrowed = _Factors(system), False
-            z, relative, error = self._refine(rhs, target, allowed)
+            z, _, relative, error = refine(self, rhs, target, allowed)
         relative = np.maximum(relative, error) if accuracy is None else relative
         for k in self._doubtful(relative, error, accuracy is None):
             at = np.flatnonzero(system.sample == k)
@@ -145,38 +145,22 @@ class DirectSolver(GhostSolver):
             self._sharper[k] = _SharpSample(self.system, self._factors, at, self._units[at])
         return self._sharper[k]
 
-    def _norms(self, residual: Array) -> Array:
+    def correction(self, residual: Array) -> Array:
+        return self._factors.solve(residual, self.system)
+
+    def residual(self, rhs: Array, z: Array) -> Array:
+        return rhs - self.system.formed_dot(z)
+
+    def norms(self, residual: Array) -> Array:
         """(batch,) norm of each sample's part of a vector of residuals, in natural units."""
         weights = (residual * self._units) ** 2
         return np.sqrt(np.bincount(self.system.sample, weights=weights, minlength=self.system.batch))
 
-    def _refine(self, rhs: Array, target: Array, allowed: Array) -> tuple[Array, Array, Array]:
-        """Iterative refinement to relative residuals and errors (batch,); keeps each sample's best iterate.
+    def moved(self, step: Array, z: Array) -> Array:
+        return self.norms(step / self._units**2) / np.maximum(self.norms(z / self._units**2), 1e-300)
 
-        The last step of refinement is as large as the error before it; after it the error is smaller, by
-        the ratio by which the residual fell.
-        """
-        system = self.system
-        size = self._norms(rhs)
-        size = np.where(size > 0, size, 1.0)
-        best, best_norm = np.zeros_like(rhs), self._norms(rhs) / size
-        error = np.where(best_norm > 0, 1.0, 0.0)
-        z, residual = best, rhs
-        for _ in range(REFINEMENTS):
-            step = self._factors.solve(residual, system)
-            z = z + step
-            residual = rhs - system.formed_dot(z)
-            norm = self._norms(residual) / size
-            better = norm < best_norm
-            shrunk = norm / np.where(best_norm > 0, best_norm, 1.0)
-            moved = self._norms(step / self._units**2) / np.maximum(self._norms(z / self._units**2), 1e-300)
-            error = np.where(better, moved * shrunk, error)
-            best = z if better.all() else np.where(better[system.sample], z, best)
-            stalled = ~(norm <= 0.3 * best_norm)
-            best_norm = np.where(better, norm, best_norm)
-            if (((best_norm <= target) & (error <= allowed)) | stalled).all():
-                break
-        return best, best_norm, error
+    def choose(self, mine: Array, z: Array, other: Array) -> Array:
+        return np.where(mine[self.system.sample], z, other)
 
 
 class _SharpSample:

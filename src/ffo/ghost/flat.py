@@ -16,11 +16,12 @@ import numpy as np
 
 from ffo.cones.zero import Zero
 from ffo.ghost.certificate import WEAK, Certificate
-from ffo.ghost.direct import INCONSISTENT, REFINEMENTS, SMALL_ERROR, Direct, DirectSolver
+from ffo.ghost.direct import INCONSISTENT, SMALL_ERROR, Direct, DirectSolver
 from ffo.ghost.face import ActiveSet, scale
 from ffo.ghost.layout import BoundRows, CutFactors, Layout
 from ffo.ghost.polish import Part, Polished, polish
 from ffo.ghost.problem import GhostSolver, GhostSystem, Sensitivity
+from ffo.ghost.refinement import refine
 from ffo.program.cone import ConeProgram
 from ffo.program.sparse import span
 
@@ -151,18 +152,20 @@ class _Trial:
     def __init__(self, solver: FlatSolver, inequality: Array | slice) -> None:
         self.solver, self._inequality = solver, inequality
         program, active = solver.program, solver.active
-        found = solver.solve(-program.q, program.b)
+        found, left = solver.solve_openly(-program.q, program.b)
         self.x, self.y = found.u, found.w
         slack = program.slack(self.x)
-        held = slack * active
-        self.s = slack - held
+        self.s = np.where(active, 0.0, slack)
         sizes = scale(program, self.x, self.y, self.s)
-        left = program.stationarity(self.x, self.y)
-        force, length = _max(left), _max(held)
+        # bounds that hold, and stationarity in their variables, are met by construction
+        left *= solver.keep
+        n, rows = solver.layout.n, solver.layout.rows
+        force, held = left[:, :n], left[:, n:]
         # y >= 0 and s >= 0 are complementary: this is all that is left of the duality gap
-        gap = np.einsum("ij,ij->i", self.x, left) + np.einsum("ij,ij->i", self.y, held)
-        self.measured = np.maximum.reduce([force, length, np.abs(gap)])
-        self.natural = np.maximum(force / sizes.dual, _max(held / sizes.rows) / sizes.primal)
+        gap = np.einsum("ij,ij->i", self.y[:, rows], held) - np.einsum("ij,ij->i", self.x, force)
+        largest = _max(force)
+        self.measured = np.maximum.reduce([largest, _max(held), np.abs(gap)])
+        self.natural = np.maximum(largest / sizes.dual, _max(held / sizes.rows[:, rows]) / sizes.primal)
         w = (slack - sizes.tau * self.y)[:, inequality]
         self._below = w < 0
         same = (self._below == active[:, inequality]).all(axis=1)
@@ -212,11 +215,15 @@ class FlatSolver(GhostSolver):
     def __init__(self, program: ConeProgram, layout: Layout, active: Array, remember: bool) -> None:
         self.program, self.layout, self.active = program, layout, active
         self._bounds = [_Bounds(rows, active) for rows in layout.bounds]
-        count = np.zeros((program.batch, layout.n), dtype=np.int8)
+        self.keep = np.ones((program.batch, layout.weights.shape[1]), dtype=bool)
+        self._twice = np.zeros(program.batch, dtype=bool)
         for bounds in self._bounds:
-            count[:, bounds.rows.columns] += bounds.held
-        self._twice = (count > 1).any(axis=1)
-        self.keep = np.concatenate([count == 0, active[:, layout.rows]], axis=1)
+            free = self.keep[:, bounds.rows.columns]
+            if bounds is not self._bounds[0]:
+                self._twice = (bounds.held > free).any(axis=1)
+            self.keep[:, bounds.rows.columns] = free > bounds.held
+        self.keep[:, layout.n :] = active[:, layout.rows]
+        self._weights = self.keep * layout.weights
         self._factors = CutFactors(layout, self.keep, remember)
         self.trusted = np.zeros(program.batch, dtype=bool)
 
@@ -231,8 +238,8 @@ class FlatSolver(GhostSolver):
         singular = suspect
         if suspect.any():
             rhs = np.random.default_rng(0).standard_normal(self.keep.shape[1]) * self.keep
-            _, relative, error = self._refine(rhs, np.zeros(len(rhs)), ROUNDING, SMALL_ERROR)
-            singular = suspect & ~(np.maximum(relative, error) <= INCONSISTENT)
+            found = refine(_Kept(self), rhs, ROUNDING, SMALL_ERROR)
+            singular = suspect & ~(np.maximum(found.relative, found.error) <= INCONSISTENT)
             self._factors.acquit(np.flatnonzero(suspect & ~singular))
         return ~(self._twice | singular)
 
@@ -243,72 +250,56 @@ class FlatSolver(GhostSolver):
         return GhostSystem(self.program, ActiveSet(self.program, np.where(self.active, -tau, tau), tau))
 
     def solve(self, r_x: Array, r_s: Array, accuracy: Array | None = None) -> Sensitivity:
-        n, K = self.layout.n, self.layout.K
-        start = np.zeros(self.keep.shape)
-        if r_s.any():
+        return self.solve_openly(r_x, r_s, accuracy)[0]
+
+    def solve_openly(self, r_x: Array, r_s: Array, accuracy: Array | None = None) -> tuple[Sensitivity, Array]:
+        """The solution, and (batch, n + g) what it leaves of r_x, without multipliers of bounds, and of r_s."""
+        n, rows, K = self.layout.n, self.layout.rows, self.layout.K
+        rhs = np.concatenate([r_x, r_s[:, rows]], axis=1)
+        start = None
+        if self._bounds and r_s.any():
+            start = np.zeros(rhs.shape)
             for bounds in self._bounds:
                 bounds.fix(start[:, :n], r_s)
-        rhs = np.concatenate([r_x, r_s[:, self.layout.rows]], axis=1)
-        fixed = _norm(start)
-        if fixed.any():
             rhs -= K.dot(start)
         target = ROUNDING if accuracy is None else np.maximum(accuracy, ROUNDING)
-        z, relative, error = self._refine(rhs * self.keep, fixed, target, SMALL_ERROR if accuracy is None else np.inf)
+        z, left, relative, error = refine(_Kept(self, start), rhs, target, SMALL_ERROR if accuracy is None else np.inf)
         relative = np.maximum(relative, error) if accuracy is None else relative
-        z += start
-        w = np.zeros(r_s.shape)
-        w[:, self.layout.rows] = z[:, n:]
-        left = r_x - K.dot(z)[:, :n]
+        if start is not None:
+            z += start
+        u, w = z[:, :n], np.zeros(r_s.shape)
+        w[:, rows] = z[:, n:]
         for bounds in self._bounds:
             bounds.balance(w, left)
-        u = z[:, :n]
         doubtful = np.flatnonzero(self.trusted & ~(relative <= INCONSISTENT))
         if len(doubtful):
             other = self._general.solve(r_x, r_s, accuracy)
             u[doubtful], w[doubtful], relative[doubtful] = (v[doubtful] for v in (other.u, other.w, other.residual))
-        return Sensitivity(u, w, relative)
+        return Sensitivity(u, w, relative), left
 
     @cached_property
     def _general(self) -> DirectSolver:
         return DirectSolver(self.system)
 
-    def _refine(self, rhs: Array, fixed: Array, target: Array | float, allowed: float) -> tuple[Array, Array, Array]:
-        """Iterative refinement, as in `DirectSolver`; `fixed` (batch,) is the norm of what is eliminated."""
-        K = self.layout.K
-        norm = self._norm(rhs)
-        size = np.where(norm > 0, norm, 1.0)
-        best, best_norm = np.zeros_like(rhs), norm / size
-        error = np.where(best_norm > 0, 1.0, 0.0)
-        z, residual = best, rhs
-        for _ in range(REFINEMENTS):
-            step = self._factors.solve(residual)
-            z = z + step if residual is not rhs else step
-            residual = rhs - K.dot(z)
-            residual *= self.keep
-            norm = self._norm(residual) / size
-            better = norm < best_norm
-            stalled = ~(norm <= 0.3 * best_norm)
-            ending = stalled | (norm <= target)
-            if ending.any():
-                shrunk = norm / np.where(best_norm > 0, best_norm, 1.0)
-                moved = self._length(step) / np.maximum(np.hypot(self._length(z), fixed), 1e-300)
-                error = np.where(better, moved * shrunk, error)
-            best = z if better.all() else np.where(better[:, None], z, best)
-            best_norm = np.where(better, norm, best_norm)
-            if (ending & ((error <= allowed) | stalled)).all():
-                break
-        return best, best_norm, error
 
-    def _norm(self, residual: Array) -> Array:
-        """(batch,) norm of residuals, in natural units."""
-        n = self.layout.n
-        return np.hypot(_norm(residual[:, :n]), _norm(residual[:, n:] * self.layout.units))
+class _Kept:
+    """The unknowns that are left of a `FlatSolver`'s system, for `refine`; `start` (batch, n + g): those that are
+    eliminated."""
 
-    def _length(self, z: Array) -> Array:
-        """(batch,) norm of unknowns, in natural units."""
-        n = self.layout.n
-        return np.hypot(_norm(z[:, :n]), _norm(z[:, n:] / self.layout.units))
+    def __init__(self, solver: FlatSolver, start: Array | None = None) -> None:
+        self.correction = solver._factors.solve
+        self._layout, self._weights, self._start = solver.layout, solver._weights, start
 
+    def residual(self, rhs: Array, z: Array) -> Array:
+        return rhs - self._layout.K.dot(z)
 
-def _norm(v: Array) -> Array:
-    return np.sqrt(np.einsum("ij,ij->i", v, v))
+    def norms(self, residual: Array) -> Array:
+        return np.sqrt(np.einsum("ij,ij,ij->i", residual, residual, self._weights))
+
+    def moved(self, step: Array, z: Array) -> Array:
+        inverse, whole = 1.0 / self._layout.weights, z if self._start is None else z + self._start
+        squared, all_squared = (np.einsum("ij,ij,ij->i", v, v, inverse) for v in (step, whole))
+        return np.sqrt(squared) / np.maximum(np.sqrt(all_squared), 1e-300)
+
+    def choose(self, mine: Array, z: Array, other: Array) -> Array:
+        return np.where(mine[:, None], z, other)

@@ -30,8 +30,8 @@ Array = np.ndarray
 MAX_BYTES, KEPT = 256 * 2**20, 4
 #: pivots of rows and of variables (the largest entries of the matrix being 1) up to which it may be singular
 ROW_PIVOT, VARIABLE_PIVOT = 1e-4, 1e-6
-#: regularisation that is enough where no pivot is small, and hardly asks for refinement
-SLIGHT = 1e-14
+#: regularisation that is enough where no pivot is small, and leaves less than asks for refinement
+SLIGHT = 1e-15
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,13 @@ class Layout:
     """K = [P  A_G'; A_G  .], where G are the rows of A that are not bounds.
 
     Attributes:
-        bounds: the first and the second bound of each variable; more of them count as G.
+        bounds: the first and the second bound of each variable, where there are any; more of them count as G.
         rows: (g,) the rows G, a slice where it can be.
         K: (n + g, n + g) upper triangle, every diagonal entry stored.
         scale: (batch or 1, n + g) its symmetric equilibration.
         tau: (batch or 1, m) |a_i|^2 / |P|, which makes multipliers comparable with slacks.
-        units: (batch or 1, g) |P| / |a_i|, which makes residuals of rows comparable with those of variables.
+        weights: (batch or 1, n + g) of squared residuals: 1 for those of variables, and for those of rows
+            |P|^2 / |a_i|^2, which makes them comparable.
         again: whether it was asked for more than once: matrices that are learned are not.
         slight: whether a slight regularisation has been enough so far.
         factors: those of the active sets that were to be remembered.
@@ -68,14 +69,15 @@ class Layout:
         self.again = False
         self.n, self.m = P.shape[0], A.shape[0]
         first, second, general = self._by_kind()
-        self.bounds = (first, second)
+        self.bounds = tuple(kind for kind in (first, second) if kind.coefficient.size)
         self.rows = span(np.flatnonzero(general))
         self.K = _saddle(P, A, np.flatnonzero(general))
         self.scale = _equilibration(self.K)
         curvature = np.abs(np.atleast_2d(P.values)).max(axis=1, keepdims=True, initial=0.0)
         squared = np.where(A.row_norms_squared > 0, A.row_norms_squared, 1.0)
         self.tau = squared / np.where(curvature > 0, curvature, 1.0)
-        self.units = (np.sqrt(squared) / self.tau)[:, self.rows]
+        units = squared / self.tau**2
+        self.weights = np.concatenate([np.ones((len(units), self.n)), units[:, self.rows]], axis=1)
         self.factors = FactorMemory()
 
     def _by_kind(self) -> tuple[BoundRows, BoundRows, Array]:
@@ -231,7 +233,7 @@ class Layouts:
                 found.again = True
             else:
                 slight = not self._kept or self._kept[0].slight
-                found = Layout(P.copy(), A.copy(), slight)  # callers may write into theirs
+                found = Layout(P.frozen(), A.frozen(), slight)  # callers may write into theirs
             others = [one for one in self._kept if one is not found][: KEPT - 1]
             self._kept = [found, *others]
             for one in reversed(others):
@@ -292,7 +294,7 @@ class CutFactors:
 
     def solve(self, residual: Array) -> Array:
         """(batch, n + g) -> (batch, n + g), zero outside the submatrices; up to the regularisation."""
-        rhs = residual.ravel()[self._kept] * self._scale
+        rhs = residual.take(self._kept) * self._scale
         z = np.zeros(residual.size)
         inner = np.concatenate([f.solve(rhs[start:end]) for start, end, f in self._blocks] or [rhs])
         z[self._kept] = inner * self._scale

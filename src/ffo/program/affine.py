@@ -23,7 +23,7 @@ import scipy.sparse as sp
 from ffo.cones.product import Product
 from ffo.errors import InputError
 from ffo.program.cone import ConeProgram
-from ffo.program.sparse import SparseBatch, SymmetricBatch
+from ffo.program.sparse import SparseBatch, SymmetricBatch, is_identity
 
 Array = np.ndarray
 Block = Literal["P", "q", "A", "b"]
@@ -81,6 +81,11 @@ class Entry:
     def transposed(self) -> dict[Block, sp.csr_array]:
         return {name: M.T for name, M in self.maps.items()}
 
+    @cached_property
+    def plain(self) -> frozenset[Block]:
+        """The blocks that the parameter enters entry by entry: the map is the identity."""
+        return frozenset(name for name, M in self.maps.items() if is_identity(M))
+
 
 @dataclass(frozen=True)
 class DataGradient:
@@ -106,8 +111,11 @@ class _Nonzeros:
     places: Array
     values: Array
 
-    def same(self, other: _Nonzeros) -> bool:
-        return np.array_equal(self.places, other.places) and np.array_equal(self.values, other.values)
+    def of(self, theta: Array) -> bool:
+        """Whether a parameter has these nonzeros and no others."""
+        if np.count_nonzero(theta != 0) != len(self.places):
+            return False
+        return np.array_equal(theta[self.places], self.values)
 
 
 class AffineMap:
@@ -154,12 +162,14 @@ class AffineMap:
         """A matrix block; the one returned last where the same few nonzeros come again."""
         pattern = self.P if name == "P" else self.A
         kind = SymmetricBatch if name == "P" else SparseBatch
-        few = self._few(name, values, logs)
+        thetas = [(e.maps[name], logs[e.parameter] if e.log else values[e.parameter]) for e in self._entering[name]]
+        last = self._last.get(name)
+        shared = all(theta.ndim == 1 for _, theta in thetas)
+        if shared and last is not None and all(f.of(theta) for f, (_, theta) in zip(last[0], thetas, strict=True)):
+            return last[1]
+        few = _few(thetas) if shared else None
         if few is None:
             return kind(pattern.indptr, pattern.indices, self._block(name, values, logs), pattern.shape)
-        last = self._last.get(name)
-        if last is not None and all(f.same(g) for f, g in zip(few, last[0], strict=True)):
-            return last[1]
         constant = self._constant_places[name]
         columns = [_few_columns(f.map, f.places, f.values) for f in few]
         where = np.concatenate([constant, *(c[0] for c in columns)])
@@ -167,27 +177,14 @@ class AffineMap:
         places, entry = np.unique(where, return_inverse=True)
         total = np.bincount(entry, weights=what, minlength=len(places)).astype(float)
         indptr = np.searchsorted(places, pattern.indptr).astype(pattern.indptr.dtype)
-        made = kind(indptr, pattern.indices[places], total, pattern.shape)
+        made = kind(indptr, pattern.indices[places], total, pattern.shape).frozen()
         self._last[name] = few, made
         return made
 
-    def _few(self, name: Block, values: Sequence[Array], logs: dict[int, Array]) -> list[_Nonzeros] | None:
-        """The nonzeros of the parameters of a block, if it is shared and these are few.
-
-        A parameter declared dense (n x n) is often filled with sparse values (an identity).
-        """
-        found = []
-        for entry in self.entries:
-            if name not in entry.maps:
-                continue
-            theta = logs[entry.parameter] if entry.log else values[entry.parameter]
-            if theta.ndim == 2:
-                return None
-            nonzero = np.flatnonzero(theta != 0)  # ten times faster than flatnonzero(theta)
-            if len(nonzero) * 8 > len(theta):
-                return None
-            found.append(_Nonzeros(entry.maps[name], nonzero, theta[nonzero]))
-        return found
+    @cached_property
+    def _entering(self) -> dict[Block, list[Entry]]:
+        """The entries that touch each block."""
+        return {name: [e for e in self.entries if name in e.maps] for name in BLOCKS}
 
     @cached_property
     def _constant_places(self) -> dict[Block, Array]:
@@ -218,9 +215,9 @@ class AffineMap:
                 continue
             theta = logs[entry.parameter] if entry.log else values[entry.parameter]
             if theta.ndim == 1:
-                shared = shared + M @ theta
+                shared = shared + (theta if name in entry.plain else M @ theta)
             else:
-                term = _times_batch(M, theta)
+                term = theta if name in entry.plain else _times_batch(M, theta)
                 batched = term if batched is None else batched + term
         return shared if batched is None else batched + shared
 
@@ -241,11 +238,11 @@ class AffineMap:
                 key = (name, shared)
                 if key not in cache:
                     cache[key] = self._data_gradient(name, gradient, shared)
-                term = back @ cache[key].T
+                term = cache[key] if name in entry.plain else (back @ cache[key].T).T
                 if not shared:
-                    term = term.T.reshape(len(values[i]), -1, self.sizes[i]).sum(axis=1)
+                    term = term.reshape(len(values[i]), -1, self.sizes[i]).sum(axis=1)
                 if entry.log:
-                    term /= values[i]
+                    term = term / values[i]
                 before = out[i]
                 out[i] = term if before is None else before + term
         return [np.zeros(v.shape) if w and g is None else g for g, v, w in zip(out, values, wanted, strict=True)]
@@ -285,6 +282,20 @@ class AffineMap:
             db,
             self.cones,
         )
+
+
+def _few(thetas: Sequence[tuple[sp.csc_array, Array]]) -> list[_Nonzeros] | None:
+    """The nonzeros of the parameters of a block and their maps into it, if they are few.
+
+    A parameter declared dense (n x n) is often filled with sparse values (an identity).
+    """
+    found = []
+    for M, theta in thetas:
+        nonzero = np.flatnonzero(theta != 0)  # ten times faster than flatnonzero(theta)
+        if len(nonzero) * 8 > len(theta):
+            return None
+        found.append(_Nonzeros(M, nonzero, theta[nonzero]))
+    return found
 
 
 def _few_columns(M: sp.csc_array, columns: Array, weights: Array) -> tuple[Array, Array]:

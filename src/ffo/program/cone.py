@@ -88,11 +88,11 @@ class ConeProgram:
         A parameter declared dense is often filled with sparse values; solving on their pattern
         rather than the declared one decides the speed of everything that follows.
         """
-        return replace(self, P=self.P.pruned(), A=self.A.pruned())
+        return self.with_matrices(self.P.pruned(), self.A.pruned())
 
     def with_matrices(self, P: SymmetricBatch, A: SparseBatch) -> ConeProgram:
         """The same vectors with other matrices."""
-        return replace(self, P=P, A=A)
+        return self if P is self.P and A is self.A else replace(self, P=P, A=A)
 
     @cached_property
     def pattern(self) -> tuple[bytes, ...]:

@@ -9,6 +9,8 @@ from functools import cached_property
 import numpy as np
 import scipy.sparse as sp
 
+from ffo.program.sparse import is_identity
+
 Array = np.ndarray
 
 
@@ -33,6 +35,19 @@ class Output:
         """The transpose of `select`."""
         return self.select.T
 
+    @cached_property
+    def whole(self) -> bool:
+        """Whether the quantity is x or y as it is."""
+        return is_identity(self.select)
+
+    def of(self, v: Array) -> Array:
+        """(batch, n or m) -> (batch, size), never `v` itself."""
+        return np.array(v) if self.whole else np.ascontiguousarray((self.select @ v.T).T)
+
+    def to(self, gradient: Array) -> Array:
+        """The adjoint: (batch, size) -> (batch, n or m)."""
+        return gradient if self.whole else (self.back @ gradient.T).T
+
 
 class Recovery:
     """The requested outputs, in the user's order."""
@@ -49,10 +64,10 @@ class Recovery:
         """(batch, n), (batch, m) -> one (batch, *shape) array per output."""
         values = []
         for out in self.outputs:
-            value = (out.select @ (y if out.dual else x).T).T
+            value = out.of(y if out.dual else x)
             if out.exponential:
                 value = np.exp(value)
-            values.append(np.ascontiguousarray(value).reshape(len(x), *out.shape))
+            values.append(value.reshape(len(x), *out.shape))
         return values
 
     def adjoint(self, gradients: Sequence[Array | None], x: Array) -> tuple[Array, Array]:
@@ -64,19 +79,19 @@ class Recovery:
                 continue
             flat = gradient.reshape(batch, -1)
             if out.exponential:
-                flat = flat * np.exp((out.select @ x.T).T)
+                flat = flat * np.exp(out.of(x))
             target = c_y if out.dual else c_x
-            target += (out.back @ flat.T).T
+            target += out.to(flat)
         return c_x, c_y
 
     def tangent(self, dx: Array, dy: Array, x: Array) -> list[Array]:
         """Derivatives of the outputs along (dx, dy)."""
         values = []
         for out in self.outputs:
-            value = (out.select @ (dy if out.dual else dx).T).T
+            value = out.of(dy if out.dual else dx)
             if out.exponential:
-                value = value * np.exp((out.select @ x.T).T)
-            values.append(np.ascontiguousarray(value).reshape(len(dx), *out.shape))
+                value = value * np.exp(out.of(x))
+            values.append(value.reshape(len(dx), *out.shape))
         return values
 
 

@@ -33,14 +33,22 @@ class SparseBatch:
 
     def same(self, other: SparseBatch) -> bool:
         """Whether pattern and values are equal."""
+        if self is other:
+            return True
         if self.shape != other.shape or self.values.shape != other.values.shape:
             return False
         pairs = ((getattr(self, name), getattr(other, name)) for name in ("indptr", "indices", "values"))
         return all(mine is yours or np.array_equal(mine, yours) for mine, yours in pairs)
 
-    def copy(self) -> Self:
-        """The same matrices in arrays of their own."""
-        return replace(self, indptr=self.indptr.copy(), indices=self.indices.copy(), values=self.values.copy())
+    def frozen(self) -> Self:
+        """The same matrices in arrays that nobody can write to: these ones, if they are such."""
+        arrays = (self.indptr, self.indices, self.values)
+        if not any(a.flags.writeable or not a.flags.owndata for a in arrays):
+            return self
+        own = [a.copy() for a in arrays]
+        for a in own:
+            a.flags.writeable = False
+        return replace(self, indptr=own[0], indices=own[1], values=own[2])
 
     @property
     def shared(self) -> bool:
@@ -143,6 +151,11 @@ class SparseBatch:
         return _segment_max(np.abs(np.atleast_2d(self.values)), self.indptr)
 
     @cached_property
+    def largest(self) -> Array:
+        """(batch or 1,) largest magnitude of all entries."""
+        return np.abs(np.atleast_2d(self.values)).max(axis=1, initial=0.0)
+
+    @cached_property
     def row_norms_squared(self) -> Array:
         """(batch or 1, rows) squared Euclidean norms of the rows."""
         values = np.atleast_2d(self.values) ** 2
@@ -214,6 +227,15 @@ def span(index: Array) -> Array | slice:
     if not len(index) or (np.diff(index) != 1).any():
         return index
     return slice(int(index[0]), int(index[-1]) + 1)
+
+
+def is_identity(M: sp.csc_array | sp.csr_array) -> bool:
+    """Whether a compressed matrix is the identity."""
+    size = M.shape[0]
+    if M.shape != (size, size) or M.nnz != size or not (M.data == 1).all():
+        return False
+    each = np.arange(size)
+    return np.array_equal(M.indices, each) and np.array_equal(M.indptr[:-1], each)
 
 
 def _segment_max(values: Array, indptr: Array) -> Array:
