@@ -79,9 +79,9 @@ class Matrices:
         """The program, with the matrices used last if they are equal."""
         last, P, A = self._last, program.P, program.A
         if P.shared:
-            P = last.P if last is not None and last.P.same(P) else P.frozen()
+            P = last.P if last is not None and last.P.same(P) else P.owned()
         if A.shared:
-            A = last.A if last is not None and last.A.same(A) else A.frozen()
+            A = last.A if last is not None and last.A.same(A) else A.owned()
         found = program.with_matrices(P, A)
         if program.shared_matrices:
             self._last = found

@@ -216,11 +216,11 @@ class FlatSolver(GhostSolver):
         self.program, self.layout, self.active = program, layout, active
         self._bounds = [_Bounds(rows, active) for rows in layout.bounds]
         self.keep = np.ones((program.batch, layout.weights.shape[1]), dtype=bool)
-        self._twice = np.zeros(program.batch, dtype=bool)
+        self._twice: Array = np.zeros(program.batch, dtype=bool)
         for bounds in self._bounds:
             free = self.keep[:, bounds.rows.columns]
             if bounds is not self._bounds[0]:
-                self._twice = (bounds.held > free).any(axis=1)
+                self._twice |= (bounds.held > free).any(axis=1)
             self.keep[:, bounds.rows.columns] = free > bounds.held
         self.keep[:, layout.n :] = active[:, layout.rows]
         self._weights = self.keep * layout.weights

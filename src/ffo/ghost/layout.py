@@ -233,7 +233,7 @@ class Layouts:
                 found.again = True
             else:
                 slight = not self._kept or self._kept[0].slight
-                found = Layout(P.frozen(), A.frozen(), slight)  # callers may write into theirs
+                found = Layout(P.owned(), A.owned(), slight)  # callers may write into theirs
             others = [one for one in self._kept if one is not found][: KEPT - 1]
             self._kept = [found, *others]
             for one in reversed(others):

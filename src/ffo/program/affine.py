@@ -177,7 +177,7 @@ class AffineMap:
         places, entry = np.unique(where, return_inverse=True)
         total = np.bincount(entry, weights=what, minlength=len(places)).astype(float)
         indptr = np.searchsorted(places, pattern.indptr).astype(pattern.indptr.dtype)
-        made = kind(indptr, pattern.indices[places], total, pattern.shape).frozen()
+        made = kind(indptr, pattern.indices[places], total, pattern.shape, own=True)
         self._last[name] = few, made
         return made
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
@@ -14,12 +14,16 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class SparseBatch:
-    """Matrices of one CSC pattern: `values` is (nnz,) when shared by the batch, else (batch, nnz)."""
+    """Matrices of one CSC pattern: `values` is (nnz,) when shared by the batch, else (batch, nnz).
+
+    `own`: whether nobody else holds the arrays, so that they stay as they are.
+    """
 
     indptr: Array
     indices: Array
     values: Array
     shape: tuple[int, int]
+    own: bool = field(default=False, kw_only=True)
 
     @classmethod
     def from_matrix(cls, matrix: sp.spmatrix | sp.sparray | Array) -> SparseBatch:
@@ -40,15 +44,12 @@ class SparseBatch:
         pairs = ((getattr(self, name), getattr(other, name)) for name in ("indptr", "indices", "values"))
         return all(mine is yours or np.array_equal(mine, yours) for mine, yours in pairs)
 
-    def frozen(self) -> Self:
-        """The same matrices in arrays that nobody can write to: these ones, if they are such."""
-        arrays = (self.indptr, self.indices, self.values)
-        if not any(a.flags.writeable or not a.flags.owndata for a in arrays):
+    def owned(self) -> Self:
+        """The same matrices in arrays that nobody else holds: these ones, if they are such."""
+        if self.own:
             return self
-        own = [a.copy() for a in arrays]
-        for a in own:
-            a.flags.writeable = False
-        return replace(self, indptr=own[0], indices=own[1], values=own[2])
+        indptr, indices, values = self.indptr.copy(), self.indices.copy(), self.values.copy()
+        return replace(self, indptr=indptr, indices=indices, values=values, own=True)
 
     @property
     def shared(self) -> bool:
