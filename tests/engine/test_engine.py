@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from ffo.engine import Engine, Options
 from ffo.engine.options import Smoothing
 from ffo.engine.scaling import scaling
 from ffo.engine.smoothing import Sampler, perturbed_rows
-from ffo.errors import InfeasibleError, Status
+from ffo.errors import InfeasibleError, InputError, Status
 from ffo.ghost.direct import Direct
 from ffo.ghost.iterative import Iterative
 from ffo.ghost.resolve import Resolve
@@ -157,7 +158,7 @@ def test_a_copied_engine_keeps_options_and_forgets_solutions() -> None:
 @pytest.mark.parametrize(("backward", "kind"), [("direct", Direct), ("iterative", Iterative), ("resolve", Resolve)])
 def test_ways_by_name(backward: str, kind: type) -> None:
     engine = Engine(Options(backward=backward, delta=0.1))
-    way = engine.way(projection(POINTS), get_solver("CLARABEL"))
+    way = engine.way(projection(POINTS), partial(get_solver, "CLARABEL"))
     assert isinstance(way, kind)
     if kind is Resolve:
         assert way.delta == 0.1
@@ -165,9 +166,9 @@ def test_ways_by_name(backward: str, kind: type) -> None:
 
 def test_large_programs_are_not_factorized_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(Options())
-    assert isinstance(engine.way(projection(POINTS), get_solver("CLARABEL")), Direct)
+    assert isinstance(engine.way(projection(POINTS), partial(get_solver, "CLARABEL")), Direct)
     monkeypatch.setattr(engine_module, "DIRECT_LIMIT", 3)
-    assert isinstance(engine.way(projection(POINTS), get_solver("CLARABEL")), Iterative)
+    assert isinstance(engine.way(projection(POINTS), partial(get_solver, "CLARABEL")), Iterative)
 
 
 def test_solvers_are_configured_once() -> None:
@@ -197,3 +198,11 @@ def test_smoothing_moves_inequalities_and_radii_alone() -> None:
     assert np.abs(moved.b).max() <= 0.5
     again, _ = Sampler(Smoothing(0.5, draws=3, seed=1)).perturb(program)
     np.testing.assert_array_equal(moved.b, again.b)
+
+
+def test_settings_of_a_call_are_checked_though_no_solver_is_asked() -> None:
+    engine = Engine(Options())
+    engine.run(projection(POINTS), False, keys="abc")
+    assert engine.run(projection(POINTS), False, keys="abc").info.warm_hits == 3
+    with pytest.raises(InputError, match="nonsense"):
+        engine.run(projection(POINTS), False, keys="abc", overrides={"nonsense": 1})

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -106,7 +107,7 @@ class Engine:
         other = second_choice(program, solver.name)
         return () if other is None else (self._configured(other, {"eps": solver.eps}),)
 
-    def way(self, program: ConeProgram, solver: Solver, remember: bool = False) -> Way:
+    def way(self, program: ConeProgram, find_solver: Callable[[], Solver], remember: bool = False) -> Way:
         """The way to solve ghost systems of a program; `remember`: its active sets will come again."""
         choice = self.options.backward
         if isinstance(choice, Way):
@@ -117,7 +118,7 @@ class Engine:
             return Direct(self._layouts, remember)
         if choice == "iterative":
             return Iterative()
-        return Resolve(solver.solve, delta=self.options.delta)
+        return Resolve(find_solver().solve, delta=self.options.delta)
 
     def run(
         self,
@@ -169,21 +170,30 @@ class Engine:
         if derivative:
             outcome.prepare()
         if keys is not None:
-            good = np.flatnonzero(outcome.info.ok)
-            self._memory.remember([keys[int(i)] for i in good], outcome.x[good], outcome.y[good], outcome.s[good])
+            self._remember(keys, outcome)
         outcome.info.times = replace(outcome.info.times, forward=time.perf_counter() - start)
         return outcome
+
+    def _remember(self, keys: Sequence[Hashable], outcome: Outcome) -> None:
+        x, y, s, ok = outcome.x, outcome.y, outcome.s, outcome.info.ok
+        if not ok.all():
+            keys, x, y, s = [key for key, good in zip(keys, ok, strict=True) if good], x[ok], y[ok], s[ok]
+        self._memory.remember(keys, x, y, s)
 
     def _solved(
         self, program: ConeProgram, overrides: dict[str, object] | None, check_convexity: bool, remembered: Recalled
     ) -> _Run:
         """Solved as far as it goes; failures are not raised yet."""
-        run = _Run(program, self.solver(program, overrides), self.options, self._matrices.indefinite)
-        run.way = self.way(program, run.solver, remember=remembered is not None)
+        find = partial(self.solver, program, overrides)
+        if overrides:
+            find()  # settings are checked, whether or not a solver will be asked
+        run = _Run(program, find, self.options, self._matrices.indefinite)
+        run.way = self.way(program, find, remember=remembered is not None)
         run.reject_bad_data(check_convexity)
         if remembered is not None:
             run.from_memory(*remembered)
-        run.solve(self.others(program, run.solver, overrides))
+        if (run.status < 0).any():
+            run.solve(self.others(program, run.solver, overrides))
         run.rescue()
         return run
 
@@ -208,13 +218,13 @@ class _Run:
     def __init__(
         self,
         program: ConeProgram,
-        solver: Solver,
+        find_solver: Callable[[], Solver],
         options: Options,
         judge_convexity: Callable[[SymmetricBatch], dict[int, float]] = indefinite,
     ) -> None:
-        self.judge_convexity = judge_convexity
+        self.find_solver, self.judge_convexity = find_solver, judge_convexity
         batch, n, m = program.batch, program.n, program.m
-        self.program, self.solver, self.options = program, solver, options
+        self.program, self.options = program, options
         self.x, self.y, self.s = np.full((batch, n), np.nan), np.full((batch, m), np.nan), np.full((batch, m), np.nan)
         self.status = np.full(batch, -1)  # -1: not decided yet
         self.answered = np.full(batch, "", dtype=object)
@@ -224,6 +234,11 @@ class _Run:
         self.pieces: list[tuple[Array, Linearization]] = []
         self.hits = 0
         self.times = Times()
+
+    @cached_property
+    def solver(self) -> Solver:
+        """The solver to ask; not looked for where nobody is."""
+        return self.find_solver()
 
     def reject_bad_data(self, check_convexity: bool) -> None:
         bad = np.flatnonzero(~self.program.finite)
@@ -344,7 +359,7 @@ def _raise_failures(run: _Run, copies: int) -> None:
 
 def _together(program: ConeProgram, runs: list[tuple[RowGroup, _Run]], options: Options) -> _Run:
     """The verdicts on all groups of samples, numbered as in the whole batch."""
-    whole = _Run(program, runs[0][1].solver, options)
+    whole = _Run(program, runs[0][1].find_solver, options)
     for group, run in runs:
         whole.status[group.samples], whole.answered[group.samples] = run.status, run.answered
         whole.detail.update({int(group.samples[k]): text for k, text in run.detail.items()})

@@ -19,42 +19,61 @@ MAX_BYTES = 256 * 2**20
 
 
 class Memory:
-    """The last solution of each key; the least recently used are forgotten beyond `max_bytes`.
-
-    Threads may share it.
+    """The last solution of each key, in one row of one array; the least recently used are forgotten beyond
+    `max_bytes`. Threads may share it.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
-        self._rows: OrderedDict[Hashable, Array] = OrderedDict()
+        self._places: OrderedDict[Hashable, int] = OrderedDict()
+        self._rows = np.empty((0, 0))
         self._shape: tuple[int, int] | None = None
         self._lock = Lock()
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._places)
 
     def recall(self, keys: Sequence[Hashable], n: int, m: int) -> tuple[Array, Array, Array, Array]:
         """Positions that are known, and their x, y, s."""
         with self._lock:
-            if self._shape != (n, m):
-                self._rows.clear()
-                self._shape = (n, m)
-            known = np.array([i for i, k in enumerate(keys) if k in self._rows], dtype=int)
-            rows = np.array([self._rows[keys[i]] for i in known]).reshape(len(known), n + 2 * m)
+            self._fit(n, m)
+            known = [i for i, key in enumerate(keys) if key in self._places]
             for i in known:
-                self._rows.move_to_end(keys[i])
-        return known, rows[:, :n], rows[:, n : n + m], rows[:, n + m :]
+                self._places.move_to_end(keys[i])
+            rows = self._rows[np.array([self._places[keys[i]] for i in known], dtype=int)]
+        return np.array(known, dtype=int), rows[:, :n], rows[:, n : n + m], rows[:, n + m :]
 
     def remember(self, keys: Sequence[Hashable], x: Array, y: Array, s: Array) -> None:
         """Keep the solutions; rows are copied."""
-        rows = np.concatenate([x, y, s], axis=1)
-        limit = max(int(self.max_bytes // max(rows.shape[1] * 8, 1)), 1)
+        n, m = x.shape[1], y.shape[1]
         with self._lock:
-            for key, row in zip(keys, rows, strict=True):
-                self._rows[key] = row.copy()
-                self._rows.move_to_end(key)
-            while len(self._rows) > limit:
-                self._rows.popitem(last=False)
+            self._fit(n, m)
+            places = [self._place(key) for key in keys]  # of places that are taken twice, the last is right
+            if len(self._places) > len(self._rows):
+                more = min(max(2 * len(self._rows), len(self._places)), self._limit) - len(self._rows)
+                self._rows = np.concatenate([self._rows, np.empty((more, n + 2 * m))])
+            for part, v in ((slice(0, n), x), (slice(n, n + m), y), (slice(n + m, None), s)):
+                self._rows[places, part] = v
+
+    @property
+    def _limit(self) -> int:
+        """Solutions that there is memory for."""
+        return max(int(self.max_bytes // max(self._rows.shape[1] * 8, 1)), 1)
+
+    def _fit(self, n: int, m: int) -> None:
+        """Forget solutions of another size."""
+        if self._shape != (n, m):
+            self._places.clear()
+            self._rows, self._shape = np.empty((0, n + 2 * m)), (n, m)
+
+    def _place(self, key: Hashable) -> int:
+        """The row of a key, a new one or that of the least recently used."""
+        place = self._places.pop(key, None)
+        if place is None:
+            full = len(self._places) >= self._limit
+            place = self._places.popitem(last=False)[1] if full else len(self._places)
+        self._places[key] = place
+        return place
 
 
 class Matrices:

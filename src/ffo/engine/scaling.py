@@ -94,7 +94,7 @@ def _sizes(program: ConeProgram) -> tuple[Array, Array]:
     rounding error for zero) and the size of the gradient of the objective."""
     length = np.broadcast_to(_median(np.abs(distinct(program.b))), program.batch)
     force = np.abs(program.q).max(axis=1)
-    curvature = np.abs(np.atleast_2d(program.P.values)).max(axis=1, initial=0.0)
+    curvature = program.P.largest
     with np.errstate(all="ignore"):
         length = np.where(np.isnan(length), force / curvature, length)
         length = np.where(np.isfinite(length) & (length > 0), length, 1.0)

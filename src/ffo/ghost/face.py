@@ -44,12 +44,10 @@ class Scale:
 
 def scale(program: ConeProgram, x: Array, y: Array, s: Array) -> Scale:
     """The sizes that make primal and dual quantities comparable at a point."""
-    squared = program.A.row_norms_squared  # (batch or 1, m)
-    squared = np.where(squared > 0, squared, _typical(squared)[:, None])
-    rows = np.sqrt(squared)
+    squared, rows = program.A.row_sizes_squared, program.A.row_sizes  # (batch or 1, m)
     primal = np.maximum(_max(x), _max(s / rows))
     dual = np.maximum.reduce([_max(program.q), _max(program.P.dot(x)), _max(y * rows)])
-    curvature = np.broadcast_to(_max(np.atleast_2d(program.P.values)), primal.shape)
+    curvature = np.broadcast_to(program.P.largest, primal.shape)
     length = np.divide(dual, curvature, out=np.zeros_like(dual), where=curvature > 0)
     length = VANISHING * np.maximum(length, _max(distinct(program.b) / rows))
     force = VANISHING * np.maximum(_max(program.q), curvature * primal)
@@ -57,13 +55,6 @@ def scale(program: ConeProgram, x: Array, y: Array, s: Array) -> Scale:
     dual = np.maximum(dual, np.where(force > 0, force, 1.0))
     tau = program.cones.block_means(squared) * (primal / dual)[:, None]
     return Scale(np.broadcast_to(rows, tau.shape), primal, dual, tau)
-
-
-def _typical(squared: Array) -> Array:
-    """(batch,) mean of the positive entries, 1 where there are none: stands in for rows of zeros."""
-    positive = squared > 0
-    count = positive.sum(axis=1)
-    return np.where(count > 0, squared.sum(axis=1) / np.maximum(count, 1), 1.0)
 
 
 def _max(v: Array) -> Array:

@@ -165,6 +165,19 @@ class SparseBatch:
         norms = np.bincount(where, weights=values.ravel(), minlength=len(values) * self.shape[0])
         return norms.reshape(len(values), self.shape[0])
 
+    @cached_property
+    def row_sizes_squared(self) -> Array:
+        """The same, where rows of zeros stand for typical ones: of the mean size of the others, 1 without any."""
+        squared = self.row_norms_squared
+        count = (squared > 0).sum(axis=1, keepdims=True)
+        typical = np.where(count > 0, squared.sum(axis=1, keepdims=True) / np.maximum(count, 1), 1.0)
+        return np.where(squared > 0, squared, typical)
+
+    @cached_property
+    def row_sizes(self) -> Array:
+        """(batch or 1, rows) Euclidean norms of the rows, none of them zero."""
+        return np.sqrt(self.row_sizes_squared)
+
 
 @dataclass(frozen=True)
 class SymmetricBatch(SparseBatch):
