@@ -21,7 +21,7 @@ from ffo.engine.info import Info, Times
 from ffo.engine.memory import Matrices, Memory
 from ffo.engine.options import Options
 from ffo.engine.outcome import Outcome, as_solution, linearize_at, linearize_some
-from ffo.engine.scaling import Scaled, Scaling, scaling
+from ffo.engine.scaling import Moderate, Scaled, Scaling, scaling
 from ffo.errors import Status, solver_error
 from ffo.ghost.direct import Direct
 from ffo.ghost.iterative import Iterative
@@ -65,7 +65,7 @@ class Engine:
         self.options = options
         self._solvers: dict[str, Solver] = {}
         self._memory = Memory()
-        self._matrices, self._layouts = Matrices(), Layouts()
+        self._matrices, self._layouts, self._moderate = Matrices(), Layouts(), Moderate()
         # Complain now, not at the first call.
         if isinstance(options.solver, str):
             self._configured(options.solver, options.solver_args)
@@ -145,7 +145,7 @@ class Engine:
         start = time.perf_counter()
         original = program = self._matrices.recognized(program.pruned())
         remembered = None if keys is None else self._memory.recall(keys, program.n, program.m)
-        units = scaling(program)
+        units = None if self._moderate.holds(program) else scaling(program)
         if units is not None:
             program = units.apply(program)
             if remembered is not None:

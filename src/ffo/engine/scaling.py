@@ -72,6 +72,40 @@ class Scaling:
         return x * self.length * self.D, y * self.force * self.E, s * self.length / self.E
 
 
+class Moderate:
+    """Knows with which gradients of the objective the matrices and the right-hand side used last, shared by
+    their batch, are left alone. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._last: tuple[SymmetricBatch, SparseBatch, Array, float, float] | None = None
+
+    def holds(self, program: ConeProgram) -> bool:
+        """Whether a program is known to be left alone."""
+        P, A, b = program.P, program.A, distinct(program.b)
+        if not (P.own and A.own and program.shared_matrices and len(b) == 1 and program.n):
+            return False
+        last = self._last
+        if last is None or last[0] is not P or last[1] is not A or not np.array_equal(last[2], b):
+            last = self._last = (P, A, b.copy(), *_moderate_forces(program))
+        low, high = last[3:]
+        force = np.abs(program.q).max(axis=1)
+        return bool(low <= force.min() and force.max() <= high)
+
+
+def _moderate_forces(program: ConeProgram) -> tuple[float, float]:
+    """Sizes of the gradient between which `scaling` leaves a program alone (inf, 0 without any)."""
+    P, A = program.P, program.A
+    length = float(_median(np.abs(distinct(program.b)))[0])
+    a, p = A.largest_of_columns[0], np.maximum(P.largest_of_columns, P.largest_of_rows)[0]
+    lean = (a < 1 / MODERATE) & (p > 0)
+    fixed = np.concatenate([[length], A.largest_of_rows[0], a[~lean]])
+    if not length > 0 or not _moderate(fixed):
+        return np.inf, 0.0
+    # columns have size max(a, p length / force)
+    low = max(1 / MODERATE, p.max(initial=0.0) * length / MODERATE)
+    return low, float(min(MODERATE, (p[lean] * length * MODERATE).min(initial=np.inf)))
+
+
 def scaling(program: ConeProgram) -> Scaling | None:
     """How to bring a program to unit size; None where it is near enough."""
     if not program.n:

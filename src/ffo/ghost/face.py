@@ -46,11 +46,12 @@ def scale(program: ConeProgram, x: Array, y: Array, s: Array) -> Scale:
     """The sizes that make primal and dual quantities comparable at a point."""
     squared, rows = program.A.row_sizes_squared, program.A.row_sizes  # (batch or 1, m)
     primal = np.maximum(_max(x), _max(s / rows))
-    dual = np.maximum.reduce([_max(program.q), _max(program.P.dot(x)), _max(y * rows)])
+    gradient = _max(program.q)
+    dual = np.maximum.reduce([gradient, _max(program.P.dot(x)), _max(y * rows)])
     curvature = np.broadcast_to(program.P.largest, primal.shape)
     length = np.divide(dual, curvature, out=np.zeros_like(dual), where=curvature > 0)
     length = VANISHING * np.maximum(length, _max(distinct(program.b) / rows))
-    force = VANISHING * np.maximum(_max(program.q), curvature * primal)
+    force = VANISHING * np.maximum(gradient, curvature * primal)
     primal = np.maximum(primal, np.where(length > 0, length, 1.0))  # b = 0, P = 0: any length will do
     dual = np.maximum(dual, np.where(force > 0, force, 1.0))
     tau = program.cones.block_means(squared) * (primal / dual)[:, None]

@@ -102,10 +102,8 @@ class ConeProgram:
     @cached_property
     def finite(self) -> Array:
         """(batch,) true where all data of the sample is finite."""
-        ok = np.isfinite(self.q).all(axis=1) & np.isfinite(distinct(self.b)).all(axis=1)
-        for values in (self.P.values, self.A.values):
-            ok &= np.isfinite(values).all(axis=-1)
-        return ok
+        vectors = np.isfinite(self.q).all(axis=1) & np.isfinite(distinct(self.b)).all(axis=1)
+        return vectors & self.P.finite & self.A.finite
 
     def slack(self, x: Array) -> Array:
         """(batch, m) b - Ax."""

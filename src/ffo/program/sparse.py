@@ -152,6 +152,11 @@ class SparseBatch:
         return _segment_max(np.abs(np.atleast_2d(self.values)), self.indptr)
 
     @cached_property
+    def finite(self) -> Array:
+        """(batch or 1,) whether all entries are finite."""
+        return np.isfinite(np.atleast_2d(self.values)).all(axis=1)
+
+    @cached_property
     def largest(self) -> Array:
         """(batch or 1,) largest magnitude of all entries."""
         return np.abs(np.atleast_2d(self.values)).max(axis=1, initial=0.0)

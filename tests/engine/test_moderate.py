@@ -1,0 +1,57 @@
+"""What is remembered of data of moderate size agrees with a look at all of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ffo.cones import Nonneg, Product
+from ffo.engine.scaling import Moderate, scaling
+from ffo.program.cone import ConeProgram
+
+N, M, BATCH = 4, 6, 3
+
+
+def program(seed: int, sizes: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)) -> ConeProgram:
+    """Random data, (P, q, A, b) of these sizes; one variable has no quadratic term, one hardly any rows."""
+    rng = np.random.default_rng(seed)
+    P, q, A, b = (size * v for size, v in zip(sizes, (np.eye(N), *_vectors(rng)), strict=True))
+    P[1, 1] = 0.0
+    A[:, 2] *= 1e-4
+    made = ConeProgram.from_matrices(P, q, A, b, Product([(Nonneg(), M)]))
+    return made.with_matrices(made.P.owned(), made.A.owned())
+
+
+def _vectors(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return rng.uniform(0.5, 1.5, (BATCH, N)), rng.uniform(0.5, 1.5, (M, N)), rng.uniform(0.5, 1.5, M)
+
+
+@pytest.mark.parametrize("which", range(4), ids=["P", "q", "A", "b"])
+def test_agrees_with_a_look_at_all_of_the_data(which: int) -> None:
+    verdicts = set()
+    for exponent in np.linspace(-6, 6, 49):
+        sizes = tuple(10.0**exponent if k == which else 1.0 for k in range(4))
+        one = program(0, sizes)  # type: ignore[arg-type]
+        known = Moderate().holds(one)
+        assert known == (scaling(one) is None)
+        verdicts.add(known)
+    assert verdicts == {True, False}
+
+
+def test_data_that_changed_is_looked_at_again() -> None:
+    moderate, one = Moderate(), program(0)
+    assert moderate.holds(one)
+    assert moderate.holds(one.with_vectors(q=2 * one.q))
+    assert not moderate.holds(one.with_vectors(q=np.full_like(one.q, 1e5)))
+    assert not moderate.holds(one.with_vectors(q=np.full_like(one.q, np.nan)))
+    assert not moderate.holds(one.with_vectors(b=np.broadcast_to(1e6 * one.b[:1], one.b.shape)))
+    assert not moderate.holds(program(0, (1.0, 1.0, 1e6, 1.0)))
+    assert moderate.holds(one)
+
+
+def test_nothing_is_known_of_batches_and_of_arrays_that_others_hold() -> None:
+    one = program(0)
+    assert not Moderate().holds(one.with_vectors(b=np.array(one.b)))
+    assert not Moderate().holds(one.with_matrices(replace(one.P, own=False), one.A))
