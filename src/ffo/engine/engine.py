@@ -157,14 +157,14 @@ class Engine:
             if units is not None:
                 self._in_given_units(run, original, units, overrides)
             _raise_failures(run, copies)
-            outcome = run.outcome(start)
+            outcome = run.outcome()
         else:
             runs = [
                 (group, self._solved(group.part(program), overrides, check_convexity, group.recalled(remembered)))
                 for group in groups
             ]
             _raise_failures(_together(program, runs, self.options), copies)
-            outcome = Joint.of(program, [(group, run.outcome(start)) for group, run in runs])
+            outcome = Joint.of(program, [(group, run.outcome()) for group, run in runs])
         if units is not None:
             outcome = Scaled.of(original, outcome, units)
         if derivative:
@@ -257,7 +257,8 @@ class _Run:
     def from_memory(self, known: Array, x: Array, y: Array, s: Array) -> None:
         """Newton's method from remembered solutions; kept where it ends in a solution."""
         fresh = self.status[known] < 0
-        known, x, y, s = known[fresh], x[fresh], y[fresh], s[fresh]
+        if not fresh.all():
+            known, x, y, s = known[fresh], x[fresh], y[fresh], s[fresh]
         if not len(known) or not self.way.polishes:
             return
         start = time.perf_counter()
@@ -326,7 +327,7 @@ class _Run:
             self.pieces.append((mine, piece if good.all() else piece.take(np.flatnonzero(good))))
         return good
 
-    def outcome(self, start: float) -> Outcome:
+    def outcome(self) -> Outcome:
         """What became of the samples; NaN where they failed."""
         failed = self.status != Status.SOLVED
         if failed.any():
@@ -340,7 +341,7 @@ class _Run:
             warm_hits=self.hits,
             retried=self.retried,
             rescued=self.rescued,
-            times=replace(self.times, forward=time.perf_counter() - start),
+            times=self.times,
             detail=self.detail,
         )
         return Outcome(self.program, self.x, self.y, self.s, self.pieces, info, self.way)

@@ -60,21 +60,26 @@ class Outcome:
         """
         self.prepare()
         start = time.perf_counter()
+        if len(self.pieces) == 1 and len(self.pieces[0][0]) == len(self.x):
+            total, residual = self.pieces[0][1].adjoint(c_x, c_y)
+        else:
+            total, residual = self._gathered(c_x, c_y)
+        assert self.info.certificate is not None
+        self.info.certificate = self.info.certificate.with_ghost_residual(residual).asked(constraints)
+        self.info.times = replace(self.info.times, backward=time.perf_counter() - start)
+        return total
+
+    def _gathered(self, c_x: Array, c_y: Array) -> tuple[DataGradient, Array]:
+        """What the pieces say: the gradient in the data, and the residual (batch,) of their solves."""
         batch, n = self.x.shape
         m = self.y.shape[1]
         total = DataGradient(*(np.zeros((batch, k)) for k in (n, m, n, m, m)))
         residual = np.full(batch, np.nan)
         for who, piece in self.pieces:
-            if len(who) == batch:
-                total, residual = piece.adjoint(c_x, c_y)
-                break
             part, residual[who] = piece.adjoint(c_x[who], c_y[who])
             for name in ("x", "y", "u", "v", "db"):
                 getattr(total, name)[who] = getattr(part, name)
-        assert self.info.certificate is not None
-        self.info.certificate = self.info.certificate.with_ghost_residual(residual).asked(constraints)
-        self.info.times = replace(self.info.times, backward=time.perf_counter() - start)
-        return total
+        return total, residual
 
     def tangent(self, change: ConeProgram) -> tuple[Array, Array]:
         """Derivative (dx, dy) along a change of the data; zero for failed samples."""

@@ -10,10 +10,11 @@ whose matrix is nearly singular, are left to `polish`.
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
+from ffo.cones.product import Product
 from ffo.cones.zero import Zero
 from ffo.ghost.certificate import WEAK, Certificate
 from ffo.ghost.direct import INCONSISTENT, SMALL_ERROR, Direct, DirectSolver
@@ -45,7 +46,7 @@ def polish_flat(program: ConeProgram, x: Array, y: Array, s: Array, way: Direct)
     """Solve for the active sets of approximate solutions of a flat program; `s` is the solver's own slack."""
     trials = _Trials(program, way)
     with np.errstate(all="ignore"):  # wrong active sets may lead anywhere
-        trials.run(_equalities(program) | _active(program, x, y, s))
+        trials.run(_equalities(program.cones)[0] | _active(program, x, y, s))
     rest = np.flatnonzero(~trials.settled)
     if len(rest) == program.batch:
         return polish(program, x, y, s, way)
@@ -61,12 +62,13 @@ def _active(program: ConeProgram, x: Array, y: Array, s: Array) -> Array:
     return s - scale(program, x, y, s).tau * y < 0
 
 
-def _equalities(program: ConeProgram) -> Array:
-    """(m,) true for rows of equalities."""
-    found = np.zeros(program.m, dtype=bool)
-    for group in program.cones.groups:
+@lru_cache(maxsize=16)
+def _equalities(cones: Product) -> tuple[Array, Array | slice]:
+    """(m,) true for rows of equalities, and where the others are."""
+    found = np.zeros(cones.dim, dtype=bool)
+    for group in cones.groups:
         found[group.index.ravel()] = isinstance(group.cone, Zero)
-    return found
+    return found, span(np.flatnonzero(~found))
 
 
 class _Trials:
@@ -83,7 +85,7 @@ class _Trials:
 
     def run(self, active: Array) -> None:
         """Try active sets (batch, m), and those that they lead to."""
-        inequality = span(np.flatnonzero(~_equalities(self.program)))
+        inequality = _equalities(self.program.cones)[1]
         layout = self.way.layout(self.program)
         pending = np.arange(self.program.batch)
         for _ in range(TRIALS):

@@ -82,8 +82,9 @@ def to_numpy(t: torch.Tensor) -> NumpyArray:
 
 
 def _like(value: NumpyArray, reference: torch.Tensor) -> torch.Tensor:
-    # ascontiguousarray turns a number into an array of one
-    tensor = torch.from_numpy(np.ascontiguousarray(value)).reshape(np.shape(value))
+    tensor = torch.from_numpy(np.ascontiguousarray(value))
+    if not np.ndim(value):  # ascontiguousarray turns a number into an array of one
+        tensor = tensor.reshape(())
     return tensor.to(device=reference.device, dtype=reference.dtype)
 
 
