@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,8 +40,9 @@ def worthwhile(values: Mapping[Any, Tensor], n: int, equalities: int, inequaliti
             suited = _suits_cpu(values, n, equalities, inequalities, batch)
         else:
             suited = n + equalities + inequalities <= DEVICE_SIZE
-        # What is not finite goes to the core, which says what is wrong.
-        return suited and all(_finite(v.detach()) for name, v in values.items() if name in ("Q", "p", "G", "A", "b"))
+        # What is not finite goes to the core, which says what is wrong, and so does what adds up to no number.
+        finite = ("Q", "p", "G", "A", "b")
+        return suited and all(math.isfinite(v.detach().sum()) for name, v in values.items() if name in finite)
 
 
 def _suits_cpu(values: Mapping[Any, Tensor], n: int, equalities: int, inequalities: int, batch: int) -> bool:
@@ -55,11 +57,6 @@ def _suits_cpu(values: Mapping[Any, Tensor], n: int, equalities: int, inequaliti
     if diagonal:
         del matrices["Q"]
     return (small or diagonal) and _share(matrices.values()) >= FILL
-
-
-def _finite(v: Tensor) -> bool:
-    least, most = torch.aminmax(v)  # either is NaN if any entry is
-    return bool(torch.isfinite(least) & torch.isfinite(most))
 
 
 def _share(matrices: Iterable[Tensor]) -> float:
@@ -113,19 +110,23 @@ class DensePlan:
         Q = values["Q"].reshape(-1, self.n, self.n) if "Q" in values else p.new_zeros(1, self.n, self.n)
         A = values["A"].reshape(-1, self.equalities, self.n) if "A" in values else p.new_zeros(1, 0, self.n)
         G = values["G"].reshape(-1, self.inequalities, self.n) if "G" in values else p.new_zeros(1, 0, self.n)
-        b = vector("b", self.equalities, 0.0)
-        equal = torch.zeros(self.equalities + self.inequalities, dtype=torch.bool, device=p.device)
-        equal[: self.equalities] = True
         return DenseProgram(
             Q=Q if torch.equal(Q, Q.mT) else 0.5 * (Q + Q.mT),
             p=vector("p", self.n, 0.0),
             R=_stacked(A, G),
-            low=torch.cat([b, vector("lower", self.inequalities, -torch.inf)], dim=1),
-            upp=torch.cat([b, vector("h", self.inequalities, torch.inf)], dim=1),
+            low=self._sides(values, "lower", -torch.inf),
+            upp=self._sides(values, "h", torch.inf),
             lb=vector("lb", self.n, -torch.inf),
             ub=vector("ub", self.n, torch.inf),
-            equal=equal,
+            equal=torch.arange(self.equalities + self.inequalities, device=p.device) < self.equalities,
         )
+
+    def _sides(self, values: Mapping[str, Tensor], name: str, missing: float) -> Tensor:
+        """(batch, r) of equalities, which have b on both sides, and of the rows of G."""
+        size, p = self.batch or 1, values["p"]
+        b = _rows(values.get("b"), size, self.equalities, 0.0, p)
+        side = _rows(values.get(name), size, self.inequalities, missing, p)
+        return torch.cat([b, side], dim=1) if self.equalities else side
 
 
 def _stacked(A: Tensor, G: Tensor) -> Tensor:
@@ -148,6 +149,7 @@ class DenseSolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: DensePlan, report: Any, *values: Tensor) -> tuple[Tensor, ...]:
         start = time.perf_counter()
+        ctx.set_materialize_grads(False)
         wide = {name: v.detach().to(torch.float64) for name, v in zip(plan.names, values, strict=True)}
         with one_thread(values[0].device):
             program = plan.program(wide)
@@ -201,7 +203,7 @@ def _adjoint(ctx: Any, gradients: tuple[Tensor | None, ...], wanted: Mapping[str
         program.p.new_zeros(program.batch, width) if g is None else g.reshape(program.batch, width).to(torch.float64)
         for g, width in zip(gradients, widths, strict=True)
     )
-    held = torch.where(ghost.bound_side != 0, -c_mu, torch.zeros_like(c_mu))
+    held = torch.where(ghost.bound_side != 0, -c_mu, 0.0)
     u, t, w, residual = ghost.solve(-c_z, -torch.cat([c_nu, c_lam], dim=1), held)
     constraints = any(want for name, want in wanted.items() if name not in ("Q", "p"))
     certificate = replace(ctx.info.certificate, dependent=ghost.dependent().cpu().numpy())
@@ -210,10 +212,10 @@ def _adjoint(ctx: Any, gradients: tuple[Tensor | None, ...], wanted: Mapping[str
     parts: dict[str, Any] = {
         "p": lambda: u,
         "b": lambda: -t[:, :k],
-        "h": lambda: torch.where(rows > 0, -t, torch.zeros_like(t))[:, k:],
-        "lower": lambda: torch.where(rows < 0, -t, torch.zeros_like(t))[:, k:],
-        "ub": lambda: torch.where(bounds > 0, -w, torch.zeros_like(w)),
-        "lb": lambda: torch.where(bounds < 0, -w, torch.zeros_like(w)),
+        "h": lambda: torch.where(rows > 0, -t, 0.0)[:, k:],
+        "lower": lambda: torch.where(rows < 0, -t, 0.0)[:, k:],
+        "ub": lambda: torch.where(bounds > 0, -w, 0.0),
+        "lb": lambda: torch.where(bounds < 0, -w, 0.0),
     }
     found: dict[str, Tensor] = {}
     for name, want in wanted.items():

@@ -9,6 +9,7 @@ read off anew (a semismooth Newton step), a few times.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,9 +125,11 @@ def _daqp_on(program: DenseProgram, Q: Tensor, p: Tensor, R: Tensor) -> tuple[Po
     iterations = np.full(program.batch, -1)
 
     def run(samples: range) -> None:
-        for k in samples:
-            h_k, c_k = H[0 if len(H) == 1 else k], C[0 if len(C) == 1 else k]
-            x, _, flag, info = daqp.solve(h_k, F[k], c_k, upper[k], lower[k], sense.copy(), primal_tol=_PIVOT)
+        some = slice(samples.start, samples.stop)
+        h, c = (itertools.repeat(M[0]) if len(M) == 1 else M[some] for M in (H, C))
+        each = zip(samples, h, F[some], c, upper[some], lower[some], strict=False)  # what is shared has no end
+        for k, h_k, f_k, c_k, upper_k, lower_k in each:
+            x, _, flag, info = daqp.solve(h_k, f_k, c_k, upper_k, lower_k, sense.copy(), primal_tol=_PIVOT)
             if flag == 1:
                 z[k], lam[k], iterations[k] = x, info["lam"], info["iterations"]
 
