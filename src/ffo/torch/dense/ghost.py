@@ -187,7 +187,7 @@ class DenseGhost:
         left_x, left_a, error = wanted_x, wanted_a, torch.ones_like(scale)
         for attempt in range(REFINEMENTS):
             du, dt = self._approximate(left_x, left_a)
-            new_u, new_t = u + du, t + dt
+            new_u, new_t = (u + du, t + dt) if attempt else (du, dt)
             new_x = wanted_x - self.curvature.times(new_u) - times(self.R.mT, new_t)
             new_a = wanted_a - times(self.R, new_u)
             new_error = largest(torch.cat([new_x, new_a], dim=1)) / scale

@@ -15,6 +15,7 @@ import torch
 from ffo.engine.info import Info, Times
 from ffo.errors import Status
 from ffo.ghost.certificate import WEAK, Certificate
+from ffo.program.blocks import MATRICES
 from ffo.torch.base import warn_of_doubt
 from ffo.torch.dense.ghost import DenseGhost
 from ffo.torch.dense.program import DenseProgram, Tensor, diagonal_only
@@ -90,8 +91,11 @@ class DensePlan:
     """Which blocks there are, and what is wanted of them.
 
     Attributes:
-        names: blocks in the order their values are passed; n: variables; equal, rows: numbers of
-            equalities and of rows of G.
+        names: blocks in the order their values are passed, each with or without a batch dimension.
+        n: variables; equalities, inequalities: rows of A and of G.
+        batch: samples, None if no block has a batch dimension.
+        derivative: whether a backward pass may come; duals: whether multipliers are wanted.
+        reduction: of the gradients of blocks that the batch shares.
     """
 
     names: tuple[str, ...]
@@ -100,7 +104,12 @@ class DensePlan:
     inequalities: int
     batch: int | None
     derivative: bool
+    duals: bool
     reduction: Literal["sum", "mean"]
+
+    def shared(self, name: str, shape: torch.Size) -> bool:
+        """Whether the batch shares a block of this shape."""
+        return len(shape) == (2 if name in MATRICES else 1)
 
     def program(self, values: Mapping[str, Tensor]) -> DenseProgram:
         """The program of float64 values; a missing block is empty, zero or infinite."""
@@ -144,7 +153,7 @@ def _rows(value: Tensor | None, size: int, length: int, missing: float, like: Te
 
 
 class DenseSolve(torch.autograd.Function):
-    """(plan, report, *values) -> z, nu, lam, mu. `report` receives the `Info` of the call."""
+    """(plan, report, *values) -> z, or z, nu, lam, mu. `report` receives the `Info` of the call."""
 
     @staticmethod
     def forward(ctx: Any, plan: DensePlan, report: Any, *values: Tensor) -> tuple[Tensor, ...]:
@@ -190,7 +199,7 @@ class DenseSolve(torch.autograd.Function):
 
 def _outputs(plan: DensePlan, solution: DenseSolution) -> list[Tensor]:
     point, k = solution.point, plan.equalities
-    outputs = [point.z, point.lam[:, :k], point.lam[:, k:], point.mu]
+    outputs = [point.z, point.lam[:, :k], point.lam[:, k:], point.mu] if plan.duals else [point.z]
     return outputs if plan.batch is not None else [v[0] for v in outputs]
 
 
@@ -198,16 +207,14 @@ def _adjoint(ctx: Any, gradients: tuple[Tensor | None, ...], wanted: Mapping[str
     """Gradients of the blocks: the perturbed ghost, and the finite difference along it (see ghost.oracle)."""
     plan, program, point = ctx.plan, ctx.program, ctx.solution.point
     ghost: DenseGhost = ctx.ghost or DenseGhost(program, ctx.solution.rows, ctx.solution.bounds)
-    widths = (plan.n, plan.equalities, plan.inequalities, plan.n)
-    c_z, c_nu, c_lam, c_mu = (
-        program.p.new_zeros(program.batch, width) if g is None else g.reshape(program.batch, width).to(torch.float64)
-        for g, width in zip(gradients, widths, strict=True)
-    )
-    held = torch.where(ghost.bound_side != 0, -c_mu, 0.0)
-    u, t, w, residual = ghost.solve(-c_z, -torch.cat([c_nu, c_lam], dim=1), held)
+    u, t, w, residual = ghost.solve(*_perturbations(plan, ghost, gradients))
     constraints = any(want for name, want in wanted.items() if name not in ("Q", "p"))
-    certificate = replace(ctx.info.certificate, dependent=ghost.dependent().cpu().numpy())
-    ctx.info.certificate = certificate.with_ghost_residual(residual.cpu().numpy()).asked(constraints)
+    ctx.info.certificate = replace(
+        ctx.info.certificate,
+        dependent=ghost.dependent().cpu().numpy(),
+        ghost_residual=residual.cpu().numpy(),
+        constraints=np.full(program.batch, constraints),
+    )
     rows, bounds, k = ghost.row_side, ghost.bound_side, plan.equalities
     parts: dict[str, Any] = {
         "p": lambda: u,
@@ -221,7 +228,7 @@ def _adjoint(ctx: Any, gradients: tuple[Tensor | None, ...], wanted: Mapping[str
     for name, want in wanted.items():
         if not want:
             continue
-        shared = ctx.shapes[plan.names.index(name)][0][:-1] == torch.Size([])
+        shared = plan.shared(name, ctx.shapes[plan.names.index(name)][0])
         if name in parts:
             value = parts[name]()
             value = value.sum(dim=0) if shared else value
@@ -236,12 +243,28 @@ def _adjoint(ctx: Any, gradients: tuple[Tensor | None, ...], wanted: Mapping[str
     return found
 
 
+def _perturbations(
+    plan: DensePlan, ghost: DenseGhost, gradients: tuple[Tensor | None, ...]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Right-hand sides of the ghost for incoming gradients of z, nu, lam and mu."""
+    p, r = ghost.program.p, ghost.program.r
+    c_z, *c_duals = (None if g is None else g.reshape(len(p), -1).to(torch.float64) for g in gradients)
+    r_x = torch.zeros_like(p) if c_z is None else -c_z
+    if all(c is None for c in c_duals):
+        return r_x, p.new_zeros(len(p), r), torch.zeros_like(p)
+    widths = (plan.equalities, plan.inequalities, plan.n)
+    c_nu, c_lam, c_mu = (
+        p.new_zeros(len(p), width) if c is None else c for c, width in zip(c_duals, widths, strict=True)
+    )
+    return r_x, -torch.cat([c_nu, c_lam], dim=1), torch.where(ghost.bound_side != 0, -c_mu, 0.0)
+
+
 def _outer(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], summed: bool) -> Tensor:
     """a b' + c d' of every sample, or the sum over the batch, as one product."""
     (a, b), (c, d) = first, second
     if summed:
         return torch.cat([a, c]).mT @ torch.cat([b, d])
-    return torch.stack([a, c], dim=2) @ torch.stack([b, d], dim=1)
+    return torch.addcmul(a.unsqueeze(2) * b.unsqueeze(1), c.unsqueeze(2), d.unsqueeze(1))
 
 
 def _info(solution: DenseSolution, start: float, solved: float) -> Info:
