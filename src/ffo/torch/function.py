@@ -305,9 +305,7 @@ def _fold(
     return joint
 
 
-def check_tensors(
-    parameters: Sequence[Any], names: Sequence[str] | None = None, sparse: Collection[str] = ()
-) -> None:
+def check_tensors(parameters: Sequence[Any], names: Sequence[str] | None = None, sparse: Collection[str] = ()) -> None:
     """All parameters are floating-point tensors of one dtype on one device; `names` are for messages, and
     those in `sparse` may be so."""
     labels = names or [f"Parameter {i}" for i in range(len(parameters))]

@@ -18,7 +18,18 @@ from dataclasses import dataclass
 
 import torch
 
-from ffo.torch.dense.program import SINGULAR, DenseProgram, Point, Tensor, largest, positive, raised, times, triangular
+from ffo.torch.dense.program import (
+    SINGULAR,
+    DenseProgram,
+    Point,
+    Tensor,
+    added,
+    largest,
+    positive,
+    raised,
+    times,
+    triangular,
+)
 
 REGULARISATION = 1e-8
 #: pivots of S, relative to its diagonal, below which active rows may depend on each other, and the share
@@ -77,8 +88,9 @@ class _Diagonal:
 
     h: Tensor
 
-    def times(self, u: Tensor) -> Tensor:
-        return self.h * u
+    def taken(self, r: Tensor, u: Tensor) -> Tensor:
+        """r - Qu."""
+        return torch.addcmul(r, self.h, u, value=-1.0)
 
     def half(self, X: Tensor) -> Tensor:
         return X / self.h.sqrt().unsqueeze(2)
@@ -93,8 +105,9 @@ class _Full:
     Q: Tensor
     L: Tensor
 
-    def times(self, u: Tensor) -> Tensor:
-        return times(self.Q, u)
+    def taken(self, r: Tensor, u: Tensor) -> Tensor:
+        """r - Qu."""
+        return added(r, self.Q, u, -1.0)
 
     def half(self, X: Tensor) -> Tensor:
         return triangular(self.L, X, upper=False)
@@ -157,10 +170,10 @@ class DenseGhost:
 
     def _approximate(self, r_x: Tensor, r_a: Tensor) -> tuple[Tensor, Tensor]:
         held = r_x if self.hold is None else r_x + self.hold * times(self.R.mT, r_a)
-        half = self.curvature.half(held.unsqueeze(-1))
-        t = torch.cholesky_solve(self.V.mT @ half - r_a.unsqueeze(-1), self.S)
-        u = self.curvature.back(half - self.V @ t)
-        return u.squeeze(-1), t.squeeze(-1)
+        half = self.curvature.half(held.unsqueeze(-1)).squeeze(-1)
+        t = torch.cholesky_solve(added(-r_a, self.V.mT, half).unsqueeze(-1), self.S).squeeze(-1)
+        u = self.curvature.back(added(half, self.V, t, -1.0).unsqueeze(-1))
+        return u.squeeze(-1), t
 
     def solve(self, r_x: Tensor, r_rows: Tensor, r_bounds: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """u (batch, n), t (batch, r), multipliers of the bounds (batch, n), relative residual (batch,).
@@ -188,8 +201,8 @@ class DenseGhost:
         for attempt in range(REFINEMENTS):
             du, dt = self._approximate(left_x, left_a)
             new_u, new_t = (u + du, t + dt) if attempt else (du, dt)
-            new_x = wanted_x - self.curvature.times(new_u) - times(self.R.mT, new_t)
-            new_a = wanted_a - times(self.R, new_u)
+            new_x = added(self.curvature.taken(wanted_x, new_u), self.R.mT, new_t, -1.0)
+            new_a = added(wanted_a, self.R, new_u, -1.0)
             new_error = largest(torch.cat([new_x, new_a], dim=1)) / scale
             if not attempt and bool((new_error <= ACCURACY).all()):
                 return new_u, new_t, new_error
@@ -280,5 +293,5 @@ def _pivot(L: Tensor, scale: Tensor) -> Tensor:
 
 
 def _size(diagonal: Tensor) -> Tensor:
-    """(batch, k) -> (batch, 1) largest entry in magnitude, 1 where all are zero."""
-    return positive(largest(diagonal)).unsqueeze(1)
+    """(batch, k) -> (batch, 1) largest entry (none is negative), 1 where all are zero."""
+    return positive(diagonal.amax(dim=1, keepdim=True)) if diagonal.shape[1] else diagonal.new_ones(len(diagonal), 1)

@@ -127,15 +127,16 @@ class DensePlan:
             upp=self._sides(values, "h", torch.inf),
             lb=vector("lb", self.n, -torch.inf),
             ub=vector("ub", self.n, torch.inf),
-            equal=torch.arange(self.equalities + self.inequalities, device=p.device) < self.equalities,
+            equalities=self.equalities,
         )
 
     def _sides(self, values: Mapping[str, Tensor], name: str, missing: float) -> Tensor:
         """(batch, r) of equalities, which have b on both sides, and of the rows of G."""
         size, p = self.batch or 1, values["p"]
-        b = _rows(values.get("b"), size, self.equalities, 0.0, p)
         side = _rows(values.get(name), size, self.inequalities, missing, p)
-        return torch.cat([b, side], dim=1) if self.equalities else side
+        return (
+            torch.cat([_rows(values.get("b"), size, self.equalities, 0.0, p), side], dim=1) if self.equalities else side
+        )
 
 
 def _stacked(A: Tensor, G: Tensor) -> Tensor:
@@ -148,7 +149,7 @@ def _stacked(A: Tensor, G: Tensor) -> Tensor:
 
 def _rows(value: Tensor | None, size: int, length: int, missing: float, like: Tensor) -> Tensor:
     if value is None:
-        return like.new_full((size, length), missing)
+        return like.new_full((1, 1), missing).expand(size, length)
     return value.expand(size, length) if value.ndim == 1 else value
 
 
@@ -233,7 +234,8 @@ def _adjoint(ctx: Any, gradients: tuple[Tensor | None, ...], wanted: Mapping[str
             value = parts[name]()
             value = value.sum(dim=0) if shared else value
         elif name == "Q":
-            value = _outer((0.5 * u, point.z), (0.5 * point.z, u), shared)
+            half = 0.5 * u
+            value = _outer((half, point.z), (point.z, half), shared)
         else:
             at = slice(0, k) if name == "A" else slice(k, None)
             value = _outer((point.lam[:, at], u), (t[:, at], point.z), shared)

@@ -9,7 +9,7 @@ negative on an active lower one, so that Qz + p + R'lam + mu = 0.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -22,7 +22,7 @@ SINGULAR = 1e-5
 @dataclass(frozen=True)
 class DenseProgram:
     """Q (batch or 1, n, n), p (batch, n), R (batch or 1, r, n), low and upp (batch, r), lb and ub
-    (batch, n), all float64 on one device; infinite sides are +-inf. `equal` (r,) marks equalities."""
+    (batch, n), all float64 on one device; infinite sides are +-inf. The first `equalities` rows are such."""
 
     Q: Tensor
     p: Tensor
@@ -31,7 +31,7 @@ class DenseProgram:
     upp: Tensor
     lb: Tensor
     ub: Tensor
-    equal: Tensor
+    equalities: int
 
     @property
     def batch(self) -> int:
@@ -90,15 +90,15 @@ class DenseProgram:
         return bool(self.n) and (float(self.lb.max()) > -torch.inf or float(self.ub.min()) < torch.inf)
 
     @cached_property
-    def equalities(self) -> int:
-        """How many rows are equalities."""
-        return int(self.equal.sum())
+    def equal(self) -> Tensor:
+        """(r,) marks equalities."""
+        return torch.arange(self.r, device=self.p.device) < self.equalities
 
     def take(self, samples: Tensor) -> DenseProgram:
         """The program of some samples."""
-        part = {name: getattr(self, name)[samples] for name in ("p", "low", "upp", "lb", "ub")}
-        matrices = {name: M if len(M) == 1 else M[samples] for name, M in (("Q", self.Q), ("R", self.R))}
-        return replace(self, **part, **matrices)
+        Q, R = (M if len(M) == 1 else M[samples] for M in (self.Q, self.R))
+        p, low, upp, lb, ub = (v[samples] for v in (self.p, self.low, self.upp, self.lb, self.ub))
+        return DenseProgram(Q, p, R, low, upp, lb, ub, self.equalities)
 
     def curved(self, z: Tensor) -> Tensor:
         """(batch, n) Qz."""
@@ -114,7 +114,7 @@ class DenseProgram:
 
     def stationarity(self, z: Tensor, lam: Tensor) -> Tensor:
         """(batch, n) Qz + p + R'lam, which is -mu at a solution."""
-        return self.curved(z) + self.p + self.pull(lam)
+        return added(self.curved(z) + self.p, self.R.mT, lam)
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,14 @@ def diagonal_only(Q: Tensor) -> bool:
 
 def times(M: Tensor, v: Tensor) -> Tensor:
     """(batch or 1, a, b) and (batch, b) -> (batch, a), one product when M is shared."""
-    return v @ M[0].mT if M.shape[0] == 1 else (M @ v.unsqueeze(-1)).squeeze(-1)
+    return v @ M[0].mT if len(M) == 1 else torch.bmm(M, v.unsqueeze(2)).squeeze(2)
+
+
+def added(c: Tensor, M: Tensor, v: Tensor, weight: float = 1.0) -> Tensor:
+    """c + weight * Mv, for c (batch, a) and the others as in `times`."""
+    if len(M) == 1:
+        return torch.addmm(c, v, M[0].mT, alpha=weight)
+    return torch.baddbmm(c.unsqueeze(2), M, v.unsqueeze(2), alpha=weight).squeeze(2)
 
 
 def raised(H: Tensor, shift: Tensor) -> Tensor:
@@ -172,8 +179,8 @@ def triangular(L: Tensor, X: Tensor, upper: bool) -> Tensor:
 
 
 def positive(v: Tensor) -> Tensor:
-    """1 where v is not positive."""
-    return torch.where(v > 0, v, 1.0)
+    """v (none of it negative), 1 where it is zero."""
+    return v + (v == 0)
 
 
 def largest(v: Tensor) -> Tensor:

@@ -120,7 +120,7 @@ def _daqp_on(program: DenseProgram, Q: Tensor, p: Tensor, R: Tensor) -> tuple[Po
     lower = np.ascontiguousarray(np.maximum(lower, -_INF))
     first = n if bounded else 0
     sense = np.zeros(upper.shape[1], dtype=np.int32)
-    sense[first:][program.equal.numpy()] = _EQUALITY
+    sense[first : first + program.equalities] = _EQUALITY
     z, lam = np.zeros(F.shape), np.zeros(upper.shape)
     iterations = np.full(program.batch, -1)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ffo.torch.dense.program import DenseProgram, Point, Tensor, largest, positive
+from ffo.torch.dense.program import DenseProgram, Point, Tensor, added, largest, positive
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def judge(program: DenseProgram, point: Point) -> Verdict:
     length = positive(largest(torch.cat([z, value / norms], dim=1))).unsqueeze(1)
     costs = [program.p, curved, lam, point.mu] if program.bounded else [program.p, curved, lam]
     force = positive(largest(torch.cat(costs, dim=1))).unsqueeze(1)
-    left = curved + program.p + program.pull(point.lam)
+    left = added(curved + program.p, program.R.mT, point.lam)
     unit = length * norms
     rows = _Sides(value / unit, program.low / unit, program.upp / unit, lam / force)
     side, margin = rows.active, rows.margin
