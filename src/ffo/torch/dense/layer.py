@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,18 +31,15 @@ TINY, FILL = 30, 0.25
 
 
 def worthwhile(values: Mapping[Any, Tensor], n: int, equalities: int, inequalities: int, batch: int) -> bool:
-    """Whether dense batched algebra beats the sparse core on these blocks (finite ones)."""
+    """Whether dense batched algebra beats the sparse core on these blocks.
+
+    What is not finite shows in the residual of any point; the core then says what is wrong.
+    """
     if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
         return False  # torch.func and forward mode go through the core
-    device = values["p"].device
-    with one_thread(device):
-        if device.type == "cpu":
-            suited = _suits_cpu(values, n, equalities, inequalities, batch)
-        else:
-            suited = n + equalities + inequalities <= DEVICE_SIZE
-        # What is not finite goes to the core, which says what is wrong, and so does what adds up to no number.
-        finite = ("Q", "p", "G", "A", "b")
-        return suited and all(math.isfinite(v.detach().sum()) for name, v in values.items() if name in finite)
+    if values["p"].device.type != "cpu":
+        return n + equalities + inequalities <= DEVICE_SIZE
+    return _suits_cpu(values, n, equalities, inequalities, batch)
 
 
 def _suits_cpu(values: Mapping[Any, Tensor], n: int, equalities: int, inequalities: int, batch: int) -> bool:
@@ -53,11 +49,12 @@ def _suits_cpu(values: Mapping[Any, Tensor], n: int, equalities: int, inequaliti
         return True
     if not small and (n > SEPARABLE_SIZE or inequalities or batch * n * equalities > ENTRIES):
         return False
-    matrices = {name: v.detach() for name, v in values.items() if name in ("Q", "G", "A")}
-    diagonal = "Q" in matrices and diagonal_only(matrices["Q"].reshape(-1, n, n))
-    if diagonal:
-        del matrices["Q"]
-    return (small or diagonal) and _share(matrices.values()) >= FILL
+    with one_thread(values["p"].device):
+        matrices = {name: v.detach() for name, v in values.items() if name in MATRICES}
+        diagonal = "Q" in matrices and diagonal_only(matrices["Q"].reshape(-1, n, n))
+        if diagonal:
+            del matrices["Q"]
+        return (small or diagonal) and _share(matrices.values()) >= FILL
 
 
 def _share(matrices: Iterable[Tensor]) -> float:
