@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ffo.ghost.ball import has_layout
 from ffo.ghost.certificate import WEAK, Certificate
 from ffo.ghost.direct import Direct
 from ffo.ghost.face import ActiveSet, scale
 from ffo.ghost.flat import is_flat, polish_flat
+from ffo.ghost.newton import from_nothing, polish_balls
 from ffo.ghost.polish import Part, Polished, polish
 from ffo.ghost.problem import GhostSystem, Sensitivity, Way
 from ffo.program.affine import DataGradient
@@ -100,10 +102,23 @@ def linearize(program: ConeProgram, solution: Solution, way: Way) -> Linearizati
     """Polish a solution (if the way can) and make its derivative ready."""
     if isinstance(way, Direct) and is_flat(program):
         done = polish_flat(program, solution.x, solution.y, solution.s, way)
+    elif isinstance(way, Direct) and has_layout(program.cones):
+        done = polish_balls(program, solution.x, solution.y, solution.s, way)
     elif way.polishes:
         done = polish(program, solution.x, solution.y, solution.s, way)
     else:
         done = _as_it_is(program, solution, way)
+    return _linearization(program, done)
+
+
+def linearize_from_nothing(program: ConeProgram) -> tuple[Linearization, Array]:
+    """Solve a program that `has_layout` is true of by Newton's method, and make its derivative ready; also the
+    numbers of steps (batch,). Residuals of samples on which that fails are infinite."""
+    done, steps = from_nothing(program)
+    return _linearization(program, done), steps
+
+
+def _linearization(program: ConeProgram, done: Polished) -> Linearization:
     return Linearization(program, done.x, done.y, done.s, done.parts, done.certificate, measured=done.measured)
 
 

@@ -1,0 +1,184 @@
+"""The ghost matrix of linear and second-order cone constraints, laid out once for every active set.
+
+With second-order blocks (s0, s1) on their boundary, u the direction of s1 and h the curvature, the sparse form
+of `cones.soc` leads to the unknowns (x, k, nu, t):
+
+    [ P + h A1'A1   -h A1'u   A0' - A1'u   A_R' ]      rows of A1 with one entry, eliminated: they cost nothing
+    [     .           h           .         .   ]      one k for every block
+    [     .           .           .         .   ]      one nu for every block, its normal row
+    [     .           .           .        -d   ]      other rows R: general ones (d = 0), and those rows of A1
+                                                       with several entries (d = 1/h, coupled to k by -u)
+
+Every active set uses some of these unknowns, all of them the same pattern: variables at active bounds, blocks in
+the interior of their cone and inactive rows drop out. A block at its vertex has the row A0 in the place of its
+normal row, and its other rows are equalities like any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse as sp
+
+from ffo.cones.nonneg import Nonneg
+from ffo.cones.product import Product
+from ffo.cones.soc import SecondOrder
+from ffo.cones.zero import Zero
+from ffo.ghost.bordered import Pattern
+from ffo.program.cone import ConeProgram
+from ffo.program.sparse import SparseBatch, SymmetricBatch
+
+Array = np.ndarray
+
+
+def has_layout(cones: Product) -> bool:
+    """Whether constraints are linear or second-order cones (of a size that curves), some of the latter."""
+    curved = [cone for cone, _ in cones.blocks if not cone.scalar]
+    return bool(curved) and all(isinstance(cone, SecondOrder) and cone.size > 2 for cone in curved)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Where the second-order blocks of a product are.
+
+    Attributes:
+        top: (blocks,) rows of their first coordinates.
+        row, block: (tangents,) rows of the others, and the block of each.
+        unequal, equal: rows of inequalities and of equalities.
+    """
+
+    top: Array
+    row: Array
+    block: Array
+    unequal: Array
+    equal: Array
+
+    @classmethod
+    def of(cls, cones: Product) -> Blocks:
+        nothing = np.zeros(0, dtype=np.intp)
+        curved = [g.index for g in cones.groups if isinstance(g.cone, SecondOrder)]
+        sizes = np.concatenate([np.full(len(index), index.shape[1] - 1) for index in curved] or [nothing])
+        flat = {kind: [g.index.ravel() for g in cones.groups if type(g.cone) is kind] for kind in (Nonneg, Zero)}
+        return cls(
+            np.concatenate([index[:, 0] for index in curved] or [nothing]),
+            np.concatenate([index[:, 1:].ravel() for index in curved] or [nothing]),
+            np.repeat(np.arange(len(sizes)), sizes),
+            *(np.concatenate(rows or [nothing]) for rows in flat.values()),
+        )
+
+
+class BallLayout:
+    """The pattern of the matrix above, and what fills it.
+
+    Attributes:
+        blocks: see `Blocks`.
+        bound: rows with a single entry other than tops, `column` their variables, `entry` their places in A.
+        bare: rows without entries; wide: all rows that are unknowns of their own.
+        single, spread: of `blocks.row`, which have one entry or none (eliminated), and which have more.
+        curving: of `bound`, those that are rows of A1; tangent: their numbers among `blocks.row`.
+        size: number of unknowns, in the order x, k, nu, wide rows; pattern: of the matrix.
+        to_variables, to_blocks: (n, bounds) and (blocks, tangents), what belongs to what.
+    """
+
+    def __init__(self, program: ConeProgram) -> None:
+        P, A = program.P, program.A
+        self.n, self.m = program.n, program.m
+        self.blocks = Blocks.of(program.cones)
+        count = np.bincount(A.indices, minlength=self.m)
+        entry = np.zeros(self.m, dtype=np.intp)
+        entry[A.indices] = np.arange(A.nnz)
+        alone = count == 1
+        if A.nnz:
+            alone &= (np.atleast_2d(A.values)[:, entry] != 0).all(axis=0)
+        top = np.zeros(self.m, dtype=bool)
+        top[self.blocks.top] = True
+        self.bound = np.flatnonzero(alone & ~top)
+        self.entry = entry[self.bound]
+        self.column = A.columns[self.entry]
+        self.bare = np.flatnonzero((count == 0) & ~top)
+        self.wide = np.flatnonzero(~alone & (count > 0) & ~top)
+        eliminated = ~np.isin(self.blocks.row, self.wide)
+        self.single, self.spread = np.flatnonzero(eliminated), np.flatnonzero(~eliminated)
+        balls = len(self.blocks.top)
+        self.k, self.nu, self.t = self.n, self.n + balls, self.n + 2 * balls
+        self.size = self.t + len(self.wide)
+        self._place(P, A)
+
+    def _place(self, P: SymmetricBatch, A: SparseBatch) -> None:
+        """The pattern: coordinates of all contributions, in the order in which `values` lists them."""
+        blocks, every = self.blocks, np.arange(self.size)
+        at = np.full(self.m, -1)
+        at[self.wide] = self.t + np.arange(len(self.wide))
+        self._wide_entries = np.flatnonzero(at[A.indices] >= 0)
+        tangent = np.full(self.m, -1)
+        tangent[blocks.row] = np.arange(len(blocks.row))
+        ball = np.full(self.m, -1)
+        ball[blocks.top], ball[blocks.row] = np.arange(len(blocks.top)), blocks.block
+        self._normal_entries = np.flatnonzero(ball[A.indices] >= 0)
+        self._normal_tangent = tangent[A.indices[self._normal_entries]]  # -1 for tops
+        mine = tangent[self.bound]
+        self.curving = np.flatnonzero(mine >= 0)
+        self.tangent = mine[self.curving]
+        owner, column = blocks.block[self.tangent], self.column[self.curving]
+        single, spread = self.single, self.spread
+        spread_at = at[blocks.row[spread]]
+        where = [
+            (P.indices, P.columns),
+            (A.columns[self._wide_entries], at[A.indices[self._wide_entries]]),
+            (column, column),
+            (column, self.k + owner),
+            (self.k + blocks.block[single], self.k + blocks.block[single]),
+            (A.columns[self._normal_entries], self.nu + ball[A.indices[self._normal_entries]]),
+            (self.k + blocks.block[spread], spread_at),
+            (spread_at, spread_at),
+            (every, every),
+        ]
+        row, col = (np.concatenate([pair[i] for pair in where]).astype(np.int64) for i in (0, 1))
+        name, place = np.unique(col * self.size + row, return_inverse=True)
+        column_of, row_of = np.divmod(name, self.size)
+        self.pattern = Pattern(self.size, row_of, column_of, self._core(P), every < self.nu)
+        count = len(row) - self.size
+        self._sum = sp.csr_array((np.ones(count), (place[:count], np.arange(count))), shape=(len(name), count))
+        ones = np.ones(len(self.bound))
+        self.to_variables = sp.csr_array((ones, (self.column, np.arange(len(ones)))), shape=(self.n, len(ones)))
+        ones = np.ones(len(blocks.row))
+        shape = (len(blocks.top), len(ones))
+        self.to_blocks = sp.csr_array((ones, (blocks.block, np.arange(len(ones)))), shape=shape)
+
+    def _core(self, P: SymmetricBatch) -> Array:
+        """(size,) variables of their own positive curvature that P does not couple with others."""
+        core = np.zeros(self.size, dtype=bool)
+        core[: self.n] = (P.diagonal > 0).all(axis=0)
+        apart = P.indices != P.columns
+        core[P.indices[apart]] = core[P.columns[apart]] = False
+        return core
+
+    def values(self, program: ConeProgram, u: Array, h: Array, delta: Array) -> Array:
+        """(batch, nnz) upper triangle, nothing dropped; u (batch, tangents), h and delta (batch, blocks).
+
+        u and h are zero for blocks that are not on their boundary.
+        """
+        P, A, blocks = program.P, program.A, self.blocks
+        batch = len(u)
+        a = A.values[..., self.entry[self.curving]]
+        mine = blocks.block[self.tangent]
+        bent = h[:, mine] * a
+        direction = np.concatenate([-u, np.ones((batch, 1))], axis=1)[:, self._normal_tangent]
+        parts = [
+            P.values,
+            A.values[..., self._wide_entries],
+            bent * a,
+            -bent * u[:, self.tangent],
+            h[:, blocks.block[self.single]] * u[:, self.single] ** 2,
+            direction * A.values[..., self._normal_entries],
+            -u[:, self.spread],
+            -delta[:, blocks.block[self.spread]],
+        ]
+        every = np.concatenate([np.broadcast_to(v, (batch, v.shape[-1])) for v in parts], axis=1)
+        return total(self._sum, every)
+
+
+def total(indicator: sp.csr_array, v: Array) -> Array:
+    """(batch, parts) -> (batch, wholes): sums over the parts of each whole."""
+    return np.ascontiguousarray((indicator @ v.T).T)

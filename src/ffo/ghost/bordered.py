@@ -1,0 +1,177 @@
+"""Factors of the matrices that a `BallLayout` describes.
+
+Where most variables meet each other in constraints only (a diagonal P), the matrix is a diagonal with a border
+of few rows, and a batch of them is solved by array operations:
+
+    [ D  F' ]      S = E - F D^-1 F',   of the size of the border.
+    [ F  E  ]
+
+Others are cut down to the unknowns in use and factorized as sparse matrices, sample by sample.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import scipy.sparse as sp
+
+from ffo.ghost.factors import REGULARISATION, equilibrate, factor_blocks, regularised
+
+Array = np.ndarray
+
+#: rows that a border may have
+BORDER = 40
+#: regularisation of the scaled complement of a border: refinement hardly notices
+SLIGHT = 1e-13
+
+
+class Pattern:
+    """The upper triangle of a symmetric matrix by columns, every diagonal entry stored.
+
+    Args:
+        size: its order; row, column: (nnz,) coordinates, sorted by column, then by row.
+        core: (size,) unknowns that meet no other of their kind, and whose diagonal is positive.
+        positive: (size,) unknowns whose diagonal is not negative.
+    """
+
+    def __init__(self, size: int, row: Array, column: Array, core: Array, positive: Array) -> None:
+        self.size, self.row, self.column = size, row, column
+        self.sign = np.where(positive, 1.0, -1.0)
+        self.core, self.border = np.flatnonzero(core), np.flatnonzero(~core)
+        self.indptr = np.concatenate([[0], np.cumsum(np.bincount(column, minlength=size))])
+        self.diagonal = self.indptr[1:] - 1
+
+    @property
+    def is_bordered(self) -> bool:
+        return len(self.border) <= min(BORDER, len(self.core))
+
+    @cached_property
+    def corners(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        """Places of the entries of F in F (flat) and in the pattern; those of E, both triangles."""
+        place = np.empty(self.size, dtype=np.intp)
+        place[self.core], place[self.border] = np.arange(len(self.core)), np.arange(len(self.border))
+        inside = np.zeros(self.size, dtype=bool)
+        inside[self.core] = True
+        row, column = inside[self.row], inside[self.column]
+        mixed, outer = np.flatnonzero(row != column), np.flatnonzero(~row & ~column)
+        swap = row[mixed]
+        border = np.where(swap, self.column[mixed], self.row[mixed])
+        core = np.where(swap, self.row[mixed], self.column[mixed])
+        i, j, width = place[self.row[outer]], place[self.column[outer]], len(self.border)
+        E = np.concatenate([i * width + j, j * width + i]), np.concatenate([outer, outer])
+        return (place[border] * len(self.core) + place[core], mixed), E
+
+
+class Factors(Protocol):
+    """An approximate inverse of the unknowns in use of every sample, and the whole matrices.
+
+    `scale` (batch, size) is the symmetric scaling that brings their rows to unit size.
+    """
+
+    scale: Array
+
+    def dot(self, z: Array) -> Array:
+        """(batch, size): the whole matrices times vectors."""
+
+    def solve(self, residual: Array) -> Array:
+        """(batch, size); the residual is zero outside the unknowns in use, and so is what is returned."""
+
+
+def factorized(pattern: Pattern, values: Array, keep: Array) -> Factors:
+    """Factors for values (batch, nnz) and unknowns in use (batch, size)."""
+    return BorderedFactors(pattern, values, keep) if pattern.is_bordered else CutFactors(pattern, values, keep)
+
+
+class BorderedFactors:
+    """A diagonal with a border."""
+
+    def __init__(self, pattern: Pattern, values: Array, keep: Array) -> None:
+        batch, core, border = len(values), len(pattern.core), len(pattern.border)
+        self.pattern = pattern
+        (to_F, from_F), (to_E, from_E) = pattern.corners
+        self._D = values[:, pattern.diagonal[pattern.core]]
+        F, E = np.zeros((batch, border * core)), np.zeros((batch, border * border))
+        F[:, to_F], E[:, to_E] = values[:, from_F], values[:, from_E]
+        self._F, self._E = F.reshape(batch, border, core), E.reshape(batch, border, border)
+        inner, outer = keep[:, pattern.core], keep[:, pattern.border]
+        self._root = inner / np.sqrt(np.where(inner, self._D, 1.0))
+        self._G = self._F * self._root[:, None, :]
+        self._G *= outer[:, :, None]
+        E = self._E * (outer[:, :, None] & outer[:, None, :])
+        lengths = np.abs(np.diagonal(E, axis1=1, axis2=2)) + np.einsum("bij,bij->bi", self._G, self._G)
+        self._outer = outer / np.sqrt(np.where(lengths > 0, lengths, 1.0))
+        S = (E - self._G @ self._G.transpose(0, 2, 1)) * self._outer[:, :, None] * self._outer[:, None, :]
+        sign = pattern.sign[pattern.border]
+        each = np.arange(border)
+        S[:, each, each] += np.where(outer, SLIGHT * sign, sign)
+        self._inverse = np.linalg.inv(np.where(np.isfinite(S).all(axis=(1, 2))[:, None, None], S, np.eye(border)))
+
+    @cached_property
+    def scale(self) -> Array:
+        scale = np.empty((len(self._D), self.pattern.size))
+        scale[:, self.pattern.core], scale[:, self.pattern.border] = self._root, self._outer
+        return np.where(scale > 0, scale, 1.0)
+
+    def dot(self, z: Array) -> Array:
+        core, border = z[:, self.pattern.core], z[:, self.pattern.border]
+        out = np.empty_like(z)
+        out[:, self.pattern.core] = self._D * core + _times(border[:, None, :], self._F)
+        out[:, self.pattern.border] = _times(self._F, core[:, :, None]) + _times(self._E, border[:, :, None])
+        return out
+
+    def solve(self, residual: Array) -> Array:
+        inner = residual[:, self.pattern.core] * self._root
+        outer = (residual[:, self.pattern.border] - _times(self._G, inner[:, :, None])) * self._outer
+        outer = _times(self._inverse, outer[:, :, None]) * self._outer
+        z = np.empty_like(residual)
+        z[:, self.pattern.core] = (inner - _times(outer[:, None, :], self._G)) * self._root
+        z[:, self.pattern.border] = outer
+        return z
+
+
+def _times(left: Array, right: Array) -> Array:
+    """Products of matrices and vectors, (batch, ·)."""
+    return (left @ right).reshape(len(left), -1)
+
+
+class CutFactors:
+    """Sparse matrices, cut down to the unknowns in use."""
+
+    def __init__(self, pattern: Pattern, values: Array, keep: Array) -> None:
+        self.pattern, (batch, size) = pattern, keep.shape
+        self._whole = self._stacked(values)
+        self._diagonal = values[:, pattern.diagonal]
+        self._kept = np.flatnonzero(keep)
+        used = keep[:, pattern.row]
+        used &= keep[:, pattern.column]
+        sample, entry = np.divmod(np.flatnonzero(used), len(pattern.row))
+        rank = np.cumsum(keep) - 1
+        row, column = (rank[sample * size + place[entry]] for place in (pattern.row, pattern.column))
+        total = len(self._kept)
+        indptr = np.concatenate([[0], np.cumsum(np.bincount(column, minlength=total))])
+        upper = sp.csc_array((values[sample, entry], row, indptr), shape=(total, total))
+        self._scale = equilibrate(upper)
+        self.scale = np.ones(keep.shape)
+        self.scale.flat[self._kept] = self._scale
+        shift = REGULARISATION * pattern.sign[self._kept % size]
+        self._blocks = factor_blocks(regularised(upper, self._scale, shift), self._kept // size)
+
+    def _stacked(self, values: Array) -> sp.csc_array:
+        """All samples along the diagonal."""
+        p, step = self.pattern, np.arange(len(values))[:, None]
+        indptr = np.concatenate([[0], (p.indptr[1:] + step * len(p.row)).ravel()])
+        order = len(values) * p.size
+        return sp.csc_array((values.ravel(), (p.row + step * p.size).ravel(), indptr), shape=(order, order))
+
+    def dot(self, z: Array) -> Array:
+        flat = z.ravel()
+        return (self._whole @ flat + self._whole.T @ flat).reshape(z.shape) - self._diagonal * z
+
+    def solve(self, residual: Array) -> Array:
+        rhs = residual.ravel()[self._kept] * self._scale
+        inner = np.concatenate([f.solve(rhs[start:end]) for start, end, f in self._blocks] or [rhs])
+        z = np.zeros(residual.size)
+        z[self._kept] = inner * self._scale
+        return z.reshape(residual.shape)
