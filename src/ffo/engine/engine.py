@@ -17,15 +17,16 @@ import numpy as np
 from ffo.engine.apart import Joint, RowGroup, row_groups
 from ffo.engine.convexity import indefinite
 from ffo.engine.info import Info, Times
-from ffo.engine.memory import Matrices, Memory
+from ffo.engine.memory import Attempts, Matrices, Memory
 from ffo.engine.options import Options
 from ffo.engine.outcome import Outcome, as_solution, linearize_at, linearize_some
 from ffo.engine.scaling import Scaled, Scaling, scaling
 from ffo.errors import Status, solver_error
+from ffo.ghost.ball import BallLayout, light_layout
 from ffo.ghost.direct import Direct
 from ffo.ghost.iterative import Iterative
 from ffo.ghost.layout import Layouts
-from ffo.ghost.oracle import Linearization
+from ffo.ghost.oracle import Linearization, linearize_from_nothing
 from ffo.ghost.problem import Way
 from ffo.ghost.resolve import Resolve
 from ffo.program.cone import ConeProgram
@@ -41,6 +42,11 @@ Array = np.ndarray
 #: one, in units of the point it started from, and the measured one, which no diverged start can shrink
 ACCEPT = 1e-10
 MEASURED = 1e-8
+#: name under which solutions of Newton's method from nothing are reported
+NEWTON = "Newton"
+#: unknowns and rows of all samples together from which it is tried before a solver is asked, and the share of
+#: them that may be left over if that is to count as worth it
+MANY, PAYING = 4_000, 0.5
 #: unknowns of one sample's ghost system beyond which factors are no longer tried by default
 DIRECT_LIMIT = 200_000
 #: positions in the batch that are known, and their x, y, s; None without keys
@@ -64,7 +70,7 @@ class Engine:
         self.options = options
         self._solvers: dict[str, Solver] = {}
         self._memory = Memory()
-        self._matrices, self._layouts = Matrices(), Layouts()
+        self._matrices, self._layouts, self._newton = Matrices(), Layouts(), Attempts()
         # Complain now, not at the first call.
         if isinstance(options.solver, str):
             self._configured(options.solver, options.solver_args)
@@ -93,6 +99,10 @@ class Engine:
             self._solvers[key] = get_solver(name, settings, self.options.verbose)
         return self._solvers[key]
 
+    def _ours(self, overrides: dict[str, object] | None) -> bool:
+        """Whether who solves is left to this package, and how but for the accuracy."""
+        return self.options.solver is None and not {*self.options.solver_args, *(overrides or {})} - {"eps"}
+
     def others(
         self, program: ConeProgram, solver: Solver, overrides: dict[str, object] | None
     ) -> tuple[str | Solver, ...]:
@@ -101,7 +111,7 @@ class Engine:
         options = self.options
         if options.retry is not None:
             return tuple(options.retry)
-        if options.solver is not None or {*options.solver_args, *(overrides or {})} - {"eps"}:
+        if not self._ours(overrides):
             return ()
         other = second_choice(program, solver.name)
         return () if other is None else (self._configured(other, {"eps": solver.eps}),)
@@ -183,9 +193,21 @@ class Engine:
         run.reject_bad_data(check_convexity)
         if remembered is not None:
             run.from_memory(*remembered)
+        if self._ours(overrides) and isinstance(run.way, Direct):
+            self._try_newton(run)
         run.solve(self.others(program, run.solver, overrides))
         run.rescue()
         return run
+
+    def _try_newton(self, run: _Run) -> None:
+        """Newton's method from nothing, where it is likely to be faster than a solver."""
+        left = int((run.status < 0).sum())
+        if left * (run.program.n + run.program.m) < MANY:
+            return
+        layout = light_layout(run.program)
+        if layout is not None and self._newton.due():
+            run.from_nothing(layout)
+            self._newton.record(paid=(run.status < 0).sum() < PAYING * left)
 
     def _in_given_units(
         self, run: _Run, original: ConeProgram, units: Scaling, overrides: dict[str, object] | None
@@ -254,6 +276,16 @@ class _Run:
         self.hits = int(hit.sum())
         self.times = replace(self.times, polish=time.perf_counter() - start)
 
+    def from_nothing(self, layout: BallLayout) -> None:
+        """Newton's method without a solver; kept where it ends in a solution."""
+        start = time.perf_counter()
+        todo = np.flatnonzero(self.status < 0)
+        program = self.program if len(todo) == self.program.batch else self.program.take(todo)
+        piece, steps = linearize_from_nothing(program, layout)
+        found = self._accept(todo, piece)
+        self.iterations[todo[found]], self.answered[todo[found]] = steps[found], NEWTON
+        self.times = replace(self.times, solve=time.perf_counter() - start)
+
     def solve(self, others: Sequence[str | Solver]) -> None:
         todo = np.flatnonzero(self.status < 0)
         if not len(todo):
@@ -265,7 +297,7 @@ class _Run:
         self.answered[todo] = report.solver
         self.residual[todo], self.retried[todo] = report.residual, report.retried
         self.detail.update({int(todo[k]): text for k, text in (solution.detail or {}).items()})
-        self.times = replace(self.times, setup=solution.setup_time, solve=solution.solve_time)
+        self.times = replace(self.times, setup=solution.setup_time, solve=self.times.solve + solution.solve_time)
 
     def adopt(self, who: Array, other: _Run, point: tuple[Array, Array, Array]) -> None:
         """Take over what another run of the same samples has solved, at these points."""

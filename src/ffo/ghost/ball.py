@@ -179,6 +179,18 @@ class BallLayout:
         return total(self._sum, every)
 
 
+def light_layout(program: ConeProgram) -> BallLayout | None:
+    """The layout of a program whose ghost systems are solved by array operations; None if it is no such program.
+
+    That is where P is diagonal, but for a few variables, norms are those of variables, and other constraints than
+    bounds are few.
+    """
+    if not (has_layout(program.cones) and program.P.nnz):
+        return None
+    layout = BallLayout(program)
+    return layout if layout.pattern.is_bordered else None
+
+
 def total(indicator: sp.csr_array, v: Array) -> Array:
     """(batch, parts) -> (batch, wholes): sums over the parts of each whole."""
     return np.ascontiguousarray((indicator @ v.T).T)

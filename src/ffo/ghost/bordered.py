@@ -12,7 +12,6 @@ Others are cut down to the unknowns in use and factorized as sparse matrices, sa
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import scipy.sparse as sp
@@ -64,23 +63,9 @@ class Pattern:
         return (place[border] * len(self.core) + place[core], mixed), E
 
 
-class Factors(Protocol):
-    """An approximate inverse of the unknowns in use of every sample, and the whole matrices.
-
-    `scale` (batch, size) is the symmetric scaling that brings their rows to unit size.
-    """
-
-    scale: Array
-
-    def dot(self, z: Array) -> Array:
-        """(batch, size): the whole matrices times vectors."""
-
-    def solve(self, residual: Array) -> Array:
-        """(batch, size); the residual is zero outside the unknowns in use, and so is what is returned."""
-
-
-def factorized(pattern: Pattern, values: Array, keep: Array) -> Factors:
-    """Factors for values (batch, nnz) and unknowns in use (batch, size)."""
+def factorized(pattern: Pattern, values: Array, keep: Array) -> BorderedFactors | CutFactors:
+    """The whole matrices of values (batch, nnz), and approximate inverses of those of the unknowns in use
+    (batch, size). `scale` (batch, size) is the symmetric scaling that brings the rows of the latter to unit size."""
     return BorderedFactors(pattern, values, keep) if pattern.is_bordered else CutFactors(pattern, values, keep)
 
 
@@ -115,6 +100,7 @@ class BorderedFactors:
         return np.where(scale > 0, scale, 1.0)
 
     def dot(self, z: Array) -> Array:
+        """(batch, size): the whole matrices times vectors."""
         core, border = z[:, self.pattern.core], z[:, self.pattern.border]
         out = np.empty_like(z)
         out[:, self.pattern.core] = self._D * core + _times(border[:, None, :], self._F)
@@ -122,6 +108,7 @@ class BorderedFactors:
         return out
 
     def solve(self, residual: Array) -> Array:
+        """(batch, size); both the residual and what is returned are zero outside the unknowns in use."""
         inner = residual[:, self.pattern.core] * self._root
         outer = (residual[:, self.pattern.border] - _times(self._G, inner[:, :, None])) * self._outer
         outer = _times(self._inverse, outer[:, :, None]) * self._outer
@@ -140,7 +127,7 @@ class CutFactors:
     """Sparse matrices, cut down to the unknowns in use."""
 
     def __init__(self, pattern: Pattern, values: Array, keep: Array) -> None:
-        self.pattern, (batch, size) = pattern, keep.shape
+        self.pattern, size = pattern, pattern.size
         self._whole = self._stacked(values)
         self._diagonal = values[:, pattern.diagonal]
         self._kept = np.flatnonzero(keep)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ffo.ghost.ball import has_layout
+from ffo.ghost.ball import BallLayout, has_layout
 from ffo.ghost.certificate import WEAK, Certificate
 from ffo.ghost.direct import Direct
 from ffo.ghost.face import ActiveSet, scale
@@ -111,10 +111,12 @@ def linearize(program: ConeProgram, solution: Solution, way: Way) -> Linearizati
     return _linearization(program, done)
 
 
-def linearize_from_nothing(program: ConeProgram) -> tuple[Linearization, Array]:
-    """Solve a program that `has_layout` is true of by Newton's method, and make its derivative ready; also the
-    numbers of steps (batch,). Residuals of samples on which that fails are infinite."""
-    done, steps = from_nothing(program)
+def linearize_from_nothing(program: ConeProgram, layout: BallLayout) -> tuple[Linearization, Array]:
+    """Solve a program by Newton's method, and make its derivative ready; also the numbers of steps (batch,).
+
+    Residuals of samples on which that fails are infinite.
+    """
+    done, steps = from_nothing(program, layout)
     return _linearization(program, done), steps
 
 
