@@ -282,7 +282,7 @@ class _Run:
         todo = np.flatnonzero(self.status < 0)
         program = self.program if len(todo) == self.program.batch else self.program.take(todo)
         piece, steps = linearize_from_nothing(program, layout)
-        found = self._accept(todo, piece)
+        found = self._accept(todo, piece, piece.certificate.good)
         self.iterations[todo[found]], self.answered[todo[found]] = steps[found], NEWTON
         self.times = replace(self.times, solve=time.perf_counter() - start)
 
@@ -326,12 +326,12 @@ class _Run:
         for k in failed[saved]:
             self.detail.pop(int(k), None)
 
-    def _accept(self, who: Array, piece: Linearization) -> Array:
-        """Take over the points of a piece that are solutions; true where they are."""
+    def _accept(self, who: Array, piece: Linearization, among: Array | bool = True) -> Array:
+        """Take over the points of a piece that are solutions, `among` some; true where they are."""
         measured = piece.measured  # absolute, so that small ones settle the matter
         if measured is None or not (measured <= MEASURED).all():
             measured, _ = judge(as_solution(piece.x, piece.y, piece.s), piece.program, MEASURED)
-        good = (piece.certificate.natural_residual <= ACCEPT) & (measured <= MEASURED)
+        good = (piece.certificate.natural_residual <= ACCEPT) & (measured <= MEASURED) & among
         mine = who[good]
         if len(mine) == len(self.status):
             self.x, self.y, self.s = piece.x, piece.y, piece.s

@@ -12,6 +12,9 @@ of `cones.soc` leads to the unknowns (x, k, nu, t):
 Every active set uses some of these unknowns, all of them the same pattern: variables at active bounds, blocks in
 the interior of their cone and inactive rows drop out. A block at its vertex has the row A0 in the place of its
 normal row, and its other rows are equalities like any.
+
+Norms come with variables of their own: |x| <= t, t <= 1. Where t has no cost and is in no other constraint, the
+larger the better: t <= 1 is an equality, without which t would be open wherever |x| < 1.
 """
 
 from __future__ import annotations
@@ -46,6 +49,8 @@ class Blocks:
         top: (blocks,) rows of their first coordinates.
         row, block: (tangents,) rows of the others, and the block of each.
         unequal, equal: rows of inequalities and of equalities.
+        lid: (lids,) inequalities t <= ... that are held as equalities, `lid_variable` their t, `lid_block` the
+            block that t is the size of.
     """
 
     top: Array
@@ -53,19 +58,52 @@ class Blocks:
     block: Array
     unequal: Array
     equal: Array
+    lid: Array
+    lid_variable: Array
+    lid_block: Array
 
     @classmethod
-    def of(cls, cones: Product) -> Blocks:
+    def of(cls, program: ConeProgram) -> Blocks:
+        cones = program.cones
         nothing = np.zeros(0, dtype=np.intp)
         curved = [g.index for g in cones.groups if isinstance(g.cone, SecondOrder)]
         sizes = np.concatenate([np.full(len(index), index.shape[1] - 1) for index in curved] or [nothing])
         flat = {kind: [g.index.ravel() for g in cones.groups if type(g.cone) is kind] for kind in (Nonneg, Zero)}
+        unequal, equal = (np.concatenate(rows or [nothing]) for rows in flat.values())
+        top = np.concatenate([index[:, 0] for index in curved] or [nothing])
+        lid, variable, block = _lids(program, top, unequal)
         return cls(
-            np.concatenate([index[:, 0] for index in curved] or [nothing]),
+            top,
             np.concatenate([index[:, 1:].ravel() for index in curved] or [nothing]),
             np.repeat(np.arange(len(sizes)), sizes),
-            *(np.concatenate(rows or [nothing]) for rows in flat.values()),
+            np.setdiff1d(unequal, lid),
+            np.concatenate([equal, lid]),
+            lid,
+            variable,
+            block,
         )
+
+
+def _lids(program: ConeProgram, top: Array, unequal: Array) -> tuple[Array, Array, Array]:
+    """Rows, variables and blocks of variables without costs that are in one inequality, which bounds them from
+    above, and in one top, which grows with them."""
+    P, A = program.P, program.A
+    kind = np.zeros(program.m, dtype=int)
+    kind[unequal], kind[top] = 1, 2
+    values, mine = np.atleast_2d(A.values), kind[A.indices]
+    upward = (mine == 1) & (values > 0).all(axis=0)
+    beneath = (mine == 2) & (values < 0).all(axis=0)
+    found = [np.bincount(A.columns[which], minlength=program.n) for which in (upward, beneath)]
+    lidded = (found[0] == 1) & (found[1] == 1) & (np.diff(A.indptr) == 2) & ~program.q.any(axis=0)
+    lidded[P.indices] = lidded[P.columns] = False
+    variable = np.flatnonzero(lidded)
+    row, block = np.empty((2, program.n), dtype=np.intp)
+    place = np.zeros(program.m, dtype=np.intp)
+    place[top] = np.arange(len(top))
+    row[A.columns[upward]], block[A.columns[beneath]] = A.indices[upward], place[A.indices[beneath]]
+    _, first = np.unique(row[variable], return_index=True)  # one variable for each row
+    variable = variable[first]
+    return row[variable], variable, block[variable]
 
 
 class BallLayout:
@@ -84,7 +122,7 @@ class BallLayout:
     def __init__(self, program: ConeProgram) -> None:
         P, A = program.P, program.A
         self.n, self.m = program.n, program.m
-        self.blocks = Blocks.of(program.cones)
+        self.blocks = Blocks.of(program)
         count = np.bincount(A.indices, minlength=self.m)
         entry = np.zeros(self.m, dtype=np.intp)
         entry[A.indices] = np.arange(A.nnz)

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ffo.cones.base import BOUNDARY, VERTEX
+from ffo.cones.base import BOUNDARY, INTERIOR, VERTEX
 from ffo.cones.rows import weight
 from ffo.cones.soc import SecondOrder
 from ffo.ghost.ball import BallLayout, total
@@ -91,9 +91,10 @@ class BallSolver(GhostSolver):
     def __init__(self, program: ConeProgram, layout: BallLayout, face: Face, tau: Array) -> None:
         self.program, self.layout, self.face, self._tau = program, layout, face, tau
         batch = program.batch
-        self._held = face.active[:, layout.bound]
+        held = face.active[:, layout.bound].astype(float)
+        count = total(layout.to_variables, held)
         self._coefficient = program.A.values[..., layout.entry]
-        count = total(layout.to_variables, self._held.astype(float))
+        self._held = held / np.maximum(count, 1.0)[:, layout.column]  # bounds that contradict each other share
         self._clash = (count > 1).any(axis=1) | face.active[:, layout.bare].any(axis=1)
         boundary = face.case == BOUNDARY
         wide = face.active[:, layout.wide]
@@ -108,6 +109,9 @@ class BallSolver(GhostSolver):
     def solve(self, r_x: Array, r_s: Array, accuracy: Array | None = None) -> Sensitivity:
         target = ACCURACY if accuracy is None else np.maximum(accuracy, ACCURACY)
         u, w, relative = self._solve(r_x, r_s, target, SMALL_ERROR if accuracy is None else np.inf)
+        if accuracy is None:  # nobody knows the derivative of what is not unique
+            asked = self._open & (r_x[:, self.layout.blocks.lid_variable] != 0)
+            relative[asked.any(axis=1)] = np.inf
         doubtful = np.flatnonzero(self.trusted & ~(relative <= INCONSISTENT))
         if len(doubtful):
             other = self._general.solve(r_x, r_s, accuracy)
@@ -116,7 +120,9 @@ class BallSolver(GhostSolver):
 
     @cached_property
     def _general(self) -> DirectSolver:
-        return DirectSolver(GhostSystem(self.program, ActiveSet(self.program, self.face.w, self._tau)))
+        w, lid = self.face.w.copy(), self.layout.blocks.lid
+        w[:, lid] = np.where(self._open, self._tau[:, lid], w[:, lid])
+        return DirectSolver(GhostSystem(self.program, ActiveSet(self.program, w, self._tau)))
 
     @cached_property
     def regular(self) -> Array:
@@ -126,6 +132,11 @@ class BallSolver(GhostSolver):
         z, relative, error = self._refine(rhs / self._factors.scale, ACCURACY, SMALL_ERROR)
         grown = _norm(z / self._factors.scale) > SINGULAR * _norm(rhs)
         return ~(self._clash | grown | ~(np.maximum(relative, error) <= INCONSISTENT))
+
+    @cached_property
+    def _open(self) -> Array:
+        """(batch, lids) whether the lid could as well be off: it holds nothing down."""
+        return self.face.case[:, self.layout.blocks.lid_block] == INTERIOR
 
     def _solve(self, r_x: Array, r_s: Array, target: Array | float, allowed: float) -> tuple[Array, Array, Array]:
         layout, face, blocks = self.layout, self.face, self.layout.blocks
@@ -145,7 +156,7 @@ class BallSolver(GhostSolver):
             rhs[:, layout.t :] = r_s[:, layout.wide]
             rhs -= self._factors.dot(start)
         z, relative, error = self._refine(rhs * self.keep, target, allowed)
-        z += start
+        z = z + start
         u, w, left = self._unpacked(z, r_x, r_ball)
         if np.isfinite(allowed):
             # What was eliminated may have come back with errors of its own, where curvatures are extreme.

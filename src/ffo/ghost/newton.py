@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from ffo.ghost.ball import BallLayout, total
-from ffo.ghost.ballsolver import ACCURACY, BallSolver, Face
+from ffo.ghost.ballsolver import BallSolver, Face
 from ffo.ghost.certificate import WEAK, Certificate
 from ffo.ghost.face import Scale, scale
 from ffo.ghost.polish import ROUNDING, SETTLED, STILL, Part, Polished, polish
@@ -28,7 +28,9 @@ Array = np.ndarray
 NEAR, STUCK = 1e-11, 1e-9
 #: natural residual up to which the result of the last step counts as a solution
 EXACT = 1e-11
-#: relative residual of Newton steps on the way
+#: share of the residual that a step should leave at most, and shares of it that are tried where it does not
+FALLING, SHORTER = 0.9, (0.5, 0.25, 0.1)
+#: relative residual of the last step
 ROUGH = 1e-6
 #: steps from far away, and from a solver's answer
 STEPS, POLISHING = 25, 6
@@ -76,27 +78,48 @@ class _Walk:
         self.x, self.w, self.slack = x.copy(), s - sizes.tau * y, program.slack(x)
         self.pending = np.arange(program.batch)
         self.natural = np.full(program.batch, np.inf)
-        self.lost = np.zeros(program.batch, dtype=bool)
+        self.here: _Place | None = None
         self.steps = np.ones(program.batch, dtype=int)
 
     def step(self) -> bool:
         """A step of the pending samples; whether there are any left."""
-        here = _Place.of(self, self.pending)
-        self.lost[self.pending] = ~np.isfinite(here.natural)
+        here = self.here or self._place(self.pending)
         stuck = (here.natural <= STUCK) & ~(here.natural <= 0.1 * self.natural[self.pending])
-        going = np.isfinite(here.natural) & (here.natural > NEAR) & ~stuck
         self.natural[self.pending] = here.natural
+        going = np.isfinite(here.natural) & (here.natural > NEAR) & ~stuck
         if not going.all():
             self.pending = self.pending[going]
             if not len(self.pending):
                 return False
-            here = _Place.of(self, self.pending)
-        self.steps[self.pending] += 1
-        accuracy = np.maximum(ROUGH * np.minimum(here.natural, 1.0), ACCURACY)
-        self._put(self.pending, *here.moved(here.solver.solve(here.r_x, here.r_s, accuracy)))
+            here = self._place(self.pending)
+        who = self.pending
+        self.steps[who] += 1
+        move = here.solver.solve(here.r_x, here.r_s, np.full(len(who), np.inf))
+        after = here.moved(move)
+        self._put(who, after)
+        poor = np.flatnonzero(~(after.natural <= FALLING * here.natural))
+        self.here = None if len(poor) else after
+        if len(poor):
+            self._shorten(who[poor], here.take(poor), move.take(poor), after.natural[poor])
         return True
 
-    def _put(self, who: Array, x: Array, slack: Array, w: Array) -> None:
+    def _shorten(self, who: Array, here: _Place, move: Sensitivity, natural: Array) -> None:
+        """Shorter steps where the whole one did not do: the one with the smallest residual is kept."""
+        best = np.where(np.isfinite(natural), natural, np.inf)
+        for share in SHORTER:
+            after = here.moved(Sensitivity(share * move.u, share * move.w, move.residual))
+            better = np.flatnonzero(after.natural < best)
+            best[better] = after.natural[better]
+            self._put(who[better], after, better)
+
+    def _place(self, who: Array) -> _Place:
+        if len(who) == self.program.batch:
+            return _Place(self.program, self.sizes, self.layout, self.x, self.slack, self.w)
+        program, sizes = self.program.take(who), self.sizes.take(who)
+        return _Place(program, sizes, self.layout, self.x[who], self.slack[who], self.w[who])
+
+    def _put(self, who: Array, place: _Place, which: Array | slice = slice(None)) -> None:
+        x, slack, w = (v[which] for v in (place.x, place.slack, place.face.w))
         if len(who) == self.program.batch:
             self.x, self.slack, self.w = x, slack, w
         else:
@@ -105,7 +128,7 @@ class _Walk:
     def end(self) -> Polished:
         """The last step, and what speaks for its result."""
         program, batch = self.program, self.program.batch
-        near = ~self.lost
+        near = np.isfinite(self.natural)
         near[self.pending] = False
         who = np.flatnonzero(near)
         x, y, s = (np.zeros((batch, k)) for k in (program.n, program.m, program.m))
@@ -113,7 +136,7 @@ class _Walk:
         settled, weak = np.zeros(batch, dtype=bool), np.zeros(batch, dtype=bool)
         parts: tuple[Part, ...] = ()
         if len(who):
-            here = _Place.of(self, who)
+            here = self._place(who)
             last = _Last(here)
             x[who], y[who], s[who] = last.x, last.y, last.s
             natural[who], error[who], ratio[who], weak[who] = last.natural, last.error, last.ratio, last.weak
@@ -132,28 +155,27 @@ class _Place:
     def __init__(
         self, program: ConeProgram, sizes: Scale, layout: BallLayout, x: Array, slack: Array, w: Array
     ) -> None:
-        self.program, self.sizes, self.layout, self.x = program, sizes, layout, x
+        self.program, self.sizes, self.layout, self.x, self.slack = program, sizes, layout, x, slack
         self.face = Face.at(program, w, sizes.tau, layout)
         self.r_x, self.r_s = -program.stationarity(x, self.face.y), slack - self.face.s
         dual, primal = _max(self.r_x) / sizes.dual, _max(self.r_s / sizes.rows) / sizes.primal
         self.natural = np.maximum(dual, primal)
 
-    @classmethod
-    def of(cls, walk: _Walk, who: Array) -> _Place:
-        if len(who) == walk.program.batch:
-            return cls(walk.program, walk.sizes, walk.layout, walk.x, walk.slack, walk.w)
-        program, sizes = walk.program.take(who), walk.sizes.take(who)
-        return cls(program, sizes, walk.layout, walk.x[who], walk.slack[who], walk.w[who])
-
     @cached_property
     def solver(self) -> BallSolver:
         return BallSolver(self.program, self.layout, self.face, self.sizes.tau)
 
-    def moved(self, step: Sensitivity) -> tuple[Array, Array, Array]:
-        """x, slack and w after a step."""
+    def take(self, samples: Array) -> _Place:
+        """Some of the samples."""
+        program, sizes = self.program.take(samples), self.sizes.take(samples)
+        return _Place(program, sizes, self.layout, self.x[samples], self.slack[samples], self.face.w[samples])
+
+    def moved(self, step: Sensitivity) -> _Place:
+        """Where a step leads."""
         x = self.x + step.u
         slack = self.program.slack(x)
-        return x, slack, slack - self.sizes.tau * (self.face.y + step.w)
+        w = slack - self.sizes.tau * (self.face.y + step.w)
+        return _Place(self.program, self.sizes, self.layout, x, slack, w)
 
 
 class _Last:
@@ -162,8 +184,10 @@ class _Last:
     def __init__(self, here: _Place) -> None:
         program, sizes, solver = here.program, here.sizes, here.solver
         step = solver.solve(here.r_x, here.r_s, np.full(program.batch, ROUGH))
-        after = _Place(program, sizes, here.layout, *here.moved(step))
+        after = here.moved(step)
         self.x, self.y, self.s = after.x, after.face.y, after.face.s
+        lid = here.layout.blocks.lid
+        self.y[:, lid] = np.maximum(self.y[:, lid], 0.0)  # not negative but for rounding
         flat, ball = self._nearness(after)
         moved = np.maximum(_max(step.u) / sizes.primal, _max(step.w * sizes.rows) / sizes.dual)
         stale = moved * _max(ball)

@@ -59,7 +59,7 @@ class Linearization:
 
     def sensitivity(self, r_x: Array, r_s: Array) -> Sensitivity:
         """Solve the ghost system; r_x (batch, n), r_s (batch, m)."""
-        if len(self.parts) == 1 and self.parts[0].mine.all():
+        if len(self.parts) == 1 and self.parts[0].mine.sum() == len(self.x):
             return self.parts[0].solver.solve(r_x, r_s)
         batch = len(self.x)
         u, w = np.zeros_like(self.x), np.zeros_like(self.y)
