@@ -132,7 +132,8 @@ def test_remembered_samples_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_is_given_up_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs without a solution: tried in the first call, the third, the sixth."""
     tried = counted(monkeypatch)
-    given = program()
+    monkeypatch.setattr(engine_module, "MANY", 0)
+    given = decision(10, batch=2)
     b = np.array(given.b)
     b[:, 0] = -1.0
     engine = Engine(Options(on_fail="nan"))
