@@ -13,7 +13,8 @@ from problems import Known, with_pair
 
 import ffo.ghost.newton as newton_module
 from ffo.cones import PSD, Nonneg, Product, SecondOrder, Zero
-from ffo.ghost.ball import BallLayout, has_layout, light_layout
+from ffo.cones.base import Cone
+from ffo.ghost.ball import BallLayout, layout_of
 from ffo.ghost.ballsolver import BallSolver, Face
 from ffo.ghost.bordered import Pattern
 from ffo.ghost.direct import Direct, DirectSolver
@@ -100,9 +101,10 @@ def both_solvers(known: Known) -> tuple[BallSolver, DirectSolver]:
     return mine, DirectSolver(GhostSystem(program, ActiveSet(program, w, tau)))
 
 
-@pytest.fixture(params=["bordered", "cut"])
+@pytest.fixture(params=["bordered", "sparse"])
 def factors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(Pattern, "is_bordered", request.param == "bordered")
+    monkeypatch.setattr(Pattern, "is_sparse", True)
     return request.param
 
 
@@ -111,7 +113,7 @@ def factors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def test_solves_the_ghost_system(kind: str, batched: bool, factors: str) -> None:
     known = ball_program(kind, batched=batched)
     mine, other = both_solvers(known)
-    assert type(mine._factors).__name__ == {"bordered": "BorderedFactors", "cut": "CutFactors"}[factors]
+    assert type(mine._factors).__name__ == {"bordered": "BorderedFactors", "sparse": "SparseFactors"}[factors]
     assert mine.regular.all()
     rng = np.random.default_rng(1)
     for with_rows in (False, True):
@@ -128,7 +130,7 @@ def test_polish_reaches_the_known_solution(kind: str, diagonal: bool, monkeypatc
     known = ball_program(kind, diagonal=diagonal)
     monkeypatch.setattr(newton_module, "polish", None)  # nobody is left over
     start = known.disturbed(1e-4)
-    found = polish_balls(known.program, start.x, start.y, start.s, Direct())
+    found = polish_balls(known.program, start.x, start.y, start.s, BallLayout(known.program), Direct())
     for value, exact in ((found.x, known.x), (found.y, known.y), (found.s, known.s)):
         np.testing.assert_allclose(value, exact, atol=1e-11)
     assert found.certificate.good.all()
@@ -182,7 +184,7 @@ def decision(n: int, batch: int, seed: int = 0, *, spread: float = 1.0) -> ConeP
 @pytest.mark.parametrize("n", [10, 40, 150])
 def test_newton_from_nothing_finds_what_a_solver_finds(n: int) -> None:
     program = decision(n, batch=12)
-    layout = light_layout(program)
+    layout = layout_of(program)
     assert layout is not None
     found, steps = linearize_from_nothing(program, layout)
     settled = ~found.certificate.unsettled
@@ -203,7 +205,7 @@ def test_newton_from_nothing_finds_what_a_solver_finds(n: int) -> None:
 
 def test_derivatives_of_newton_from_nothing_are_those_of_tight_solves() -> None:
     program = decision(12, batch=4, seed=2)
-    layout = light_layout(program)
+    layout = layout_of(program)
     assert layout is not None
     found, _ = linearize_from_nothing(program, layout)
     assert not found.certificate.unsettled.any()
@@ -240,7 +242,7 @@ def test_polish_hands_over_those_it_cannot_settle(monkeypatch: pytest.MonkeyPatc
     start.s[1], start.y[1] = np.random.default_rng(0).normal(size=(2, known.program.m))
     start.x[3] = np.nan
     with np.errstate(all="ignore"):
-        found = polish_balls(known.program, start.x, start.y, start.s, Direct())
+        found = polish_balls(known.program, start.x, start.y, start.s, BallLayout(known.program), Direct())
     assert handed == [2]
     near = np.isin(np.arange(6), [0, 2, 4, 5])
     np.testing.assert_allclose(found.x[near], known.x[near], atol=1e-11)
@@ -307,24 +309,48 @@ def test_weakly_active_balls_are_told() -> None:
     assert found.certificate.good.tolist() == [False, True, True]
 
 
-def test_where_there_is_a_layout() -> None:
-    ball, plane = (SecondOrder(4), 1), (SecondOrder(2), 1)
-    assert has_layout(Product([(Zero(), 1), (Nonneg(), 2), ball]))
-    assert not has_layout(Product([(Nonneg(), 2)]))
-    assert not has_layout(Product([ball, plane]))
-    assert not has_layout(Product([ball, (PSD(2), 1)]))
+@pytest.mark.parametrize(
+    ("blocks", "has_one"),
+    [
+        ([(Zero(), 1), (Nonneg(), 2), (SecondOrder(4), 1)], True),
+        ([(Nonneg(), 7)], False),
+        ([(SecondOrder(2), 1), (SecondOrder(5), 1)], False),
+        ([(SecondOrder(4), 1), (PSD(2), 1)], False),
+    ],
+    ids=["ball", "flat", "plane", "matrix"],
+)
+def test_layouts_are_for_balls(blocks: list[tuple[Cone, int]], has_one: bool) -> None:
+    program = ConeProgram.from_matrices(np.eye(7), np.ones(7), np.eye(7), np.ones(7), Product(blocks))
+    assert (layout_of(program) is not None) == has_one
 
 
-def test_light_programs_are_diagonal_with_few_rows() -> None:
-    assert light_layout(decision(60, batch=1)) is not None
+@pytest.mark.parametrize(
+    ("coupling", "rows", "kind"),
+    [("none", 0, "bordered"), ("chain", 0, "sparse"), ("all", 0, None), ("none", 45, None)],
+)
+def test_layouts_are_for_light_matrices(coupling: str, rows: int, kind: str | None) -> None:
     program = decision(60, batch=1)
-    n = program.n
-    coupled = np.diag(program.P.diagonal[0])
-    coupled[:-1, :-1] += 0.1
-    A, b, cones = program.A.matrix(), program.b, program.cones
-    assert light_layout(ConeProgram.from_matrices(coupled, program.q, A, b, cones)) is None
-    assert light_layout(ConeProgram.from_matrices(np.zeros((n, n)), program.q, A, b, cones)) is None
-    rows = sp.vstack([A, sp.csr_array(np.ones((50, n)))])
-    many = Product([*cones.blocks, (Nonneg(), 50)])
-    sides = np.hstack([b, np.full((1, 50), 100.0)])
-    assert light_layout(ConeProgram.from_matrices(program.P.full(), program.q, rows, sides, many)) is None
+    n, P = program.n, program.P.full().toarray()
+    if coupling == "chain":
+        P[np.arange(n - 2), np.arange(1, n - 1)] = P[np.arange(1, n - 1), np.arange(n - 2)] = 0.1
+    elif coupling == "all":
+        P[:-1, :-1] += 0.1
+    A = sp.vstack([program.A.matrix(), sp.csr_array(np.ones((rows, n)))])
+    sides = np.hstack([program.b, np.full((1, rows), 100.0)])
+    cones = Product([*program.cones.blocks, (Nonneg(), rows)])
+    layout = layout_of(ConeProgram.from_matrices(P, program.q, A, sides, cones))
+    if kind is None:
+        assert layout is None
+    else:
+        assert layout is not None
+        assert layout.pattern.is_bordered == (kind == "bordered")
+
+
+def test_sparse_elimination_that_fails_says_so() -> None:
+    """A matrix of zeros, then a good one again."""
+    known = ball_program("single", batch=2)
+    pattern = BallLayout(known.program).pattern
+    values = np.zeros(len(pattern.row))
+    values[pattern.diagonal] = 2.0
+    assert np.isnan(pattern.solve(np.zeros_like(values), np.ones(pattern.size))).all()
+    np.testing.assert_allclose(pattern.solve(values, np.ones(pattern.size)), 0.5)

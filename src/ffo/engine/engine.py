@@ -22,7 +22,7 @@ from ffo.engine.options import Options
 from ffo.engine.outcome import Outcome, as_solution, linearize_at, linearize_some
 from ffo.engine.scaling import Scaled, Scaling, scaling
 from ffo.errors import Status, solver_error
-from ffo.ghost.ball import BallLayout, light_layout
+from ffo.ghost.ball import BallLayout, layout_of
 from ffo.ghost.direct import Direct
 from ffo.ghost.iterative import Iterative
 from ffo.ghost.layout import Layouts
@@ -202,9 +202,9 @@ class Engine:
     def _try_newton(self, run: _Run) -> None:
         """Newton's method from nothing, where it is likely to be faster than a solver."""
         left = int((run.status < 0).sum())
-        if left * (run.program.n + run.program.m) < MANY:
+        if left * (run.program.n + run.program.m) < MANY or not run.program.P.nnz:
             return
-        layout = light_layout(run.program)
+        layout = layout_of(run.program)
         if layout is not None and self._newton.due():
             run.from_nothing(layout)
             self._newton.record(paid=(run.status < 0).sum() < PAYING * left)

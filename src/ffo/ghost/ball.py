@@ -25,20 +25,13 @@ import numpy as np
 import scipy.sparse as sp
 
 from ffo.cones.nonneg import Nonneg
-from ffo.cones.product import Product
 from ffo.cones.soc import SecondOrder
 from ffo.cones.zero import Zero
-from ffo.ghost.bordered import Pattern
+from ffo.ghost.bordered import BORDER, ENTRIES, Pattern
 from ffo.program.cone import ConeProgram
 from ffo.program.sparse import SparseBatch, SymmetricBatch
 
 Array = np.ndarray
-
-
-def has_layout(cones: Product) -> bool:
-    """Whether constraints are linear or second-order cones (of a size that curves), some of the latter."""
-    curved = [cone for cone, _ in cones.blocks if not cone.scalar]
-    return bool(curved) and all(isinstance(cone, SecondOrder) and cone.size > 2 for cone in curved)
 
 
 @dataclass(frozen=True)
@@ -217,16 +210,16 @@ class BallLayout:
         return total(self._sum, every)
 
 
-def light_layout(program: ConeProgram) -> BallLayout | None:
-    """The layout of a program whose ghost systems are solved by array operations; None if it is no such program.
-
-    That is where P is diagonal, but for a few variables, norms are those of variables, and other constraints than
-    bounds are few.
-    """
-    if not (has_layout(program.cones) and program.P.nnz):
+def layout_of(program: ConeProgram) -> BallLayout | None:
+    """The layout of a program, None where there is none: constraints other than linear ones and second-order cones
+    (of a size that curves), none of the latter, or a matrix with many entries, for which it would not pay."""
+    curved = [cone for cone, _ in program.cones.blocks if not cone.scalar]
+    if not curved or not all(isinstance(cone, SecondOrder) and cone.size > 2 for cone in curved):
+        return None
+    if program.P.nnz + program.A.nnz > (BORDER + ENTRIES) * (program.n + program.m):
         return None
     layout = BallLayout(program)
-    return layout if layout.pattern.is_bordered else None
+    return layout if layout.pattern.is_bordered or layout.pattern.is_sparse else None
 
 
 def total(indicator: sp.csr_array, v: Array) -> Array:

@@ -191,6 +191,8 @@ class BallSolver(GhostSolver):
         z, residual = best, rhs
         for _ in range(REFINEMENTS):
             step = self._factors.solve(residual)
+            if np.isinf(target).all():
+                return step, best_norm, error
             z = z + step
             residual = (rhs - self._factors.dot(z)) * self.keep
             norm = _norm(residual * scale) / size

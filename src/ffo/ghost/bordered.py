@@ -6,24 +6,28 @@ of few rows, and a batch of them is solved by array operations:
     [ D  F' ]      S = E - F D^-1 F',   of the size of the border.
     [ F  E  ]
 
-Others are cut down to the unknowns in use and factorized as sparse matrices, sample by sample.
+Others, if they have few entries, are eliminated as sparse matrices, sample by sample.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
+from threading import Lock
 
 import numpy as np
+import qdldl
 import scipy.sparse as sp
 
-from ffo.ghost.factors import REGULARISATION, equilibrate, factor_blocks, regularised
+from ffo.program.sparse import SymmetricBatch
 
 Array = np.ndarray
 
-#: rows that a border may have
-BORDER = 40
+#: rows that a border may have, and entries per unknown that a sparse matrix may have
+BORDER, ENTRIES = 40, 8
 #: regularisation of the scaled complement of a border: refinement hardly notices
 SLIGHT = 1e-13
+#: regularisation of scaled sparse matrices
+REGULARISATION = 1e-8
 
 
 class Pattern:
@@ -41,10 +45,31 @@ class Pattern:
         self.core, self.border = np.flatnonzero(core), np.flatnonzero(~core)
         self.indptr = np.concatenate([[0], np.cumsum(np.bincount(column, minlength=size))])
         self.diagonal = self.indptr[1:] - 1
+        self._numbers = sp.csc_array((np.zeros(len(row)), row, self.indptr), shape=(size, size))
+        self._elimination: qdldl.Solver | None = None
+        self._lock = Lock()
 
     @property
     def is_bordered(self) -> bool:
         return len(self.border) <= min(BORDER, len(self.core))
+
+    @property
+    def is_sparse(self) -> bool:
+        return len(self.row) <= ENTRIES * self.size
+
+    def solve(self, values: Array, rhs: Array) -> Array:
+        """The matrix of these values (nnz,), by LDL'; NaN where that fails."""
+        with self._lock:
+            self._numbers.data = values
+            try:
+                if self._elimination is None:
+                    self._elimination = qdldl.Solver(self._numbers, upper=True)
+                else:
+                    self._elimination.update(self._numbers, upper=True)
+            except RuntimeError:
+                self._elimination = None
+                return np.full(self.size, np.nan)
+            return self._elimination.solve(rhs)
 
     @cached_property
     def corners(self) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
@@ -63,10 +88,10 @@ class Pattern:
         return (place[border] * len(self.core) + place[core], mixed), E
 
 
-def factorized(pattern: Pattern, values: Array, keep: Array) -> BorderedFactors | CutFactors:
+def factorized(pattern: Pattern, values: Array, keep: Array) -> BorderedFactors | SparseFactors:
     """The whole matrices of values (batch, nnz), and approximate inverses of those of the unknowns in use
     (batch, size). `scale` (batch, size) is the symmetric scaling that brings the rows of the latter to unit size."""
-    return BorderedFactors(pattern, values, keep) if pattern.is_bordered else CutFactors(pattern, values, keep)
+    return BorderedFactors(pattern, values, keep) if pattern.is_bordered else SparseFactors(pattern, values, keep)
 
 
 class BorderedFactors:
@@ -123,42 +148,55 @@ def _times(left: Array, right: Array) -> Array:
     return (left @ right).reshape(len(left), -1)
 
 
-class CutFactors:
-    """Sparse matrices, cut down to the unknowns in use."""
+class SparseFactors:
+    """Sparse matrices of one pattern: unknowns that are not in use stay in it, with a row of the identity.
+
+    So the elimination is analysed once for all samples and all active sets, and numbers are eliminated anew
+    whenever a solution is asked for: that takes hardly longer than to substitute.
+    """
 
     def __init__(self, pattern: Pattern, values: Array, keep: Array) -> None:
-        self.pattern, size = pattern, pattern.size
-        self._whole = self._stacked(values)
-        self._diagonal = values[:, pattern.diagonal]
-        self._kept = np.flatnonzero(keep)
+        self.pattern, self._values = pattern, values
         used = keep[:, pattern.row]
         used &= keep[:, pattern.column]
-        sample, entry = np.divmod(np.flatnonzero(used), len(pattern.row))
-        rank = np.cumsum(keep) - 1
-        row, column = (rank[sample * size + place[entry]] for place in (pattern.row, pattern.column))
-        total = len(self._kept)
-        indptr = np.concatenate([[0], np.cumsum(np.bincount(column, minlength=total))])
-        upper = sp.csc_array((values[sample, entry], row, indptr), shape=(total, total))
-        self._scale = equilibrate(upper)
-        self.scale = np.ones(keep.shape)
-        self.scale.flat[self._kept] = self._scale
-        shift = REGULARISATION * pattern.sign[self._kept % size]
-        self._blocks = factor_blocks(regularised(upper, self._scale, shift), self._kept // size)
+        matrix = values * used
+        matrix[:, pattern.diagonal] += ~keep * pattern.sign
+        self.scale = _equilibration(pattern, matrix)
+        matrix *= self.scale[:, pattern.row]
+        matrix *= self.scale[:, pattern.column]
+        matrix[:, pattern.diagonal] += REGULARISATION * pattern.sign
+        self._matrix = matrix
 
-    def _stacked(self, values: Array) -> sp.csc_array:
+    @cached_property
+    def _whole(self) -> sp.csc_array:
         """All samples along the diagonal."""
-        p, step = self.pattern, np.arange(len(values))[:, None]
+        p, batch = self.pattern, len(self._values)
+        step = np.arange(batch)[:, None]
         indptr = np.concatenate([[0], (p.indptr[1:] + step * len(p.row)).ravel()])
-        order = len(values) * p.size
-        return sp.csc_array((values.ravel(), (p.row + step * p.size).ravel(), indptr), shape=(order, order))
+        rows, order = (p.row + step * p.size).ravel(), batch * p.size
+        return sp.csc_array((self._values.ravel(), rows, indptr), shape=(order, order))
 
     def dot(self, z: Array) -> Array:
+        """As of `BorderedFactors`."""
         flat = z.ravel()
-        return (self._whole @ flat + self._whole.T @ flat).reshape(z.shape) - self._diagonal * z
+        both = self._whole @ flat + self._whole.T @ flat
+        return both.reshape(z.shape) - self._values[:, self.pattern.diagonal] * z
 
     def solve(self, residual: Array) -> Array:
-        rhs = residual.ravel()[self._kept] * self._scale
-        inner = np.concatenate([f.solve(rhs[start:end]) for start, end, f in self._blocks] or [rhs])
-        z = np.zeros(residual.size)
-        z[self._kept] = inner * self._scale
-        return z.reshape(residual.shape)
+        """As of `BorderedFactors`; NaN where elimination fails."""
+        rhs = residual * self.scale
+        z = np.empty_like(rhs)
+        for k, values in enumerate(self._matrix):
+            z[k] = self.pattern.solve(values, rhs[k])
+        return z * self.scale
+
+
+def _equilibration(pattern: Pattern, values: Array) -> Array:
+    """(batch, size) symmetric scaling towards rows of unit largest entry (Ruiz)."""
+    scale = np.ones((len(values), pattern.size))
+    for _ in range(2):
+        scaled = values * scale[:, pattern.row] * scale[:, pattern.column]
+        batch = SymmetricBatch(pattern.indptr, pattern.row, scaled, (pattern.size, pattern.size))
+        largest = np.maximum(batch.largest_of_rows, batch.largest_of_columns)
+        scale /= np.sqrt(np.where(largest > 0, largest, 1.0))
+    return scale

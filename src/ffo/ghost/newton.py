@@ -36,9 +36,9 @@ ROUGH = 1e-6
 STEPS, POLISHING = 25, 6
 
 
-def polish_balls(program: ConeProgram, x: Array, y: Array, s: Array, way: Way) -> Polished:
-    """`polish` for programs that `has_layout` is true of."""
-    done, _ = newton(program, x, y, s, BallLayout(program), POLISHING)
+def polish_balls(program: ConeProgram, x: Array, y: Array, s: Array, layout: BallLayout, way: Way) -> Polished:
+    """`polish` for programs with a layout."""
+    done, _ = newton(program, x, y, s, layout, POLISHING)
     rest = np.flatnonzero(done.certificate.unsettled)
     if not len(rest):
         return done

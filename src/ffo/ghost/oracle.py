@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ffo.ghost.ball import BallLayout, has_layout
+from ffo.ghost.ball import BallLayout, layout_of
 from ffo.ghost.certificate import WEAK, Certificate
 from ffo.ghost.direct import Direct
 from ffo.ghost.face import ActiveSet, scale
@@ -100,12 +100,14 @@ class _Some(Linearization):
 
 def linearize(program: ConeProgram, solution: Solution, way: Way) -> Linearization:
     """Polish a solution (if the way can) and make its derivative ready."""
+    x, y, s = solution.x, solution.y, solution.s
+    layout = layout_of(program) if isinstance(way, Direct) else None
     if isinstance(way, Direct) and is_flat(program):
-        done = polish_flat(program, solution.x, solution.y, solution.s, way)
-    elif isinstance(way, Direct) and has_layout(program.cones):
-        done = polish_balls(program, solution.x, solution.y, solution.s, way)
+        done = polish_flat(program, x, y, s, way)
+    elif layout is not None:
+        done = polish_balls(program, x, y, s, layout, way)
     elif way.polishes:
-        done = polish(program, solution.x, solution.y, solution.s, way)
+        done = polish(program, x, y, s, way)
     else:
         done = _as_it_is(program, solution, way)
     return _linearization(program, done)
