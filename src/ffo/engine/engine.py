@@ -1,7 +1,8 @@
 """Solve a batch, polish it, and make its derivative ready.
 
 The order of things: data that cannot be solved is set aside; samples with a remembered solution are
-tried from their active set alone; the rest go to the solver (where it fails, to another: `retry=`); points
+tried from their active set alone; the rest, if it is light and the user named no solver, is tried by Newton's
+method from nothing; what is left goes to the solver (where it fails, to another: `retry=`); points
 that failed are given to Newton's method before they are given up. What remains failed is raised or
 turned into NaN, as the user chose.
 """

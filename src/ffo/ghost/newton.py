@@ -21,6 +21,7 @@ from ffo.ghost.face import Scale, scale
 from ffo.ghost.polish import ROUNDING, SETTLED, STILL, Part, Polished, polish
 from ffo.ghost.problem import Sensitivity, Way
 from ffo.program.cone import ConeProgram
+from ffo.threads import one_blas_thread
 
 Array = np.ndarray
 
@@ -55,7 +56,7 @@ def newton(
     Samples that are not settled are marked so in the certificate, and their residuals are infinite.
     """
     walk = _Walk(program, layout, x, y, s)
-    with np.errstate(all="ignore"):  # wrong active sets may lead anywhere
+    with one_blas_thread(), np.errstate(all="ignore"):  # wrong active sets may lead anywhere
         for _ in range(steps):
             if not walk.step():
                 break
