@@ -87,6 +87,22 @@ def test_small_batches_of_small_programs_go_to_a_solver(monkeypatch: pytest.Monk
     assert tried == [BATCH]
 
 
+@pytest.mark.parametrize(("n", "name"), [(60, "CLARABEL"), (140, NEWTON)])
+def test_matrices_that_are_eliminated_one_by_one_must_be_large(n: int, name: str) -> None:
+    """A chain of variables: min 1/2 x'Dx - q'x + 0.05 sum (x_i + x_{i+1})^2."""
+    given = decision(n, BATCH)
+    P = given.P.full().toarray()
+    i = np.arange(n - 1)
+    P[i, i + 1] = P[i + 1, i] = 0.1
+    P[i, i] += 0.1
+    chain = ConeProgram.from_matrices(P, given.q, given.A.matrix(), given.b, given.cones)
+    found = Engine(Options()).run(chain, derivative=True)
+    assert set(found.info.solver) == {name}
+    assert found.info.certificate is not None
+    assert found.info.certificate.good.all()
+    np.testing.assert_allclose(found.x[:, :n], tight(chain).x[:, :n], atol=1e-9)
+
+
 def test_samples_on_which_it_fails_go_to_a_solver() -> None:
     """One has no solution (x_0 <= -1 and x_0 >= 0), one has bad data; the others do not suffer."""
     given = program()

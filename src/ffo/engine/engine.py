@@ -45,9 +45,9 @@ ACCEPT = 1e-10
 MEASURED = 1e-8
 #: name under which solutions of Newton's method from nothing are reported
 NEWTON = "Newton"
-#: unknowns and rows of all samples together from which it is tried before a solver is asked, and the share of
-#: them that may be left over if that is to count as worth it
-MANY, PAYING = 4_000, 0.5
+#: unknowns and rows, of all samples together, from which it is tried before a solver is asked; those of one
+#: sample, if each has to be eliminated by itself; the share of samples that may be left over if it is to pay
+MANY, LARGE, PAYING = 4_000, 500, 0.5
 #: unknowns of one sample's ghost system beyond which factors are no longer tried by default
 DIRECT_LIMIT = 200_000
 #: positions in the batch that are known, and their x, y, s; None without keys
@@ -202,13 +202,14 @@ class Engine:
 
     def _try_newton(self, run: _Run) -> None:
         """Newton's method from nothing, where it is likely to be faster than a solver."""
-        left = int((run.status < 0).sum())
-        if left * (run.program.n + run.program.m) < MANY or not run.program.P.nnz:
+        left, size = int((run.status < 0).sum()), run.program.n + run.program.m
+        if left * size < MANY or not run.program.P.nnz:
             return
         layout = layout_of(run.program)
-        if layout is not None and self._newton.due():
-            run.from_nothing(layout)
-            self._newton.record(paid=(run.status < 0).sum() < PAYING * left)
+        if layout is None or not (layout.pattern.is_bordered or size >= LARGE) or not self._newton.due():
+            return
+        run.from_nothing(layout)
+        self._newton.record(paid=(run.status < 0).sum() < PAYING * left)
 
     def _in_given_units(
         self, run: _Run, original: ConeProgram, units: Scaling, overrides: dict[str, object] | None
