@@ -22,8 +22,8 @@ from ffo.program.sparse import SymmetricBatch
 
 Array = np.ndarray
 
-#: rows that a border may have, and entries per unknown that a sparse matrix may have
-BORDER, ENTRIES = 40, 8
+#: rows and numbers that a border may have, and entries per unknown that a sparse matrix may have
+BORDER, NUMBERS, ENTRIES = 40, 50_000, 8
 #: regularisation of the scaled complement of a border: refinement hardly notices
 SLIGHT = 1e-13
 #: regularisation of scaled sparse matrices
@@ -51,7 +51,8 @@ class Pattern:
 
     @property
     def is_bordered(self) -> bool:
-        return len(self.border) <= min(BORDER, len(self.core))
+        rows, width = len(self.border), len(self.core)
+        return rows <= min(BORDER, width) and rows * width <= NUMBERS
 
     @property
     def is_sparse(self) -> bool:
