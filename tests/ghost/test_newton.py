@@ -11,6 +11,7 @@ import scipy.sparse as sp
 from ghost.yardstick import Entries, Loss, gradient_error, implicit_gradient, relative_error, tight_differences
 from problems import Known, with_pair
 
+import ffo.ghost.bordered as bordered_module
 import ffo.ghost.newton as newton_module
 from ffo.cones import PSD, Nonneg, Product, SecondOrder, Zero
 from ffo.cones.base import Cone
@@ -270,6 +271,18 @@ def test_dependent_constraints_are_not_regular(copied: str) -> None:
     found = linearize(twice, Known(twice, known.x, y, s).solution, Direct())
     np.testing.assert_allclose(found.x, known.x, atol=1e-9)
     assert found.certificate.dependent[held].all()
+
+
+def test_one_singular_matrix_does_not_disturb_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """x_0 + x_1 <= 1 given twice: exactly singular, where it holds, but for the regularisation that is taken away."""
+    monkeypatch.setattr(bordered_module, "SLIGHT", 0.0)
+    A = np.vstack([np.ones((2, 4)), np.zeros(4), -np.eye(4)])
+    cones = Product([(Nonneg(), 2), (SecondOrder(5), 1)])
+    q = np.array([[-3.0, -3.0, -3.0, -3.0], [1.0, 1.0, 1.0, 0.5]])
+    program = ConeProgram.from_matrices(np.eye(4), q, A, np.array([1.0, 1.0, 1.0, 0, 0, 0, 0]), cones)
+    done, _ = from_nothing(program, BallLayout(program))
+    assert done.certificate.unsettled.tolist() == [True, False]
+    np.testing.assert_allclose(done.x[1], -q[1] / np.linalg.norm(q[1]), atol=1e-12)
 
 
 def test_what_is_not_unique_is_not_settled() -> None:

@@ -117,7 +117,7 @@ class BorderedFactors:
         sign = pattern.sign[pattern.border]
         each = np.arange(border)
         S[:, each, each] += np.where(outer, SLIGHT * sign, sign)
-        self._inverse = np.linalg.inv(np.where(np.isfinite(S).all(axis=(1, 2))[:, None, None], S, np.eye(border)))
+        self._inverse = _inverse(np.where(np.isfinite(S).all(axis=(1, 2))[:, None, None], S, np.eye(border)))
 
     @cached_property
     def scale(self) -> Array:
@@ -142,6 +142,14 @@ class BorderedFactors:
         z[:, self.pattern.core] = (inner - _times(outer[:, None, :], self._G)) * self._root
         z[:, self.pattern.border] = outer
         return z
+
+
+def _inverse(S: Array) -> Array:
+    """(batch, size, size); large where a matrix is nearly singular, whatever serves where it is exactly so."""
+    try:
+        return np.linalg.inv(S)
+    except np.linalg.LinAlgError:
+        return np.linalg.pinv(S, hermitian=True)
 
 
 def _times(left: Array, right: Array) -> Array:
