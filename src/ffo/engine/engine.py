@@ -70,8 +70,8 @@ class Engine:
     def __init__(self, options: Options) -> None:
         self.options = options
         self._solvers: dict[str, Solver] = {}
-        self._memory = Memory()
-        self._matrices, self._layouts, self._newton = Matrices(), Layouts(), Attempts()
+        self._memory, self._newton = Memory(), Attempts()
+        self._matrices, self._layouts = Matrices(), Layouts()
         # Complain now, not at the first call.
         if isinstance(options.solver, str):
             self._configured(options.solver, options.solver_args)
