@@ -46,8 +46,7 @@ def tensors(blocks: dict[str, Array]) -> dict[str, torch.Tensor]:
 def program_of(blocks: dict[str, Array]) -> DenseProgram:
     t = {k: torch.tensor(v) for k, v in blocks.items()}
     three = lambda M: M if M.ndim == 3 else M.unsqueeze(0)  # noqa: E731
-    equal = torch.ones(ROWS, dtype=torch.bool)
-    return DenseProgram(three(t["Q"]), t["p"], three(t["A"]), t["b"], t["b"], t["lb"], t["ub"], equal)
+    return DenseProgram(three(t["Q"]), t["p"], three(t["A"]), t["b"], t["b"], t["lb"], t["ub"], ROWS)
 
 
 @pytest.mark.parametrize("shared", [(), ("Q",), ("A",), ("Q", "A")], ids=lambda s: "+".join(s) or "batched")

@@ -40,7 +40,7 @@ def random_program(
         t(upp),
         t(inside - 0.5 if bounds else -wide),
         t(inside + 0.5 if bounds else wide),
-        torch.arange(equalities + rows) < equalities,
+        equalities,
     )
 
 
@@ -97,7 +97,7 @@ def test_ghost_of_a_diagonal_is_that_of_the_full_matrix(bounds: bool, shared: bo
     program = dataclasses.replace(
         program, Q=torch.diag_embed(diagonal), R=program.R[:1] if shared else program.R, low=-INF + 0 * program.low
     )
-    program = dataclasses.replace(program, upp=program.upp + 5.0, equal=torch.zeros_like(program.equal))
+    program = dataclasses.replace(program, upp=program.upp + 5.0, equalities=0)
     full = dataclasses.replace(program)
     vars(full)["diagonal"] = None  # not to be noticed
     assert program.diagonal is not None

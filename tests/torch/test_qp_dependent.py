@@ -115,7 +115,7 @@ def program(R: list[list[float]], equal: list[bool]) -> DenseProgram:
     far, one = torch.full((1, n), 10.0, dtype=D), torch.ones(1, r, dtype=D)
     marks = torch.tensor(equal)
     low = torch.where(marks, one, -torch.inf)
-    return DenseProgram(torch.eye(n, dtype=D)[None], torch.zeros(1, n, dtype=D), rows, low, one, -far, far, marks)
+    return DenseProgram(torch.eye(n, dtype=D)[None], torch.zeros(1, n, dtype=D), rows, low, one, -far, far, sum(equal))
 
 
 @pytest.mark.parametrize(

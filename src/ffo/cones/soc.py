@@ -50,10 +50,10 @@ class SecondOrder(Cone):
         return self.size
 
     def project(self, w: Array) -> Array:
-        return self._split(w)[0]
+        return self.split(w)[0]
 
     def faces(self, w: Array, tau: Array) -> Faces:
-        s, v, case, n = self._split(w)
+        s, v, case, n = self.split(w)
         w0 = w[:, 0]
         distance = np.minimum(np.abs(n - w0), np.abs(n + w0))
         margin = distance / np.sqrt(2.0) if self.size > 1 else distance
@@ -84,7 +84,7 @@ class SecondOrder(Cone):
         )
 
     @staticmethod
-    def _split(w: Array) -> tuple[Array, Array, Array, Array]:
+    def split(w: Array) -> tuple[Array, Array, Array, Array]:
         """Moreau: w = s - v, s in K, v in K*; the case, and n = |w1|."""
         w0, n = w[:, 0], np.linalg.norm(w[:, 1:], axis=1)
         inside = ~(n > w0)  # a NaN block counts as interior: it gets no rows

@@ -1,7 +1,8 @@
 """Solve a batch, polish it, and make its derivative ready.
 
 The order of things: data that cannot be solved is set aside; samples with a remembered solution are
-tried from their active set alone; the rest go to the solver (where it fails, to another: `retry=`); points
+tried from their active set alone; the rest, if it is light and the user named no solver, is tried by Newton's
+method from nothing; what is left goes to the solver (where it fails, to another: `retry=`); points
 that failed are given to Newton's method before they are given up. What remains failed is raised or
 turned into NaN, as the user chose.
 """
@@ -18,15 +19,16 @@ import numpy as np
 from ffo.engine.apart import Joint, RowGroup, row_groups
 from ffo.engine.convexity import indefinite
 from ffo.engine.info import Info, Times
-from ffo.engine.memory import Matrices, Memory
+from ffo.engine.memory import Attempts, Matrices, Memory
 from ffo.engine.options import Options
 from ffo.engine.outcome import Outcome, as_solution, linearize_at, linearize_some
 from ffo.engine.scaling import Moderate, Scaled, Scaling, scaling
 from ffo.errors import Status, solver_error
+from ffo.ghost.ball import BallLayout, layout_of
 from ffo.ghost.direct import Direct
 from ffo.ghost.iterative import Iterative
 from ffo.ghost.layout import Layouts
-from ffo.ghost.oracle import Linearization
+from ffo.ghost.oracle import Linearization, linearize_from_nothing
 from ffo.ghost.problem import Way
 from ffo.ghost.resolve import Resolve
 from ffo.program.cone import ConeProgram
@@ -42,6 +44,11 @@ Array = np.ndarray
 #: one, in units of the point it started from, and the measured one, which no diverged start can shrink
 ACCEPT = 1e-10
 MEASURED = 1e-8
+#: name under which solutions of Newton's method from nothing are reported
+NEWTON = "Newton"
+#: unknowns and rows, of all samples together, from which it is tried before a solver is asked; those of one
+#: sample, if each has to be eliminated by itself; the share of samples that may be left over if it is to pay
+MANY, LARGE, PAYING = 4_000, 500, 0.5
 #: unknowns of one sample's ghost system beyond which factors are no longer tried by default
 DIRECT_LIMIT = 200_000
 #: positions in the batch that are known, and their x, y, s; None without keys
@@ -64,7 +71,7 @@ class Engine:
     def __init__(self, options: Options) -> None:
         self.options = options
         self._solvers: dict[str, Solver] = {}
-        self._memory = Memory()
+        self._memory, self._newton = Memory(), Attempts()
         self._matrices, self._layouts, self._moderate = Matrices(), Layouts(), Moderate()
         # Complain now, not at the first call.
         if isinstance(options.solver, str):
@@ -94,6 +101,10 @@ class Engine:
             self._solvers[key] = get_solver(name, settings, self.options.verbose)
         return self._solvers[key]
 
+    def _ours(self, overrides: dict[str, object] | None) -> bool:
+        """Whether who solves is left to this package, and how but for the accuracy."""
+        return self.options.solver is None and not {*self.options.solver_args, *(overrides or {})} - {"eps"}
+
     def others(
         self, program: ConeProgram, solver: Solver, overrides: dict[str, object] | None
     ) -> tuple[str | Solver, ...]:
@@ -102,7 +113,7 @@ class Engine:
         options = self.options
         if options.retry is not None:
             return tuple(options.retry)
-        if options.solver is not None or {*options.solver_args, *(overrides or {})} - {"eps"}:
+        if not self._ours(overrides):
             return ()
         other = second_choice(program, solver.name)
         return () if other is None else (self._configured(other, {"eps": solver.eps}),)
@@ -192,10 +203,23 @@ class Engine:
         run.reject_bad_data(check_convexity)
         if remembered is not None:
             run.from_memory(*remembered)
+        if self._ours(overrides) and isinstance(run.way, Direct):
+            self._try_newton(run)
         if (run.status < 0).any():
             run.solve(self.others(program, run.solver, overrides))
         run.rescue()
         return run
+
+    def _try_newton(self, run: _Run) -> None:
+        """Newton's method from nothing, where it is likely to be faster than a solver."""
+        left, size = int((run.status < 0).sum()), run.program.n + run.program.m
+        if left * size < MANY or not run.program.P.nnz:
+            return
+        layout = layout_of(run.program)
+        if layout is None or not (layout.pattern.is_bordered or size >= LARGE) or not self._newton.due():
+            return
+        run.from_nothing(layout)
+        self._newton.record(paid=(run.status < 0).sum() < PAYING * left)
 
     def _in_given_units(
         self, run: _Run, original: ConeProgram, units: Scaling, overrides: dict[str, object] | None
@@ -270,6 +294,16 @@ class _Run:
         self.hits = int(hit.sum())
         self.times = replace(self.times, polish=time.perf_counter() - start)
 
+    def from_nothing(self, layout: BallLayout) -> None:
+        """Newton's method without a solver; kept where it ends in a solution."""
+        start = time.perf_counter()
+        todo = np.flatnonzero(self.status < 0)
+        program = self.program if len(todo) == self.program.batch else self.program.take(todo)
+        piece, steps = linearize_from_nothing(program, layout)
+        found = self._accept(todo, piece, piece.certificate.good)
+        self.iterations[todo[found]], self.answered[todo[found]] = steps[found], NEWTON
+        self.times = replace(self.times, solve=time.perf_counter() - start)
+
     def solve(self, others: Sequence[str | Solver]) -> None:
         todo = np.flatnonzero(self.status < 0)
         if not len(todo):
@@ -281,7 +315,7 @@ class _Run:
         self.answered[todo] = report.solver
         self.residual[todo], self.retried[todo] = report.residual, report.retried
         self.detail.update({int(todo[k]): text for k, text in (solution.detail or {}).items()})
-        self.times = replace(self.times, setup=solution.setup_time, solve=solution.solve_time)
+        self.times = replace(self.times, setup=solution.setup_time, solve=self.times.solve + solution.solve_time)
 
     def adopt(self, who: Array, other: _Run, point: tuple[Array, Array, Array]) -> None:
         """Take over what another run of the same samples has solved, at these points."""
@@ -310,12 +344,12 @@ class _Run:
         for k in failed[saved]:
             self.detail.pop(int(k), None)
 
-    def _accept(self, who: Array, piece: Linearization) -> Array:
-        """Take over the points of a piece that are solutions; true where they are."""
+    def _accept(self, who: Array, piece: Linearization, among: Array | bool = True) -> Array:
+        """Take over the points of a piece that are solutions, `among` some; true where they are."""
         measured = piece.measured  # absolute, so that small ones settle the matter
         if measured is None or not (measured <= MEASURED).all():
             measured, _ = judge(as_solution(piece.x, piece.y, piece.s), piece.program, MEASURED)
-        good = (piece.certificate.natural_residual <= ACCEPT) & (measured <= MEASURED)
+        good = (piece.certificate.natural_residual <= ACCEPT) & (measured <= MEASURED) & among
         mine = who[good]
         if len(mine) == len(self.status):
             self.x, self.y, self.s = piece.x, piece.y, piece.s

@@ -30,10 +30,10 @@ class Info:
 
     Attributes:
         status: what became of each sample.
-        solver: name of the solver that answered ("" where none was asked: a warm start hit, or data
-            not fit to be solved).
+        solver: name of the solver that answered ("Newton" where none had to be asked, because Newton's
+            method found the solution; "" for a warm start hit, and data not fit to be solved).
         residual: worst relative residual of the optimality conditions at the returned point.
-        iterations: of the solver; -1 where unknown, 0 for warm start hits.
+        iterations: of the solver, or steps of Newton's method; -1 where unknown, 0 for warm start hits.
         warm_hits: how many samples were solved from their remembered active set alone.
         retried: samples that the first solver failed on and another was asked about (see `retry=`).
         rescued: samples whose solver failed but whose point Newton steps made a solution.

@@ -1,4 +1,4 @@
-"""What is remembered between calls: solutions by sample, and the matrices used last."""
+"""What is remembered between calls: solutions by sample, the matrices used last, and what was worth trying."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ Array = np.ndarray
 
 #: memory given to remembered solutions
 MAX_BYTES = 256 * 2**20
+#: calls after which everything is tried again
+LONGEST_PAUSE = 64
 
 
 class Memory:
@@ -105,3 +107,21 @@ class Matrices:
         if program.shared_matrices:
             self._last = found
         return found
+
+
+class Attempts:
+    """Whether something that may fail is tried in this call: where it did not pay, not in the next one, nor, if
+    it fails again, in the next two, four, eight, up to `LONGEST_PAUSE`."""
+
+    def __init__(self) -> None:
+        self._pause = self._left = 0
+
+    def due(self) -> bool:
+        """Whether to try; each call is one of the layer's."""
+        self._left -= 1
+        return self._left < 0
+
+    def record(self, paid: bool) -> None:
+        """What came of the last attempt."""
+        self._pause = 0 if paid else min(2 * self._pause or 1, LONGEST_PAUSE)
+        self._left = self._pause

@@ -39,8 +39,8 @@ BORROWED = 1e-11
 NEWTON_ERROR = 1e-3
 #: pivot (the largest entries of the matrix being 1) below which it may be, and rows depend on each other
 SMALL_PIVOT = 1e-4
-#: share of a random right-hand side that is left where they do
-LEFT = 1e-3
+#: share of a random right-hand side that is left where they do, and that may be left where they do not
+LEFT, MET = 1e-3, 1e-6
 
 
 @dataclass(frozen=True)
@@ -106,17 +106,22 @@ class DirectSolver(GhostSolver):
 
         A vector v with v'TA = 0 leaves a pivot of the size of the regularisation; where there is one, a
         random right-hand side tells dependent rows (their share of it cannot be met, and is such a v) from
-        nearly so.
+        nearly so. It is met at once where pivots are small for other reasons.
         """
         system = self.system
         found = np.zeros(system.batch, dtype=bool)
-        inequality = np.zeros(system.size)
-        inequality[system.primal : system.primal + system.rows] = system.active.inequality
-        for k in np.flatnonzero(self._factors.smallest_pivot <= SMALL_PIVOT).tolist():
+        suspect = self._factors.smallest_pivot <= SMALL_PIVOT
+        if not suspect.any():
+            return found
+        inequality, random = np.zeros(system.size), np.zeros(system.size)
+        rows = slice(system.primal, system.primal + system.rows)
+        inequality[rows] = system.active.inequality
+        random[rows] = np.random.default_rng(0).standard_normal(system.rows) / self._units[rows]
+        random *= suspect[system.sample]
+        left_over = refine(self, random, MET, np.inf).relative
+        for k in np.flatnonzero(suspect & ~(left_over <= MET)).tolist():
             at = np.flatnonzero(system.sample == k)
-            units = self._units[at]
-            rows = (at >= system.primal) & (at < system.primal + system.rows)
-            rhs = np.where(rows, np.random.default_rng(0).standard_normal(len(at)), 0.0) / units
+            units, rhs = self._units[at], random[at]
             sharp = self._sharp(k, at)
             left = sharp.solve(rhs)[1]
             v = sharp.vanishing(left) / units

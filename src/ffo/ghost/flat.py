@@ -52,7 +52,7 @@ def polish_flat(program: ConeProgram, x: Array, y: Array, s: Array, way: Direct)
         return polish(program, x, y, s, way)
     if not len(rest):
         return trials.polished
-    return _merged(trials, rest, polish(program.take(rest), x[rest], y[rest], s[rest], way))
+    return trials.polished.with_rest(rest, polish(program.take(rest), x[rest], y[rest], s[rest], way))
 
 
 def _active(program: ConeProgram, x: Array, y: Array, s: Array) -> Array:
@@ -128,17 +128,6 @@ class _Trials:
             natural_residual=self.natural,
         )
         return Polished(self.x, self.y, self.s, tuple(self.parts), certificate, self.measured)
-
-
-def _merged(trials: _Trials, rest: Array, others: Polished) -> Polished:
-    """Settled samples, and the rest as it was polished."""
-    whole = trials.polished
-    for mine, theirs in ((whole.x, others.x), (whole.y, others.y), (whole.s, others.s)):
-        mine[rest] = theirs
-    for name, values in vars(whole.certificate).items():
-        values[rest] = getattr(others.certificate, name)
-    parts = tuple(Part(rest[part.members], part.mine, part.solver) for part in others.parts)
-    return Polished(whole.x, whole.y, whole.s, whole.parts + parts, whole.certificate)
 
 
 class _Trial:

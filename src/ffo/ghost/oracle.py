@@ -17,10 +17,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ffo.ghost.ball import BallLayout, layout_of
 from ffo.ghost.certificate import WEAK, Certificate
 from ffo.ghost.direct import Direct
 from ffo.ghost.face import ActiveSet, scale
 from ffo.ghost.flat import is_flat, polish_flat
+from ffo.ghost.newton import from_nothing, polish_balls
 from ffo.ghost.polish import Part, Polished, polish
 from ffo.ghost.problem import GhostSystem, Sensitivity, Way
 from ffo.program.affine import DataGradient
@@ -57,7 +59,7 @@ class Linearization:
 
     def sensitivity(self, r_x: Array, r_s: Array) -> Sensitivity:
         """Solve the ghost system; r_x (batch, n), r_s (batch, m)."""
-        if len(self.parts) == 1 and self.parts[0].mine.all():
+        if len(self.parts) == 1 and self.parts[0].mine.sum() == len(self.x):
             return self.parts[0].solver.solve(r_x, r_s)
         batch = len(self.x)
         u, w = np.zeros_like(self.x), np.zeros_like(self.y)
@@ -98,12 +100,29 @@ class _Some(Linearization):
 
 def linearize(program: ConeProgram, solution: Solution, way: Way) -> Linearization:
     """Polish a solution (if the way can) and make its derivative ready."""
+    x, y, s = solution.x, solution.y, solution.s
+    layout = layout_of(program) if isinstance(way, Direct) else None
     if isinstance(way, Direct) and is_flat(program):
-        done = polish_flat(program, solution.x, solution.y, solution.s, way)
+        done = polish_flat(program, x, y, s, way)
+    elif layout is not None:
+        done = polish_balls(program, x, y, s, layout, way)
     elif way.polishes:
-        done = polish(program, solution.x, solution.y, solution.s, way)
+        done = polish(program, x, y, s, way)
     else:
         done = _as_it_is(program, solution, way)
+    return _linearization(program, done)
+
+
+def linearize_from_nothing(program: ConeProgram, layout: BallLayout) -> tuple[Linearization, Array]:
+    """Solve a program by Newton's method, and make its derivative ready; also the numbers of steps (batch,).
+
+    Residuals of samples on which that fails are infinite.
+    """
+    done, steps = from_nothing(program, layout)
+    return _linearization(program, done), steps
+
+
+def _linearization(program: ConeProgram, done: Polished) -> Linearization:
     return Linearization(program, done.x, done.y, done.s, done.parts, done.certificate, measured=done.measured)
 
 

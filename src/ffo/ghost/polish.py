@@ -66,6 +66,15 @@ class Polished:
     certificate: Certificate
     measured: Array | None = None
 
+    def with_rest(self, rest: Array, others: Polished) -> Polished:
+        """These samples, but for the rest (numbers), which others have polished; arrays are overwritten."""
+        for mine, theirs in ((self.x, others.x), (self.y, others.y), (self.s, others.s)):
+            mine[rest] = theirs
+        for name, values in vars(self.certificate).items():
+            values[rest] = getattr(others.certificate, name)
+        parts = tuple(Part(rest[part.members], part.mine, part.solver) for part in others.parts)
+        return Polished(self.x, self.y, self.s, self.parts + parts, self.certificate)
+
 
 def polish(program: ConeProgram, x: Array, y: Array, s: Array, way: Way, steps: int = STEPS) -> Polished:
     """Polish approximate solutions of every sample; `s` is the solver's own slack."""

@@ -37,6 +37,10 @@ class Sensitivity:
     w: Array
     residual: Array
 
+    def take(self, samples: Array) -> Sensitivity:
+        """Those of some samples."""
+        return Sensitivity(self.u[samples], self.w[samples], self.residual[samples])
+
 
 class GhostSolver(ABC):
     """Solves the ghost system of one batch, for any number of right-hand sides."""

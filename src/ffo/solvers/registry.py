@@ -114,7 +114,7 @@ def choose(program: ConeProgram) -> str:
     Both solved all of 1200 random QPs (n < 60; singular P, rows scaled from 1e-4 to 1e4, repeated rows).
     LPs: Clarabel, and HiGHS beyond 100 variables, where it is as fast or much faster; both solved all of
     400 random LPs, PIQP failed on 7. A non-unique LP gets the centre of its solutions from Clarabel, a
-    vertex from HiGHS. Curved cones: Clarabel.
+    vertex from HiGHS. Curved cones: Clarabel (for what the engine leaves of second-order cone programs).
     """
     if not program.cones.kinds <= {Zero, Nonneg}:
         return "CLARABEL"

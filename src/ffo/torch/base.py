@@ -239,7 +239,10 @@ def warn_of_doubt(info: Info) -> None:
     certificate = info.certificate
     if certificate is None:
         return
-    doubtful = np.flatnonzero(~certificate.good & info.ok)
+    good = certificate.good
+    if good.all():
+        return
+    doubtful = np.flatnonzero(~good & info.ok)
     if len(doubtful):
         first = int(doubtful[0])
         warnings.warn(

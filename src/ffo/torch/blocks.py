@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,27 +14,54 @@ from ffo.program.quadratic import MatrixPattern, Name
 from ffo.torch.function import check_tensors
 
 
-def read_blocks(given: Mapping[str, torch.Tensor | None]) -> Blocks[torch.Tensor]:
-    """Check the blocks of a call and take them apart."""
+@dataclass(frozen=True)
+class Given:
+    """The blocks of a call as they were given, those that are none left out, and the batch size (None:
+    unbatched)."""
+
+    tensors: dict[Name, torch.Tensor]
+    batch: int | None
+
+    @property
+    def n(self) -> int:
+        return self.tensors["p"].shape[-1]
+
+    @property
+    def dense(self) -> bool:
+        return all(t.layout is torch.strided for t in self.tensors.values())
+
+    def rows(self, name: Name) -> int:
+        """Rows of a matrix, 0 where it is absent."""
+        return self.tensors[name].shape[-2] if name in self.tensors else 0
+
+
+def read_given(given: Mapping[Name, torch.Tensor | None]) -> Given:
+    """Check the blocks of a call."""
     present: dict[Name, torch.Tensor] = {}
-    for key, t in given.items():
-        name = cast(Name, key)
+    shapes: dict[Name, tuple[int, ...]] = {}
+    for name, t in given.items():
         if t is None:
             continue
         if not isinstance(t, torch.Tensor):
             raise InputError(f"{name} must be a torch tensor, got {type(t).__name__}")
-        if not is_absent(name, tuple(t.shape)):
-            present[name] = t
-    batch = check_shapes({name: tuple(t.shape) for name, t in present.items()})
+        shape = tuple(t.shape)
+        if not is_absent(name, shape):
+            present[name], shapes[name] = t, shape
+    batch = check_shapes(shapes)
+    check_tensors(list(present.values()), list(present), sparse=MATRICES)
+    return Given(present, batch)
+
+
+def read_blocks(given: Given) -> Blocks[torch.Tensor]:
+    """Take the blocks of a call apart."""
     values: dict[Name, torch.Tensor] = {}
     patterns: dict[Name, MatrixPattern] = {}
-    for name, t in present.items():
+    for name, t in given.tensors.items():
         if name in MATRICES:
             values[name], patterns[name] = _matrix(name, t)
         else:
             values[name] = t
-    check_tensors(list(values.values()), list(values))
-    return make_blocks(values, patterns, present["p"].shape[-1], batch, _equal)
+    return make_blocks(values, patterns, given.n, given.batch, _equal)
 
 
 def _matrix(name: Name, t: torch.Tensor) -> tuple[torch.Tensor, MatrixPattern]:

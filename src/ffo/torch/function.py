@@ -10,7 +10,7 @@ taken for zero; and under `torch.func.vmap` a mapped parameter tells that the so
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -306,15 +306,16 @@ def _fold(
     return joint
 
 
-def check_tensors(parameters: Sequence[Any], names: Sequence[str] | None = None) -> None:
-    """All parameters are floating-point tensors of one dtype on one device; `names` are for messages."""
+def check_tensors(parameters: Sequence[Any], names: Sequence[str] | None = None, sparse: Collection[str] = ()) -> None:
+    """All parameters are floating-point tensors of one dtype on one device; `names` are for messages, and
+    those in `sparse` may be so."""
     labels = names or [f"Parameter {i}" for i in range(len(parameters))]
     for label, p in zip(labels, parameters, strict=True):
         if not isinstance(p, torch.Tensor):
             raise NotATensorError(f"{label} must be a torch tensor, got {type(p).__name__}")
         if not p.is_floating_point():
             raise InputError(f"{label} must have a floating-point dtype, got {p.dtype}")
-        if p.layout is not torch.strided:
+        if p.layout is not torch.strided and label not in sparse:
             raise InputError(f"{label} is a sparse tensor; pass parameter.to_dense()")
     for name in ("dtype", "device"):
         kinds = {getattr(p, name) for p in parameters}

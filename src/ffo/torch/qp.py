@@ -10,11 +10,10 @@ import torch
 from ffo.engine import Info, Options, Smoothing
 from ffo.errors import InputError
 from ffo.ghost.problem import Way
-from ffo.program.blocks import Blocks
 from ffo.program.quadratic import quadratic_problem
 from ffo.solvers.base import Solver
 from ffo.torch.base import OptimizationLayer
-from ffo.torch.blocks import read_blocks
+from ffo.torch.blocks import Given, read_blocks, read_given
 from ffo.torch.dense.layer import DensePlan, DenseSolve, UnverifiedError, worthwhile
 
 
@@ -114,12 +113,12 @@ class FFOQPLayer(OptimizationLayer):
         Returns:
             z (*batch, n), or a `QPSolution` if the layer was made with `duals=True`.
         """
-        given = {"Q": Q, "p": p, "G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub, "lower": lower}
-        blocks = read_blocks(given)
+        given = read_given({"Q": Q, "p": p, "G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub, "lower": lower})
         if not solver_args and keys is None and not warm_start:
-            found = self._dense(blocks)
+            found = self._dense(given)
             if found is not None:
                 return QPSolution(*found) if self.duals else found[0]
+        blocks = read_blocks(given)
         canonical = quadratic_problem(blocks.structure, self.duals)
         names = blocks.structure.parameters
         values = [blocks.values[name] for name in names]
@@ -127,22 +126,27 @@ class FFOQPLayer(OptimizationLayer):
         found = self._run(canonical, values, batched, blocks.batch, solver_args, keys, warm_start)
         return QPSolution(*found) if self.duals else found[0]
 
-    def _dense(self, blocks: Blocks[torch.Tensor]) -> tuple[torch.Tensor, ...] | None:
+    def _dense(self, given: Given) -> tuple[torch.Tensor, ...] | None:
         """The solution by dense batched algebra; None where that does not apply or does not verify."""
-        options, structure = self.engine.options, blocks.structure
+        options = self.engine.options
         plain = not (options.solver_args or options.warm_start or options.smoothing or options.verbose)
         if not plain or options.solver is not None or options.backward not in ("auto", "direct"):
             return None
-        rows = {name: structure.matrices[name].shape[0] if name in structure.matrices else 0 for name in ("A", "G")}
-        all_dense = all(m.dense for m in structure.matrices.values())
-        if not all_dense or not worthwhile(blocks.values, structure.n, rows["A"], rows["G"], blocks.batch or 1):
+        equalities, inequalities = given.rows("A"), given.rows("G")
+        if not given.dense or not worthwhile(given.tensors, given.n, equalities, inequalities, given.batch or 1):
             return None
-        names = structure.parameters
-        values = [blocks.values[name] for name in names]
-        derivative = torch.is_grad_enabled() and any(v.requires_grad for v in values)
-        plan = DensePlan(names, structure.n, rows["A"], rows["G"], blocks.batch, derivative, self.reduction)
+        plan = DensePlan(
+            names=tuple(given.tensors),
+            n=given.n,
+            equalities=equalities,
+            inequalities=inequalities,
+            batch=given.batch,
+            derivative=torch.is_grad_enabled() and any(t.requires_grad for t in given.tensors.values()),
+            duals=self.duals,
+            reduction=self.reduction,
+        )
         try:
-            return DenseSolve.apply(plan, self._report, *values)
+            return DenseSolve.apply(plan, self._report, *given.tensors.values())
         except UnverifiedError:
             return None
 

@@ -18,54 +18,68 @@ from dataclasses import dataclass
 
 import torch
 
-from ffo.torch.dense.program import SINGULAR, DenseProgram, Point, Tensor, largest, positive, raised, times, triangular
+from ffo.torch.dense.program import (
+    SINGULAR,
+    DenseProgram,
+    Point,
+    Tensor,
+    added,
+    largest,
+    positive,
+    raised,
+    times,
+    triangular,
+)
 
 REGULARISATION = 1e-8
 #: pivots of S, relative to its diagonal, below which active rows may depend on each other, and the share
 #: of a random right-hand side that is left where they do
 DEPENDENT, LEFT = 1e-5, 1e-3
 REFINEMENTS = 8
+#: entries up to which choosing some costs more than working on all
+IN_PLACE = 16
 ACCURACY = 1e-12
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Some entries of each sample, the same number k for all: `index` (batch, k), and `real` (batch, k),
-    0 where a sample has fewer and an entry only fills the place."""
+    """Some entries of each sample, the same number k for all: `index` (batch, k), None where all stand in
+    their places; and `real` (batch, k), 0 where a sample has fewer and an entry only fills the place, None
+    where all are chosen."""
 
-    index: Tensor
-    real: Tensor
-    even: bool
+    index: Tensor | None = None
+    real: Tensor | None = None
 
     @classmethod
     def of(cls, mask: Tensor, dtype: torch.dtype) -> Chosen:
-        """The true entries of a (batch, size) mask; `even` if all samples have as many."""
+        """The true entries of a (batch, size) mask."""
+        if mask.shape[1] <= IN_PLACE:
+            return cls() if bool(mask.all()) else cls(real=mask.to(dtype))
         counts = mask.sum(dim=1)
-        count = int(counts.max()) if mask.numel() else 0
-        index = torch.argsort(mask.to(torch.int8), dim=1, descending=True, stable=True)[:, :count]
-        return cls(index, torch.gather(mask, 1, index).to(dtype), bool((counts == count).all()))
-
-    @classmethod
-    def all(cls, v: Tensor) -> Chosen:
-        """All entries of (batch, size)."""
-        return cls(torch.arange(v.shape[1], device=v.device).expand(v.shape), torch.ones_like(v), True)
-
-    def everything(self, size: int) -> bool:
-        """Whether all entries were chosen (they stand in order then)."""
-        return self.even and self.index.shape[1] == size
+        least, most = (int(c) for c in torch.aminmax(counts))
+        if least == mask.shape[1]:
+            return cls()
+        index = torch.argsort(mask.to(torch.int8), dim=1, descending=True, stable=True)[:, :most]
+        return cls(index, None if least == most else torch.gather(mask, 1, index).to(dtype))
 
     @property
-    def filler(self) -> Tensor:
-        """(batch, k) 1 at the fillers, or a mere zero where there are none."""
-        return self.real.new_zeros(1, 1) if self.even else 1 - self.real
+    def everything(self) -> bool:
+        return self.index is None and self.real is None
+
+    @property
+    def filler(self) -> Tensor | None:
+        """(batch, k) 1 at the fillers, None where there are none."""
+        return None if self.real is None else 1 - self.real
 
     def take(self, v: Tensor) -> Tensor:
-        """(batch, size) -> (batch, k), zero at the fillers."""
-        return self.real * torch.gather(v, 1, self.index)
+        """(batch or 1, size) -> (batch, k), zero at the fillers."""
+        found = v if self.index is None else torch.gather(v.expand(len(self.index), -1), 1, self.index)
+        return found if self.real is None else self.real * found
 
     def put(self, v: Tensor, size: int) -> Tensor:
         """(batch, k) -> (batch, size), zero elsewhere."""
-        return v.new_zeros(v.shape[0], size).scatter_add(1, self.index, self.real * v)
+        v = v if self.real is None else self.real * v
+        return v if self.index is None else v.new_zeros(v.shape[0], size).scatter_add(1, self.index, v)
 
 
 @dataclass(frozen=True)
@@ -74,8 +88,9 @@ class _Diagonal:
 
     h: Tensor
 
-    def times(self, u: Tensor) -> Tensor:
-        return self.h * u
+    def taken(self, r: Tensor, u: Tensor) -> Tensor:
+        """r - Qu."""
+        return torch.addcmul(r, self.h, u, value=-1.0)
 
     def half(self, X: Tensor) -> Tensor:
         return X / self.h.sqrt().unsqueeze(2)
@@ -90,8 +105,9 @@ class _Full:
     Q: Tensor
     L: Tensor
 
-    def times(self, u: Tensor) -> Tensor:
-        return times(self.Q, u)
+    def taken(self, r: Tensor, u: Tensor) -> Tensor:
+        """r - Qu."""
+        return added(r, self.Q, u, -1.0)
 
     def half(self, X: Tensor) -> Tensor:
         return triangular(self.L, X, upper=False)
@@ -110,16 +126,20 @@ class DenseGhost:
 
     def __init__(self, program: DenseProgram, rows: Tensor, bounds: Tensor) -> None:
         self.program, self.row_side, self.bound_side = program, rows, bounds
-        self.free = Chosen.of(bounds == 0, program.p.dtype) if program.bounded else Chosen.all(program.p)
+        self.free = Chosen.of(bounds == 0, program.p.dtype) if program.bounded else Chosen()
         self.active = Chosen.of(rows != 0, program.p.dtype)
-        self.held = not self.free.everything(program.n)
-        R = _minor(program.R, self.active, self.free)
-        self.row_scale = 1.0 / positive(R.norm(dim=2))
+        self.held = not self.free.everything
+        if self.held:
+            R = _minor(program.R, self.active, self.free)
+            self.row_scale = 1.0 / positive(R.norm(dim=2))
+        else:
+            R = picked(program.R, self.active.index)
+            self.row_scale = self.active.take(1.0 / program.norms)
         self.R = R * self.row_scale.unsqueeze(-1)  # (batch, k, f)
         self.hold: Tensor | None = None
         self.curvature = self._curvature()
         self.V = self._whitened()  # (batch, f, k)
-        self.S, self.row_pivot = _cholesky(self.V.mT @ self.V, self.active)
+        self.S, self.row_pivot = _cholesky(self.V.mT @ self.V, self.active.filler)
 
     def at(self, rows: Tensor, bounds: Tensor) -> bool:
         """Whether this is the ghost of that active set."""
@@ -128,16 +148,17 @@ class DenseGhost:
     def _curvature(self) -> _Diagonal | _Full:
         program, free = self.program, self.free
         if program.diagonal is not None:
-            return _Diagonal(free.take(program.diagonal.expand(program.batch, -1)) + free.filler)
+            h = free.take(program.diagonal.expand(program.batch, -1))
+            return _Diagonal(h if free.filler is None else h + free.filler)
         Q = _minor(program.Q, free, free)
         if not self.held and program.white is not None:
             return _Full(Q, program.white.L)
-        L, pivot = _cholesky(Q, free)
+        L, pivot = _cholesky(Q, free.filler)
         # Where Q alone is singular, active rows hold u: H + R'R has the same solution, for r_x + R'r_a.
         weak = pivot < SINGULAR
         if bool(weak.any()):
             self.hold = torch.where(weak, _size(Q.diagonal(dim1=1, dim2=2)), torch.zeros_like(pivot))  # (batch, 1)
-            L, _ = _cholesky(Q + self.hold.unsqueeze(2) * (self.R.mT @ self.R), free)
+            L, _ = _cholesky(Q + self.hold.unsqueeze(2) * (self.R.mT @ self.R), free.filler)
         return _Full(Q, L)
 
     def _whitened(self) -> Tensor:
@@ -145,14 +166,14 @@ class DenseGhost:
         program = self.program
         if self.held or program.diagonal is not None or program.white is None:
             return self.curvature.half(self.R.mT)
-        return (_minor(program.white.R, self.active, self.free) * self.row_scale.unsqueeze(-1)).mT
+        return (picked(program.white.R, self.active.index) * self.row_scale.unsqueeze(-1)).mT
 
     def _approximate(self, r_x: Tensor, r_a: Tensor) -> tuple[Tensor, Tensor]:
         held = r_x if self.hold is None else r_x + self.hold * times(self.R.mT, r_a)
-        half = self.curvature.half(held.unsqueeze(-1))
-        t = torch.cholesky_solve(self.V.mT @ half - r_a.unsqueeze(-1), self.S)
-        u = self.curvature.back(half - self.V @ t)
-        return u.squeeze(-1), t.squeeze(-1)
+        half = self.curvature.half(held.unsqueeze(-1)).squeeze(-1)
+        t = torch.cholesky_solve(added(-r_a, self.V.mT, half).unsqueeze(-1), self.S).squeeze(-1)
+        u = self.curvature.back(added(half, self.V, t, -1.0).unsqueeze(-1))
+        return u.squeeze(-1), t
 
     def solve(self, r_x: Tensor, r_rows: Tensor, r_bounds: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """u (batch, n), t (batch, r), multipliers of the bounds (batch, n), relative residual (batch,).
@@ -171,19 +192,20 @@ class DenseGhost:
         full_u = self.free.put(u, program.n) + r_bounds
         full_t = self.active.put(t * self.row_scale, program.r)
         left = r_x - program.curved(full_u) - program.pull(full_t)
-        return full_u, full_t, torch.where(self.bound_side != 0, left, torch.zeros_like(left)), error
+        return full_u, full_t, torch.where(self.bound_side != 0, left, 0.0), error
 
     def _refine(self, wanted_x: Tensor, wanted_a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        size = torch.maximum(largest(wanted_x), largest(wanted_a))
-        scale = positive(size)
+        scale = positive(largest(torch.cat([wanted_x, wanted_a], dim=1)))
         u, t = torch.zeros_like(wanted_x), torch.zeros_like(wanted_a)
-        left_x, left_a, error = wanted_x, wanted_a, size / scale
-        for _ in range(REFINEMENTS):
+        left_x, left_a, error = wanted_x, wanted_a, torch.ones_like(scale)
+        for attempt in range(REFINEMENTS):
             du, dt = self._approximate(left_x, left_a)
-            new_u, new_t = u + du, t + dt
-            new_x = wanted_x - self.curvature.times(new_u) - times(self.R.mT, new_t)
-            new_a = wanted_a - times(self.R, new_u)
-            new_error = torch.maximum(largest(new_x), largest(new_a)) / scale
+            new_u, new_t = (u + du, t + dt) if attempt else (du, dt)
+            new_x = added(self.curvature.taken(wanted_x, new_u), self.R.mT, new_t, -1.0)
+            new_a = added(wanted_a, self.R, new_u, -1.0)
+            new_error = largest(torch.cat([new_x, new_a], dim=1)) / scale
+            if not attempt and bool((new_error <= ACCURACY).all()):
+                return new_u, new_t, new_error
             better = (new_error < error).unsqueeze(1)
             u, t = torch.where(better, new_u, u), torch.where(better, new_t, t)
             left_x, left_a = torch.where(better, new_x, left_x), torch.where(better, new_a, left_a)
@@ -199,17 +221,18 @@ class DenseGhost:
         As in `ffo.ghost.direct`: where they do, a random right-hand side cannot be met, and what is left of
         it is a combination of rows that vanishes (on the free variables; elsewhere bounds take part).
         """
-        batch, k = self.program.batch, self.R.shape[1]
-        if not k or not bool((self.row_pivot < DEPENDENT).any()):
+        batch, r = self.program.batch, self.program.r
+        if float(self.row_pivot.min()) >= DEPENDENT:
             return torch.zeros(batch, dtype=torch.bool, device=self.R.device)
         generator = torch.Generator().manual_seed(0)
-        drawn = torch.randn(k, generator=generator, dtype=self.R.dtype).to(self.R.device) * self.active.real
+        drawn = torch.randn(r, generator=generator, dtype=self.R.dtype).to(self.R.device)
+        drawn = self.active.take(drawn.expand(batch, -1))
         u, _, _ = self._refine(drawn.new_zeros(batch, self.R.shape[2]), drawn)
         left = drawn - times(self.R, u)
-        inequality = ~self.program.equal[self.active.index]
-        combined = times(self.program.R.mT, self.active.put(left * self.row_scale, self.program.r))
-        on_bounds = torch.where(self.bound_side != 0, combined, torch.zeros_like(combined)).norm(dim=1)
-        norms = self.active.take(self.program.R.norm(dim=2).expand(batch, -1))
+        inequality = self.active.take((~self.program.equal).to(drawn.dtype).expand(batch, -1))
+        combined = times(self.program.R.mT, self.active.put(left * self.row_scale, r))
+        on_bounds = torch.where(self.bound_side != 0, combined, 0.0).norm(dim=1)
+        norms = self.active.take(self.program.R.norm(dim=2))
         size = (norms * self.row_scale).amax(dim=1)
         return ((left * inequality).norm(dim=1) > LEFT) | (on_bounds > LEFT * size)
 
@@ -220,51 +243,55 @@ class DenseGhost:
         target = torch.where(self.row_side > 0, program.upp, program.low)
         bound = torch.where(self.bound_side > 0, program.ub, program.lb)
         z = torch.where(held, bound, point.z)
-        lam = torch.where(on_row, point.lam, torch.zeros_like(point.lam))
-        r_rows = torch.where(on_row, target - program.rows(z), torch.zeros_like(target))
+        lam = torch.where(on_row, point.lam, 0.0)
+        r_rows = torch.where(on_row, target - program.rows(z), 0.0)
         u, t, _, _ = self.solve(-program.stationarity(z, lam), r_rows, torch.zeros_like(z))
         z, lam = z + u, lam + t
         if not self.held:
             return Point(z, lam, torch.zeros_like(z))
         left = -program.stationarity(z, lam)
-        return Point(z, lam, torch.where(held, left, torch.zeros_like(left)))
+        return Point(z, lam, torch.where(held, left, 0.0))
+
+
+def picked(M: Tensor, index: Tensor | None) -> Tensor:
+    """(batch or 1, a, b) -> (batch, k, b), whole rows; all of them where there is no index."""
+    if index is None:
+        return M
+    first = M.shape[1] * torch.arange(M.shape[0], device=M.device).unsqueeze(1)
+    return M.reshape(-1, M.shape[2])[index + first]
 
 
 def _minor(M: Tensor, rows: Chosen, cols: Chosen) -> Tensor:
     """(batch or 1, a, b) -> (batch or 1, i, j), the chosen rows and columns, zero at the fillers."""
-    all_rows, all_cols = rows.everything(M.shape[1]), cols.everything(M.shape[2])
-    if all_rows and all_cols:
-        return M
-    if all_cols:  # whole rows
-        first = M.shape[1] * torch.arange(M.shape[0], device=M.device).unsqueeze(1)
-        found = M.reshape(-1, M.shape[2])[rows.index + first]
-    elif M.shape[0] > 1:
+    if cols.index is None:
+        found = picked(M, rows.index)
+    elif rows.index is None or len(M) == 1:
+        found = picked(M.mT, cols.index).mT
+        found = found if rows.index is None else torch.take_along_dim(found, rows.index.unsqueeze(2), dim=1)
+    else:
         sample = torch.arange(M.shape[0], device=M.device).reshape(-1, 1, 1)
         found = M[sample, rows.index.unsqueeze(2), cols.index.unsqueeze(1)]
-    else:  # whole rows of M' first
-        found = M[0].mT.contiguous()[cols.index].mT
-        found = found if all_rows else torch.take_along_dim(found, rows.index.unsqueeze(2), dim=1)
-    if not (rows.even and cols.even):
-        found = found * (rows.real.unsqueeze(2) * cols.real.unsqueeze(1))
-    return found
+    found = found if rows.real is None else found * rows.real.unsqueeze(2)
+    return found if cols.real is None else found * cols.real.unsqueeze(1)
 
 
-def _cholesky(H: Tensor, chosen: Chosen) -> tuple[Tensor, Tensor]:
+def _cholesky(H: Tensor, filler: Tensor | None) -> tuple[Tensor, Tensor]:
     """Factors of H (batch or 1, k, k), with a small shift where H is flat, and their least pivots
     (batch or 1, 1) relative to the diagonal of H."""
     scale = _size(H.diagonal(dim1=1, dim2=2))
-    L, info = torch.linalg.cholesky_ex(H if chosen.even else raised(H, scale * chosen.filler))
-    pivot = _pivot(L, scale)
-    if bool(info.any()) or bool((pivot < REGULARISATION).any()):
-        L, _ = torch.linalg.cholesky_ex(raised(H, scale * (REGULARISATION + chosen.filler)))
+    filled = H if filler is None else raised(H, scale * filler)
+    L, info = torch.linalg.cholesky_ex(filled)
+    pivot = torch.where(info.unsqueeze(1) == 0, _pivot(L, scale), 0.0)
+    if float(pivot.min()) < REGULARISATION:
+        L, _ = torch.linalg.cholesky_ex(raised(filled, scale * REGULARISATION))
         pivot = _pivot(L, scale)
     return L, pivot
 
 
 def _pivot(L: Tensor, scale: Tensor) -> Tensor:
-    return L.diagonal(dim1=1, dim2=2).square().amin(dim=1, keepdim=True) / scale if L.shape[1] else scale
+    return L.diagonal(dim1=1, dim2=2).amin(dim=1, keepdim=True).square() / scale if L.shape[1] else scale
 
 
 def _size(diagonal: Tensor) -> Tensor:
-    """(batch, k) -> (batch, 1) largest entry in magnitude, 1 where all are zero."""
-    return positive(largest(diagonal)).unsqueeze(1)
+    """(batch, k) -> (batch, 1) largest entry (none is negative), 1 where all are zero."""
+    return positive(diagonal.amax(dim=1, keepdim=True)) if diagonal.shape[1] else diagonal.new_ones(len(diagonal), 1)

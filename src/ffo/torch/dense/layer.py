@@ -14,6 +14,7 @@ import torch
 from ffo.engine.info import Info, Times
 from ffo.errors import Status
 from ffo.ghost.certificate import WEAK, Certificate
+from ffo.program.blocks import MATRICES
 from ffo.torch.base import warn_of_doubt
 from ffo.torch.dense.ghost import DenseGhost
 from ffo.torch.dense.program import DenseProgram, Tensor, diagonal_only
@@ -30,17 +31,15 @@ TINY, FILL = 30, 0.25
 
 
 def worthwhile(values: Mapping[Any, Tensor], n: int, equalities: int, inequalities: int, batch: int) -> bool:
-    """Whether dense batched algebra beats the sparse core on these blocks (finite ones)."""
+    """Whether dense batched algebra beats the sparse core on these blocks.
+
+    What is not finite shows in the residual of any point; the core then says what is wrong.
+    """
     if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
         return False  # torch.func and forward mode go through the core
-    device = values["p"].device
-    with one_thread(device):
-        if device.type == "cpu":
-            suited = _suits_cpu(values, n, equalities, inequalities, batch)
-        else:
-            suited = n + equalities + inequalities <= DEVICE_SIZE
-        # What is not finite goes to the core, which says what is wrong.
-        return suited and all(_finite(v.detach()) for name, v in values.items() if name in ("Q", "p", "G", "A", "b"))
+    if values["p"].device.type != "cpu":
+        return n + equalities + inequalities <= DEVICE_SIZE
+    return _suits_cpu(values, n, equalities, inequalities, batch)
 
 
 def _suits_cpu(values: Mapping[Any, Tensor], n: int, equalities: int, inequalities: int, batch: int) -> bool:
@@ -50,16 +49,12 @@ def _suits_cpu(values: Mapping[Any, Tensor], n: int, equalities: int, inequaliti
         return True
     if not small and (n > SEPARABLE_SIZE or inequalities or batch * n * equalities > ENTRIES):
         return False
-    matrices = {name: v.detach() for name, v in values.items() if name in ("Q", "G", "A")}
-    diagonal = "Q" in matrices and diagonal_only(matrices["Q"].reshape(-1, n, n))
-    if diagonal:
-        del matrices["Q"]
-    return (small or diagonal) and _share(matrices.values()) >= FILL
-
-
-def _finite(v: Tensor) -> bool:
-    least, most = torch.aminmax(v)  # either is NaN if any entry is
-    return bool(torch.isfinite(least) & torch.isfinite(most))
+    with one_thread(values["p"].device):
+        matrices = {name: v.detach() for name, v in values.items() if name in MATRICES}
+        diagonal = "Q" in matrices and diagonal_only(matrices["Q"].reshape(-1, n, n))
+        if diagonal:
+            del matrices["Q"]
+        return (small or diagonal) and _share(matrices.values()) >= FILL
 
 
 def _share(matrices: Iterable[Tensor]) -> float:
@@ -93,8 +88,11 @@ class DensePlan:
     """Which blocks there are, and what is wanted of them.
 
     Attributes:
-        names: blocks in the order their values are passed; n: variables; equal, rows: numbers of
-            equalities and of rows of G.
+        names: blocks in the order their values are passed, each with or without a batch dimension.
+        n: variables; equalities, inequalities: rows of A and of G.
+        batch: samples, None if no block has a batch dimension.
+        derivative: whether a backward pass may come; duals: whether multipliers are wanted.
+        reduction: of the gradients of blocks that the batch shares.
     """
 
     names: tuple[str, ...]
@@ -103,7 +101,12 @@ class DensePlan:
     inequalities: int
     batch: int | None
     derivative: bool
+    duals: bool
     reduction: Literal["sum", "mean"]
+
+    def shared(self, name: str, shape: torch.Size) -> bool:
+        """Whether the batch shares a block of this shape."""
+        return len(shape) == (2 if name in MATRICES else 1)
 
     def program(self, values: Mapping[str, Tensor]) -> DenseProgram:
         """The program of float64 values; a missing block is empty, zero or infinite."""
@@ -113,18 +116,23 @@ class DensePlan:
         Q = values["Q"].reshape(-1, self.n, self.n) if "Q" in values else p.new_zeros(1, self.n, self.n)
         A = values["A"].reshape(-1, self.equalities, self.n) if "A" in values else p.new_zeros(1, 0, self.n)
         G = values["G"].reshape(-1, self.inequalities, self.n) if "G" in values else p.new_zeros(1, 0, self.n)
-        b = vector("b", self.equalities, 0.0)
-        equal = torch.zeros(self.equalities + self.inequalities, dtype=torch.bool, device=p.device)
-        equal[: self.equalities] = True
         return DenseProgram(
             Q=Q if torch.equal(Q, Q.mT) else 0.5 * (Q + Q.mT),
             p=vector("p", self.n, 0.0),
             R=_stacked(A, G),
-            low=torch.cat([b, vector("lower", self.inequalities, -torch.inf)], dim=1),
-            upp=torch.cat([b, vector("h", self.inequalities, torch.inf)], dim=1),
+            low=self._sides(values, "lower", -torch.inf),
+            upp=self._sides(values, "h", torch.inf),
             lb=vector("lb", self.n, -torch.inf),
             ub=vector("ub", self.n, torch.inf),
-            equal=equal,
+            equalities=self.equalities,
+        )
+
+    def _sides(self, values: Mapping[str, Tensor], name: str, missing: float) -> Tensor:
+        """(batch, r) of equalities, which have b on both sides, and of the rows of G."""
+        size, p = self.batch or 1, values["p"]
+        side = _rows(values.get(name), size, self.inequalities, missing, p)
+        return (
+            torch.cat([_rows(values.get("b"), size, self.equalities, 0.0, p), side], dim=1) if self.equalities else side
         )
 
 
@@ -138,16 +146,17 @@ def _stacked(A: Tensor, G: Tensor) -> Tensor:
 
 def _rows(value: Tensor | None, size: int, length: int, missing: float, like: Tensor) -> Tensor:
     if value is None:
-        return like.new_full((size, length), missing)
+        return like.new_full((1, 1), missing).expand(size, length)
     return value.expand(size, length) if value.ndim == 1 else value
 
 
 class DenseSolve(torch.autograd.Function):
-    """(plan, report, *values) -> z, nu, lam, mu. `report` receives the `Info` of the call."""
+    """(plan, report, *values) -> z, or z, nu, lam, mu. `report` receives the `Info` of the call."""
 
     @staticmethod
     def forward(ctx: Any, plan: DensePlan, report: Any, *values: Tensor) -> tuple[Tensor, ...]:
         start = time.perf_counter()
+        ctx.set_materialize_grads(False)
         wide = {name: v.detach().to(torch.float64) for name, v in zip(plan.names, values, strict=True)}
         with one_thread(values[0].device):
             program = plan.program(wide)
@@ -188,7 +197,7 @@ class DenseSolve(torch.autograd.Function):
 
 def _outputs(plan: DensePlan, solution: DenseSolution) -> list[Tensor]:
     point, k = solution.point, plan.equalities
-    outputs = [point.z, point.lam[:, :k], point.lam[:, k:], point.mu]
+    outputs = [point.z, point.lam[:, :k], point.lam[:, k:], point.mu] if plan.duals else [point.z]
     return outputs if plan.batch is not None else [v[0] for v in outputs]
 
 
@@ -196,35 +205,34 @@ def _adjoint(ctx: Any, gradients: tuple[Tensor | None, ...], wanted: Mapping[str
     """Gradients of the blocks: the perturbed ghost, and the finite difference along it (see ghost.oracle)."""
     plan, program, point = ctx.plan, ctx.program, ctx.solution.point
     ghost: DenseGhost = ctx.ghost or DenseGhost(program, ctx.solution.rows, ctx.solution.bounds)
-    widths = (plan.n, plan.equalities, plan.inequalities, plan.n)
-    c_z, c_nu, c_lam, c_mu = (
-        program.p.new_zeros(program.batch, width) if g is None else g.reshape(program.batch, width).to(torch.float64)
-        for g, width in zip(gradients, widths, strict=True)
-    )
-    held = torch.where(ghost.bound_side != 0, -c_mu, torch.zeros_like(c_mu))
-    u, t, w, residual = ghost.solve(-c_z, -torch.cat([c_nu, c_lam], dim=1), held)
+    u, t, w, residual = ghost.solve(*_perturbations(plan, ghost, gradients))
     constraints = any(want for name, want in wanted.items() if name not in ("Q", "p"))
-    certificate = replace(ctx.info.certificate, dependent=ghost.dependent().cpu().numpy())
-    ctx.info.certificate = certificate.with_ghost_residual(residual.cpu().numpy()).asked(constraints)
+    ctx.info.certificate = replace(
+        ctx.info.certificate,
+        dependent=ghost.dependent().cpu().numpy(),
+        ghost_residual=residual.cpu().numpy(),
+        constraints=np.full(program.batch, constraints),
+    )
     rows, bounds, k = ghost.row_side, ghost.bound_side, plan.equalities
     parts: dict[str, Any] = {
         "p": lambda: u,
         "b": lambda: -t[:, :k],
-        "h": lambda: torch.where(rows > 0, -t, torch.zeros_like(t))[:, k:],
-        "lower": lambda: torch.where(rows < 0, -t, torch.zeros_like(t))[:, k:],
-        "ub": lambda: torch.where(bounds > 0, -w, torch.zeros_like(w)),
-        "lb": lambda: torch.where(bounds < 0, -w, torch.zeros_like(w)),
+        "h": lambda: torch.where(rows > 0, -t, 0.0)[:, k:],
+        "lower": lambda: torch.where(rows < 0, -t, 0.0)[:, k:],
+        "ub": lambda: torch.where(bounds > 0, -w, 0.0),
+        "lb": lambda: torch.where(bounds < 0, -w, 0.0),
     }
     found: dict[str, Tensor] = {}
     for name, want in wanted.items():
         if not want:
             continue
-        shared = ctx.shapes[plan.names.index(name)][0][:-1] == torch.Size([])
+        shared = plan.shared(name, ctx.shapes[plan.names.index(name)][0])
         if name in parts:
             value = parts[name]()
             value = value.sum(dim=0) if shared else value
         elif name == "Q":
-            value = _outer((0.5 * u, point.z), (0.5 * point.z, u), shared)
+            half = 0.5 * u
+            value = _outer((half, point.z), (point.z, half), shared)
         else:
             at = slice(0, k) if name == "A" else slice(k, None)
             value = _outer((point.lam[:, at], u), (t[:, at], point.z), shared)
@@ -234,12 +242,28 @@ def _adjoint(ctx: Any, gradients: tuple[Tensor | None, ...], wanted: Mapping[str
     return found
 
 
+def _perturbations(
+    plan: DensePlan, ghost: DenseGhost, gradients: tuple[Tensor | None, ...]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Right-hand sides of the ghost for incoming gradients of z, nu, lam and mu."""
+    p, r = ghost.program.p, ghost.program.r
+    c_z, *c_duals = (None if g is None else g.reshape(len(p), -1).to(torch.float64) for g in gradients)
+    r_x = torch.zeros_like(p) if c_z is None else -c_z
+    if all(c is None for c in c_duals):
+        return r_x, p.new_zeros(len(p), r), torch.zeros_like(p)
+    widths = (plan.equalities, plan.inequalities, plan.n)
+    c_nu, c_lam, c_mu = (
+        p.new_zeros(len(p), width) if c is None else c for c, width in zip(c_duals, widths, strict=True)
+    )
+    return r_x, -torch.cat([c_nu, c_lam], dim=1), torch.where(ghost.bound_side != 0, -c_mu, 0.0)
+
+
 def _outer(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], summed: bool) -> Tensor:
     """a b' + c d' of every sample, or the sum over the batch, as one product."""
     (a, b), (c, d) = first, second
     if summed:
         return torch.cat([a, c]).mT @ torch.cat([b, d])
-    return torch.stack([a, c], dim=2) @ torch.stack([b, d], dim=1)
+    return torch.addcmul(a.unsqueeze(2) * b.unsqueeze(1), c.unsqueeze(2), d.unsqueeze(1))
 
 
 def _info(solution: DenseSolution, start: float, solved: float) -> Info:

@@ -9,7 +9,7 @@ negative on an active lower one, so that Qz + p + R'lam + mu = 0.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -22,7 +22,7 @@ SINGULAR = 1e-5
 @dataclass(frozen=True)
 class DenseProgram:
     """Q (batch or 1, n, n), p (batch, n), R (batch or 1, r, n), low and upp (batch, r), lb and ub
-    (batch, n), all float64 on one device; infinite sides are +-inf. `equal` (r,) marks equalities."""
+    (batch, n), all float64 on one device; infinite sides are +-inf. The first `equalities` rows are such."""
 
     Q: Tensor
     p: Tensor
@@ -31,7 +31,7 @@ class DenseProgram:
     upp: Tensor
     lb: Tensor
     ub: Tensor
-    equal: Tensor
+    equalities: int
 
     @property
     def batch(self) -> int:
@@ -48,10 +48,11 @@ class DenseProgram:
     @cached_property
     def diagonal(self) -> Tensor | None:
         """(batch or 1, n) of Q if that is all there is of it and none of it is flat, else None."""
-        diagonal = self.Q.diagonal(dim1=1, dim2=2)
-        if not self.n or bool((diagonal.amin(dim=1) <= SINGULAR * diagonal.amax(dim=1)).any()):
+        if not self.n or not diagonal_only(self.Q):
             return None
-        return diagonal if diagonal_only(self.Q) else None
+        diagonal = self.Q.diagonal(dim1=1, dim2=2)
+        least, most = torch.aminmax(diagonal, dim=1)
+        return None if bool((least <= SINGULAR * most).any()) else diagonal
 
     @cached_property
     def factor(self) -> Tensor | None:
@@ -73,8 +74,8 @@ class DenseProgram:
         L = self.factor
         if L is None or not self.n:
             return None
-        pivots = L.diagonal(dim1=1, dim2=2).square()
-        if bool((pivots.amin(dim=1) < SINGULAR * pivots.amax(dim=1)).any()):
+        least, most = torch.aminmax(L.diagonal(dim1=1, dim2=2), dim=1)
+        if bool((least < math.sqrt(SINGULAR) * most).any()):
             return None
         return White(L, triangular(L, self.R.mT, upper=False).mT.contiguous())
 
@@ -86,13 +87,18 @@ class DenseProgram:
     @cached_property
     def bounded(self) -> bool:
         """Whether any variable of any sample has a bound."""
-        return bool((torch.isfinite(self.lb) | torch.isfinite(self.ub)).any())
+        return bool(self.n) and (float(self.lb.max()) > -torch.inf or float(self.ub.min()) < torch.inf)
+
+    @cached_property
+    def equal(self) -> Tensor:
+        """(r,) marks equalities."""
+        return torch.arange(self.r, device=self.p.device) < self.equalities
 
     def take(self, samples: Tensor) -> DenseProgram:
         """The program of some samples."""
-        part = {name: getattr(self, name)[samples] for name in ("p", "low", "upp", "lb", "ub")}
-        matrices = {name: M if len(M) == 1 else M[samples] for name, M in (("Q", self.Q), ("R", self.R))}
-        return replace(self, **part, **matrices)
+        Q, R = (M if len(M) == 1 else M[samples] for M in (self.Q, self.R))
+        p, low, upp, lb, ub = (v[samples] for v in (self.p, self.low, self.upp, self.lb, self.ub))
+        return DenseProgram(Q, p, R, low, upp, lb, ub, self.equalities)
 
     def curved(self, z: Tensor) -> Tensor:
         """(batch, n) Qz."""
@@ -108,7 +114,7 @@ class DenseProgram:
 
     def stationarity(self, z: Tensor, lam: Tensor) -> Tensor:
         """(batch, n) Qz + p + R'lam, which is -mu at a solution."""
-        return self.curved(z) + self.p + self.pull(lam)
+        return added(self.curved(z) + self.p, self.R.mT, lam)
 
 
 @dataclass(frozen=True)
@@ -137,35 +143,23 @@ class Point:
         )
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What the optimality conditions are made of at a point: Rz (batch, r), Qz and R'lam (batch, n); and
-    how large these are (batch,), in units of variables (`primal`) and of costs (`dual`)."""
-
-    point: Point
-    value: Tensor
-    curved: Tensor
-    pull: Tensor
-    primal: Tensor
-    dual: Tensor
-
-    @classmethod
-    def of(cls, program: DenseProgram, point: Point) -> Terms:
-        value, curved = program.rows(point.z), program.curved(point.z)
-        primal = torch.maximum(largest(point.z), largest(value / program.norms))
-        costs = (program.p, curved, point.lam * program.norms, point.mu)
-        dual = torch.stack([largest(v) for v in costs]).amax(dim=0)
-        return cls(point, value, curved, program.pull(point.lam), primal, dual)
-
-
 def diagonal_only(Q: Tensor) -> bool:
     """Whether nothing in Q (batch or 1, n, n) stands off the diagonal."""
+    if Q.shape[1] > 1 and Q[0, 0, -1].item():  # a corner answers most of the time
+        return False
     return int(torch.count_nonzero(Q)) == int(torch.count_nonzero(Q.diagonal(dim1=1, dim2=2)))
 
 
 def times(M: Tensor, v: Tensor) -> Tensor:
     """(batch or 1, a, b) and (batch, b) -> (batch, a), one product when M is shared."""
-    return v @ M[0].mT if M.shape[0] == 1 else (M @ v.unsqueeze(-1)).squeeze(-1)
+    return v @ M[0].mT if len(M) == 1 else torch.bmm(M, v.unsqueeze(2)).squeeze(2)
+
+
+def added(c: Tensor, M: Tensor, v: Tensor, weight: float = 1.0) -> Tensor:
+    """c + weight * Mv, for c (batch, a) and the others as in `times`."""
+    if len(M) == 1:
+        return torch.addmm(c, v, M[0].mT, alpha=weight)
+    return torch.baddbmm(c.unsqueeze(2), M, v.unsqueeze(2), alpha=weight).squeeze(2)
 
 
 def raised(H: Tensor, shift: Tensor) -> Tensor:
@@ -185,8 +179,8 @@ def triangular(L: Tensor, X: Tensor, upper: bool) -> Tensor:
 
 
 def positive(v: Tensor) -> Tensor:
-    """1 where v is not positive."""
-    return torch.where(v > 0, v, torch.ones_like(v))
+    """v (none of it negative), 1 where it is zero."""
+    return v + (v == 0)
 
 
 def largest(v: Tensor) -> Tensor:

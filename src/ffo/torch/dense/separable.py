@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from ffo.torch.dense.ghost import Chosen
+from ffo.torch.dense.ghost import Chosen, picked
 from ffo.torch.dense.program import DenseProgram, Point, Tensor, largest, positive, raised, times
 
 ITERATIONS, HALVINGS = 25, 10
@@ -97,13 +97,13 @@ def separable(program: DenseProgram, diagonal: Tensor) -> tuple[Point, Tensor]:
     root = diagonal.sqrt()
     U = program.R.mT / root.unsqueeze(2)
     length = positive(U.norm(dim=1))  # (batch or 1, r)
-    U = U / length.unsqueeze(1)
+    U = (U / length.unsqueeze(1)).contiguous()
     dual = _Dual(U, program.p / root, program.upp / length, program.lb * root, program.ub * root)
     lam, iterations = _newton(dual)
     last = dual.at(lam)
     z, lam = last.w / root, lam / length
     force = -program.stationarity(z, lam)
-    return Point(z, lam, torch.where(last.free, torch.zeros_like(force), force)), iterations
+    return Point(z, lam, torch.where(last.free, 0.0, force)), iterations
 
 
 def _newton(dual: _Dual) -> tuple[Tensor, Tensor]:
@@ -131,9 +131,8 @@ def _newton(dual: _Dual) -> tuple[Tensor, Tensor]:
 def _updated(gram: Tensor, U: Tensor, before: Tensor, after: Tensor) -> Tensor:
     """U_F'U_F for the variables that are free after, from that for those before."""
     changed = Chosen.of(before != after, gram.dtype)
-    rows = U[0][changed.index] if len(U) == 1 else torch.take_along_dim(U, changed.index.unsqueeze(2), dim=1)
-    sign = torch.where(torch.gather(after, 1, changed.index), changed.real, -changed.real)
-    return torch.baddbmm(gram, (rows * sign.unsqueeze(2)).mT, rows)
+    rows, sign = picked(U, changed.index), changed.take(torch.where(after, 1.0, -1.0).to(gram.dtype))
+    return torch.baddbmm(gram, (rows * sign.unsqueeze(2)).mT, rows.expand(len(gram), -1, -1))
 
 
 def _solve(gram: Tensor, left: Tensor, damping: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ read off anew (a semismooth Newton step), a few times.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,9 +18,9 @@ import torch
 from ffo.solvers.pool import share
 from ffo.torch.dense.ghost import DenseGhost
 from ffo.torch.dense.interior import interior_point
-from ffo.torch.dense.program import DenseProgram, Point, Tensor, Terms, positive, triangular
+from ffo.torch.dense.program import DenseProgram, Point, Tensor, triangular
 from ffo.torch.dense.separable import separable
-from ffo.torch.dense.verify import Verdict, verify
+from ffo.torch.dense.verify import Verdict, judge
 
 STEPS = 6
 #: natural residual up to which a point on an active set is the solution
@@ -36,8 +37,8 @@ _INF, _EQUALITY, _PIVOT = 1e30, 5, 1e-6
 
 @dataclass(frozen=True)
 class DenseSolution:
-    """Verified solutions: `solved` (batch,) is false where no active set satisfies the conditions.
-    `ghost` is the one of these active sets, if verification had to make it."""
+    """Verified solutions and their active sets (see `Verdict`): `solved` (batch,) is false where no active
+    set satisfies the conditions. `ghost` is the one of these active sets, if verification had to make it."""
 
     point: Point
     rows: Tensor
@@ -52,22 +53,19 @@ class DenseSolution:
 def solve_dense(program: DenseProgram, eps: float = 1e-7) -> DenseSolution:
     """Solve and verify every sample."""
     point, iterations, solver = _points(program, eps)
-    terms = Terms.of(program, point)
-    rows, bounds = identify(program, terms)
-    verdict = verify(program, terms, rows, bounds)
+    verdict = judge(program, point)
+    rows, bounds = verdict.rows, verdict.bounds
     solved, ghost = verdict.natural <= EXACT, None
     for _ in range(STEPS):
         if bool(solved.all()):
             break
         ghost = DenseGhost(program, rows, bounds)
         point = point.where(solved, ghost.polished(point))
-        terms = Terms.of(program, point)
-        verdict = verify(program, terms, rows, bounds)
+        verdict = judge(program, point)
         solved = verdict.natural <= ACCEPT
         if not bool(solved.all()):
-            new_rows, new_bounds = identify(program, terms)
             keep = solved.unsqueeze(1)
-            rows, bounds = torch.where(keep, rows, new_rows), torch.where(keep, bounds, new_bounds)
+            rows, bounds = torch.where(keep, rows, verdict.rows), torch.where(keep, bounds, verdict.bounds)
     if ghost is not None and not ghost.at(rows, bounds):
         ghost = None
     return DenseSolution(point, rows, bounds, verdict, solved, iterations, solver, ghost)
@@ -79,7 +77,7 @@ def _points(program: DenseProgram, eps: float) -> tuple[Point, Tensor, tuple[str
     if program.p.device.type != "cpu":
         point, _, iterations = interior_point(program, eps)
         return point, iterations, ("batched interior point",) * batch
-    diagonal = program.diagonal if program.n >= NEWTON_SIZE and bool(program.equal.all()) else None
+    diagonal = program.diagonal if program.n >= NEWTON_SIZE and program.equalities == program.r else None
     if diagonal is None:
         return *_daqp(program), ("DAQP",) * batch
     point, iterations = separable(program, diagonal)
@@ -90,27 +88,6 @@ def _points(program: DenseProgram, eps: float) -> tuple[Point, Tensor, tuple[str
         for mine, theirs in ((point.z, other.z), (point.lam, other.lam), (point.mu, other.mu), (iterations, counts)):
             mine[which] = theirs
     return point, iterations, tuple("DAQP" if m else "dual Newton" for m in missed.tolist())
-
-
-def identify(program: DenseProgram, terms: Terms) -> tuple[Tensor, Tensor]:
-    """Active sides of rows and bounds: where the multiplier outweighs the slack, in comparable units.
-
-    The rule of `ffo.ghost.face`: s against tau y with tau = |a|^2 l / f.
-    """
-    point = terms.point
-    comparable = (terms.primal > 0) & (terms.dual > 0)
-    ratio = torch.where(comparable, terms.primal / positive(terms.dual), torch.ones_like(terms.dual)).unsqueeze(1)
-    rows = _side(terms.value, program.low, program.upp, point.lam * program.norms**2 * ratio)
-    rows = torch.where(program.equal, torch.ones_like(rows), rows)
-    if not program.bounded:
-        return rows, torch.zeros(point.z.shape, dtype=rows.dtype, device=rows.device)
-    return rows, _side(point.z, program.lb, program.ub, point.mu * ratio)
-
-
-def _side(value: Tensor, low: Tensor, upp: Tensor, pressure: Tensor) -> Tensor:
-    above = (upp - value) < pressure
-    below = (value - low) < -pressure
-    return above.to(torch.int8) - (below & ~above).to(torch.int8)
 
 
 def _daqp(program: DenseProgram) -> tuple[Point, Tensor]:
@@ -143,14 +120,16 @@ def _daqp_on(program: DenseProgram, Q: Tensor, p: Tensor, R: Tensor) -> tuple[Po
     lower = np.ascontiguousarray(np.maximum(lower, -_INF))
     first = n if bounded else 0
     sense = np.zeros(upper.shape[1], dtype=np.int32)
-    sense[first:][program.equal.numpy()] = _EQUALITY
+    sense[first : first + program.equalities] = _EQUALITY
     z, lam = np.zeros(F.shape), np.zeros(upper.shape)
     iterations = np.full(program.batch, -1)
 
     def run(samples: range) -> None:
-        for k in samples:
-            h_k, c_k = H[0 if len(H) == 1 else k], C[0 if len(C) == 1 else k]
-            x, _, flag, info = daqp.solve(h_k, F[k], c_k, upper[k], lower[k], sense.copy(), primal_tol=_PIVOT)
+        some = slice(samples.start, samples.stop)
+        h, c = (itertools.repeat(M[0]) if len(M) == 1 else M[some] for M in (H, C))
+        each = zip(samples, h, F[some], c, upper[some], lower[some], strict=False)  # what is shared has no end
+        for k, h_k, f_k, c_k, upper_k, lower_k in each:
+            x, _, flag, info = daqp.solve(h_k, f_k, c_k, upper_k, lower_k, sense.copy(), primal_tol=_PIVOT)
             if flag == 1:
                 z[k], lam[k], iterations[k] = x, info["lam"], info["iterations"]
 

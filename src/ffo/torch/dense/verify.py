@@ -1,4 +1,4 @@
-"""Is a point on an active set the solution, and how far is its active set from another?
+"""Is a point the solution, which constraints are active at it, and how far are they from a change?
 
 The same evidence as `ffo.ghost.certificate` asks for, gathered by batched operations.
 """
@@ -9,60 +9,60 @@ from dataclasses import dataclass
 
 import torch
 
-from ffo.torch.dense.program import DenseProgram, Tensor, Terms, largest, positive
+from ffo.torch.dense.program import DenseProgram, Point, Tensor, added, largest, positive
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """(batch,) each: natural residual of the optimality conditions, and the smallest distance of a
-    row or bound to a change of its state, both relative to the sizes of the sample."""
+    """What a point shows.
+
+    Attributes:
+        natural: (batch,) natural residual of the optimality conditions.
+        margin: (batch,) smallest distance of a row or bound to a change of its state, both relative to
+            the sizes of the sample.
+        rows: (batch, r) in {-1, 0, 1}: active lower side, inactive, active upper side; bounds: (batch, n)
+            the same for variables.
+    """
 
     natural: Tensor
     margin: Tensor
-
-    def joined(self, other: Verdict) -> Verdict:
-        """The worse of two."""
-        return Verdict(torch.maximum(self.natural, other.natural), torch.minimum(self.margin, other.margin))
+    rows: Tensor
+    bounds: Tensor
 
 
-def verify(program: DenseProgram, terms: Terms, rows: Tensor, bounds: Tensor) -> Verdict:
-    """Judge a point at an active set (see `DenseGhost` for `rows` and `bounds`)."""
-    point, norms = terms.point, program.norms
-    length, force = positive(terms.primal).unsqueeze(1), positive(terms.dual).unsqueeze(1)
-    sides = _Sides(terms.value, program.low, program.upp, point.lam, rows, program.equal)
-    verdict = sides.judged(length * norms, force / norms)
-    if program.bounded:
-        free = torch.zeros(program.n, dtype=torch.bool, device=point.z.device)
-        variables = _Sides(point.z, program.lb, program.ub, point.mu, bounds, free)
-        verdict = verdict.joined(variables.judged(length, force))
-    stationarity = largest((terms.curved + program.p + terms.pull + point.mu) / force)
-    return Verdict(torch.maximum(stationarity, verdict.natural), verdict.margin)
+def judge(program: DenseProgram, point: Point) -> Verdict:
+    """Judge a point, in units in which variables and costs have size 1."""
+    z, norms = point.z, program.norms
+    value, curved, lam = program.rows(z), program.curved(z), point.lam * norms
+    length = positive(largest(torch.cat([z, value / norms], dim=1))).unsqueeze(1)
+    costs = [program.p, curved, lam, point.mu] if program.bounded else [program.p, curved, lam]
+    force = positive(largest(torch.cat(costs, dim=1))).unsqueeze(1)
+    left = added(curved + program.p, program.R.mT, point.lam)
+    unit = length * norms
+    rows = _Sides(value / unit, program.low / unit, program.upp / unit, lam / force)
+    side, margin = rows.active, rows.margin
+    if program.equalities:
+        side, margin = torch.where(program.equal, 1, side), torch.where(program.equal, torch.inf, margin)
+    if not program.bounded:
+        conditions = torch.cat([left / force, rows.residual], dim=1)
+        return Verdict(largest(conditions), _least(margin), side, torch.zeros_like(z, dtype=torch.int8))
+    bounds = _Sides(z / length, program.lb / length, program.ub / length, point.mu / force)
+    conditions = torch.cat([(left + point.mu) / force, rows.residual, bounds.residual], dim=1)
+    return Verdict(largest(conditions), _least(torch.cat([margin, bounds.margin], dim=1)), side, bounds.active)
 
 
-@dataclass(frozen=True)
 class _Sides:
-    """low <= value <= upp with multipliers and the side each is active on, all (batch, k); `equal` (k,)."""
+    """low <= value <= upp with multipliers, all (batch, k) and in comparable units: y = value + multiplier
+    lies beyond the side that is active (the rule of `ffo.ghost.face`), and what pulling it back within the
+    sides leaves of y - value is the multiplier, at a solution."""
 
-    value: Tensor
-    low: Tensor
-    upp: Tensor
-    multiplier: Tensor
-    side: Tensor
-    equal: Tensor
+    def __init__(self, value: Tensor, low: Tensor, upp: Tensor, multiplier: Tensor) -> None:
+        y, below = value + multiplier, value - low
+        self.active = (y > upp).to(torch.int8) - (y < low).to(torch.int8)
+        # Sides that cross can be kept to one at a time.
+        self.residual = torch.maximum((value - y.clamp(low, upp)).abs(), -below)
+        self.margin = torch.maximum(torch.minimum(upp - value, below), multiplier.abs())
 
-    def judged(self, length: Tensor, force: Tensor) -> Verdict:
-        """Violations and slacks in units of `length`, multipliers in units of `force`."""
-        above, below = self.value - self.upp, self.low - self.value
-        active, upper = self.side != 0, self.side > 0
-        outside = torch.maximum(above, below)  # of either side: bounds may cross
-        held = torch.where(upper, above, below).abs()
-        violation = torch.maximum(outside.clamp_min(0.0), torch.where(active, held, torch.zeros_like(held)))
-        pressure = torch.where(upper, self.multiplier, -self.multiplier) / force
-        tested = active & ~self.equal
-        wrong = torch.where(tested, -pressure, torch.zeros_like(pressure))
-        slack = torch.where(active, torch.full_like(outside, torch.inf), -outside / length)
-        distance = torch.where(tested, pressure.abs(), slack)
-        natural = torch.maximum(violation / length, wrong)
-        if not natural.shape[1]:
-            return Verdict(natural.new_zeros(len(natural)), natural.new_full((len(natural),), torch.inf))
-        return Verdict(natural.amax(dim=1), distance.amin(dim=1))
+
+def _least(v: Tensor) -> Tensor:
+    return v.amin(dim=1) if v.shape[1] else v.new_full((v.shape[0],), torch.inf)

@@ -1,0 +1,181 @@
+"""Newton's method before a solver is asked: where it is tried, what is kept of it, and when it is given up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from ghost.test_newton import decision
+from ghost.yardstick import tight
+
+import ffo.engine.engine as engine_module
+from ffo.engine import Engine, Options
+from ffo.engine.memory import LONGEST_PAUSE, Attempts
+from ffo.errors import Status
+from ffo.ghost.ball import BallLayout
+from ffo.program.cone import ConeProgram
+from ffo.program.sparse import SymmetricBatch
+
+N, BATCH = 60, 24
+NEWTON = engine_module.NEWTON
+
+
+def program(seed: int = 0) -> ConeProgram:
+    return decision(N, BATCH, seed)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the batches on which it is tried."""
+    tried: list[int] = []
+    original = engine_module.linearize_from_nothing
+
+    def wrapped(part: ConeProgram, layout: BallLayout) -> object:
+        tried.append(part.batch)
+        return original(part, layout)
+
+    monkeypatch.setattr(engine_module, "linearize_from_nothing", wrapped)
+    return tried
+
+
+def test_solutions_are_those_of_a_solver() -> None:
+    mine, other = Engine(Options()), Engine(Options(solver="CLARABEL"))
+    found, expected = (engine.run(program(), derivative=True) for engine in (mine, other))
+    assert set(found.info.solver) == {NEWTON}
+    assert set(expected.info.solver) == {"CLARABEL"}
+    assert found.info.ok.all()
+    assert found.info.certificate is not None
+    assert found.info.certificate.good.all()
+    assert (found.info.iterations > 1).all()
+    assert found.info.residual.max() <= 1e-12
+    np.testing.assert_allclose(found.x, tight(program()).x, atol=1e-10)
+    c_x = np.random.default_rng(0).normal(size=found.x.shape)
+    a, b = (one.adjoint(c_x, np.zeros_like(one.y)) for one in (found, expected))
+    for name in ("x", "y", "u", "v", "db"):
+        np.testing.assert_allclose(getattr(a, name), getattr(b, name), atol=1e-8)
+
+
+def test_the_same_without_a_derivative() -> None:
+    found = Engine(Options()).run(program(), derivative=False)
+    assert set(found.info.solver) == {NEWTON}
+    np.testing.assert_allclose(found.x, tight(program()).x, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(solver="CLARABEL"),
+        Options(solver_args={"max_iters": 100}),
+        Options(backward="iterative"),
+        Options(backward="resolve"),
+    ],
+    ids=["a solver", "its settings", "iterative", "resolve"],
+)
+def test_who_asks_for_something_else_gets_it(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = counted(monkeypatch)
+    found = Engine(options).run(program(), derivative=False)
+    assert set(found.info.solver) == {"CLARABEL"}
+    assert tried == []
+
+
+def test_small_batches_of_small_programs_go_to_a_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = counted(monkeypatch)
+    engine = Engine(Options())
+    assert set(engine.run(decision(20, 4), derivative=False).info.solver) == {"CLARABEL"}
+    assert tried == []
+    assert engine.run(program(), derivative=False, overrides={"eps": 1e-6}).info.solver[0] == NEWTON
+    assert tried == [BATCH]
+
+
+@pytest.mark.parametrize(("n", "name"), [(60, "CLARABEL"), (140, NEWTON)])
+def test_matrices_that_are_eliminated_one_by_one_must_be_large(n: int, name: str) -> None:
+    """A chain of variables: min 1/2 x'Dx - q'x + 0.05 sum (x_i + x_{i+1})^2."""
+    given = decision(n, BATCH)
+    P = given.P.full().toarray()
+    i = np.arange(n - 1)
+    P[i, i + 1] = P[i + 1, i] = 0.1
+    P[i, i] += 0.1
+    chain = ConeProgram.from_matrices(P, given.q, given.A.matrix(), given.b, given.cones)
+    found = Engine(Options()).run(chain, derivative=True)
+    assert set(found.info.solver) == {name}
+    assert found.info.certificate is not None
+    assert found.info.certificate.good.all()
+    np.testing.assert_allclose(found.x[:, :n], tight(chain).x[:, :n], atol=1e-9)
+
+
+def test_samples_on_which_it_fails_go_to_a_solver() -> None:
+    """One has no solution (x_0 <= -1 and x_0 >= 0), one has bad data; the others do not suffer."""
+    given = program()
+    b = np.array(given.b)
+    b[3, 0] = -1.0
+    b[5, 2] = np.nan
+    engine = Engine(Options(on_fail="nan"))
+    found = engine.run(given.with_vectors(b=b), derivative=True)
+    assert found.info.status[3] is Status.INFEASIBLE
+    assert found.info.status[5] is Status.INVALID_INPUT
+    good = np.isin(np.arange(BATCH), [3, 5], invert=True)
+    assert found.info.ok.tolist() == good.tolist()
+    assert {found.info.solver[k] for k in np.flatnonzero(good)} == {NEWTON}
+    assert found.info.solver[3] == "CLARABEL"
+    np.testing.assert_allclose(found.x[good], tight(given).x[good], atol=1e-10)
+    assert np.isnan(found.x[[3, 5]]).all()
+    whole = Engine(Options()).run(given, derivative=True)
+    c_x = np.random.default_rng(0).normal(size=found.x.shape)
+    a, b = (one.adjoint(c_x, np.zeros_like(one.y)) for one in (found, whole))
+    np.testing.assert_allclose(a.u[good], b.u[good], atol=1e-9)
+    assert not a.u[[3, 5]].any()
+
+
+def test_matrices_may_differ_between_samples() -> None:
+    given = program()
+    P = given.P
+    scales = np.random.default_rng(0).uniform(0.5, 2.0, (BATCH, 1))
+    batched = replace(given, P=SymmetricBatch(P.indptr, P.indices, P.values * scales, P.shape))
+    found = Engine(Options()).run(batched, derivative=True)
+    assert np.mean([name == NEWTON for name in found.info.solver]) > 0.9
+    np.testing.assert_allclose(found.x, tight(batched).x, atol=1e-9)
+
+
+def test_remembered_samples_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = counted(monkeypatch)
+    engine, keys = Engine(Options(warm_start=True)), list(range(BATCH))
+    engine.run(program(), True, keys)
+    again = engine.run(program(), True, keys)
+    assert tried == [BATCH]
+    assert again.info.warm_hits == BATCH
+
+
+def test_it_is_given_up_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs without a solution: tried in the first call, the third, the sixth."""
+    tried = counted(monkeypatch)
+    monkeypatch.setattr(engine_module, "MANY", 0)
+    given = decision(10, batch=2)
+    b = np.array(given.b)
+    b[:, 0] = -1.0
+    engine = Engine(Options(on_fail="nan"))
+    calls = []
+    for _ in range(6):
+        found = engine.run(given.with_vectors(b=b), derivative=True)
+        assert not found.info.ok.any()
+        calls.append(len(tried))
+    assert calls == [1, 1, 2, 2, 2, 3]
+
+
+def test_attempts_pause_longer_and_longer_until_they_pay() -> None:
+    attempts = Attempts()
+    pauses = []
+    for _ in range(9):
+        waited = 0
+        while not attempts.due():
+            waited += 1
+        pauses.append(waited)
+        attempts.record(paid=False)
+    assert pauses == [0, 1, 2, 4, 8, 16, 32, LONGEST_PAUSE, LONGEST_PAUSE]
+    for _ in range(LONGEST_PAUSE):
+        assert not attempts.due()
+    assert attempts.due()
+    attempts.record(paid=True)
+    assert attempts.due()
+    attempts.record(paid=False)
+    assert not attempts.due()
+    assert attempts.due()

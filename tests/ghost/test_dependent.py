@@ -1,0 +1,87 @@
+"""Dependent active rows: found in every cone, and not looked for at length where there are none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from problems import Known, known_program, random_semidefinite, with_pair
+
+import ffo.ghost.direct as direct_module
+from ffo.cones import Product
+from ffo.ghost.direct import Direct, DirectSolver
+from ffo.ghost.face import ActiveSet, scale
+from ffo.ghost.polish import polish
+from ffo.ghost.problem import GhostSystem
+from ffo.program.sparse import SparseBatch
+
+N = 24
+CURVED = [("soc7", "boundary"), ("psd3", "rank 1"), ("exp", "surface"), ("pow.2", "surface")]
+each_cone = pytest.mark.parametrize(("cone", "case"), CURVED, ids=[name for name, _ in CURVED])
+
+
+def program(cone: str, case: str, seed: int = 0) -> Known:
+    """Active rows of all kinds; P without most of its curvature, so that pivots are small."""
+    blocks = [(cone, case), ("nonneg", "vertex"), ("zero", "vertex"), ("nonneg", "vertex"), ("nonneg", "interior")]
+    known = known_program(blocks, N, batch=3, rank=0, seed=seed)
+    P = random_semidefinite(N, N - 2, None, np.random.default_rng(seed))
+    return with_pair(replace(known, program=replace(known.program, P=P)), known.s, known.y)
+
+
+def repeated(known: Known, rows: slice, noise: float, seed: int = 1) -> Known:
+    """Some rows, whole blocks of a cone, given again, all but for noise."""
+    p = known.program
+    A = p.A.matrix().toarray()
+    copy = A[rows] + noise * np.random.default_rng(seed).normal(size=A[rows].shape)
+    s, y = (np.hstack([v, v[:, rows]]) for v in (known.s, known.y))
+    block, start = [], 0
+    for cone, count in p.cones.blocks:
+        for _ in range(count):
+            block += [(cone, 1)] if rows.start <= start < rows.stop else []
+            start += cone.dim
+    cones = Product([*p.cones.blocks, *block])
+    twice = replace(p, A=SparseBatch.from_matrix(np.vstack([A, copy])), b=np.zeros_like(s), cones=cones)
+    return with_pair(Known(twice, known.x, y, s), s, y)
+
+
+def solver_at(known: Known) -> DirectSolver:
+    tau = scale(known.program, known.x, known.y, known.s).tau
+    return DirectSolver(GhostSystem(known.program, ActiveSet(known.program, known.s - tau * known.y, tau)))
+
+
+@each_cone
+def test_independent_rows_are_acquitted_at_once(cone: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = program(cone, case)
+    monkeypatch.setattr(direct_module, "_SharpSample", None)
+    solver = solver_at(known)
+    assert (solver._factors.smallest_pivot <= direct_module.SMALL_PIVOT).any()
+    assert not solver.dependent().any()
+
+
+@each_cone
+@pytest.mark.parametrize("which", ["inequality", "curved"])
+def test_rows_given_twice_are_found(cone: str, case: str, which: str) -> None:
+    known = program(cone, case)
+    dim = known.program.cones.blocks[0][0].dim
+    twice = repeated(known, slice(0, dim) if which == "curved" else slice(dim, dim + 1), noise=0.0)
+    assert solver_at(twice).dependent().all()
+    done = polish(twice.program, twice.x, twice.y, twice.s, Direct())
+    assert done.certificate.dependent.all()
+    assert not done.certificate.good.any()
+
+
+@each_cone
+@pytest.mark.parametrize("noise", [0.0, 1e-12, 1e-9, 1e-7, 1e-5, 1e-3, 1e-1])
+def test_acquittals_agree_with_sharper_factors(
+    cone: str, case: str, noise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(3):
+        known = program(cone, case, seed)
+        dim = known.program.cones.blocks[0][0].dim
+        twice = repeated(known, slice(dim, dim + 1), noise)
+        quick = solver_at(twice).dependent()
+        with monkeypatch.context() as patch:
+            patch.setattr(direct_module, "MET", -1.0)  # nobody is acquitted
+            sharp = solver_at(twice).dependent()
+        assert quick.tolist() == sharp.tolist()
