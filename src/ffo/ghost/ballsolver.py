@@ -19,7 +19,7 @@ from ffo.ghost.bordered import factorized
 from ffo.ghost.direct import INCONSISTENT, SMALL_ERROR, DirectSolver
 from ffo.ghost.face import ActiveSet
 from ffo.ghost.problem import GhostSolver, GhostSystem, Sensitivity
-from ffo.ghost.refinement import REFINEMENTS
+from ffo.ghost.refinement import refine
 from ffo.program.cone import ConeProgram
 
 Array = np.ndarray
@@ -130,7 +130,7 @@ class BallSolver(GhostSolver):
         """(batch,) whether the solution is safely unique, multipliers included: that of a random right-hand
         side would be large along any null vector."""
         rhs = np.random.default_rng(0).standard_normal(self.keep.shape[1]) * self.keep
-        z, relative, error = self._refine(rhs / self._factors.scale, ACCURACY, SMALL_ERROR)
+        z, _, relative, error = refine(self, rhs / self._factors.scale, ACCURACY, SMALL_ERROR)
         grown = _norm(z / self._factors.scale) > SINGULAR * _norm(rhs)
         return ~(self._clash | grown | ~(np.maximum(relative, error) <= INCONSISTENT))
 
@@ -156,7 +156,12 @@ class BallSolver(GhostSolver):
             rhs[:, layout.nu : layout.t] = r_s[:, blocks.top] - total(layout.to_blocks, face.u * r_ball)
             rhs[:, layout.t :] = r_s[:, layout.wide]
             rhs -= self._factors.dot(start)
-        z, relative, error = self._refine(rhs * self.keep, target, allowed)
+        rhs *= self.keep
+        if np.isinf(target).all():  # a step among many
+            z, relative = self.correction(rhs), np.full(len(rhs), np.inf)
+            error = relative
+        else:
+            z, _, relative, error = refine(self, rhs, target, allowed)
         z = z + start
         u, w, left = self._unpacked(z, r_x, r_ball)
         if np.isfinite(allowed):
@@ -182,30 +187,20 @@ class BallSolver(GhostSolver):
         w[:, layout.bound] += self._held * left[:, layout.column] / self._coefficient
         return u, w, left * self.keep[:, : layout.n]
 
-    def _refine(self, rhs: Array, target: Array | float, allowed: float) -> tuple[Array, Array, Array]:
-        """Iterative refinement to relative residuals and errors (batch,), as in `DirectSolver`."""
-        scale = self._factors.scale
-        norm = _norm(rhs * scale)
-        size = np.where(norm > 0, norm, 1.0)
-        best, best_norm = np.zeros_like(rhs), norm / size
-        error = np.where(best_norm > 0, 1.0, 0.0)
-        z, residual = best, rhs
-        for _ in range(REFINEMENTS):
-            step = self._factors.solve(residual)
-            if np.isinf(target).all():
-                return step, best_norm, error
-            z = z + step
-            residual = (rhs - self._factors.dot(z)) * self.keep
-            norm = _norm(residual * scale) / size
-            better = norm < best_norm
-            shrunk = norm / np.where(best_norm > 0, best_norm, 1.0)
-            error = np.where(better, shrunk * _norm(step / scale) / np.maximum(_norm(z / scale), 1e-300), error)
-            best = z if better.all() else np.where(better[:, None], z, best)
-            stalled = ~(norm <= 0.3 * best_norm)
-            best_norm = np.where(better, norm, best_norm)
-            if (((best_norm <= target) & (error <= allowed)) | stalled).all():
-                break
-        return best, best_norm, error
+    def correction(self, residual: Array) -> Array:
+        return self._factors.solve(residual)
+
+    def residual(self, rhs: Array, z: Array) -> Array:
+        return (rhs - self._factors.dot(z)) * self.keep
+
+    def norms(self, residual: Array) -> Array:
+        return _norm(residual * self._factors.scale)
+
+    def moved(self, step: Array, z: Array) -> Array:
+        return _norm(step / self._factors.scale) / np.maximum(_norm(z / self._factors.scale), 1e-300)
+
+    def choose(self, mine: Array, z: Array, other: Array) -> Array:
+        return np.where(mine[:, None], z, other)
 
 
 def _norm(v: Array) -> Array:
