@@ -281,8 +281,8 @@ def _cholesky(H: Tensor, filler: Tensor | None) -> tuple[Tensor, Tensor]:
     scale = _size(H.diagonal(dim1=1, dim2=2))
     filled = H if filler is None else raised(H, scale * filler)
     L, info = torch.linalg.cholesky_ex(filled)
-    pivot = torch.where(info.unsqueeze(1) == 0, _pivot(L, scale), 0.0)
-    if float(pivot.min()) < REGULARISATION:
+    pivot = _pivot(L, scale)
+    if bool(info.any()) or float(pivot.min()) < REGULARISATION:
         L, _ = torch.linalg.cholesky_ex(raised(filled, scale * REGULARISATION))
         pivot = _pivot(L, scale)
     return L, pivot

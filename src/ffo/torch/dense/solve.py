@@ -22,6 +22,8 @@ from ffo.torch.dense.program import DenseProgram, Point, Tensor, triangular
 from ffo.torch.dense.separable import separable
 from ffo.torch.dense.verify import Verdict, judge
 
+Array = np.ndarray
+
 STEPS = 6
 #: natural residual up to which a point on an active set is the solution
 ACCEPT = 1e-10
@@ -98,20 +100,19 @@ def _daqp(program: DenseProgram) -> tuple[Point, Tensor]:
     """
     white = None if program.bounded or program.diagonal is not None else program.white
     if white is None:
-        return _daqp_on(program, program.Q, program.p, program.R)
+        return _daqp_on(program, program.Q.numpy(), program.p, program.R)
     costs = triangular(white.L, program.p.unsqueeze(2), upper=False).squeeze(2)
-    identity = torch.eye(program.n, dtype=costs.dtype).unsqueeze(0)
-    point, iterations = _daqp_on(program, identity, costs, white.R)
+    point, iterations = _daqp_on(program, np.eye(program.n)[None], costs, white.R)
     z = triangular(white.L.mT, point.z.unsqueeze(2), upper=True).squeeze(2)
     return Point(z, point.lam, point.mu), iterations
 
 
-def _daqp_on(program: DenseProgram, Q: Tensor, p: Tensor, R: Tensor) -> tuple[Point, Tensor]:
+def _daqp_on(program: DenseProgram, H: Array, p: Tensor, R: Tensor) -> tuple[Point, Tensor]:
     """DAQP on these matrices and costs within the sides of the program."""
     import daqp
 
     n, bounded = program.n, program.bounded
-    H, F, C = Q.numpy(), np.ascontiguousarray(p.numpy()), np.ascontiguousarray(R.numpy())
+    F, C = np.ascontiguousarray(p.numpy()), np.ascontiguousarray(R.numpy())
     upper, lower = program.upp.numpy(), program.low.numpy()
     if bounded:
         upper = np.concatenate([program.ub.numpy(), upper], axis=1)
