@@ -11,7 +11,7 @@ import pytest
 from ffo.lab.jobs import Job
 from ffo.lab.machine import this_machine
 from ffo.lab.rows import COLUMNS, DONE, ROWS, Row, read_lines, read_machine, read_rows
-from ffo.lab.runner.local import hopeless, pending
+from ffo.lab.runner.schedule import hopeless, pending
 from ffo.lab.store import Limits, Outcome, Store
 
 LIMITS = Limits(1000.0)
@@ -110,6 +110,7 @@ def test_the_machine_keeps_the_date_of_the_first_run(tmp_path: Path) -> None:
         store.describe(first)
         store.describe(this_machine("quick", [0], ["dfl"], ["FFOCP"], 1))
     found = read_machine(tmp_path)
+    assert found.command.startswith("ffo lab")
     assert found.date == first.date
     assert found.threads == 1
     assert found.cores >= 1

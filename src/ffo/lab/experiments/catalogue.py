@@ -171,10 +171,10 @@ def _chained(jobs: Sequence[Job], repeat_limit: float) -> Iterator[Job]:
     """Each job after the one before it that differs in nothing but seed and size.
 
     A method that builds another's layer comes after that one's job; on a further seed, after its own. Training
-    on a board comes after its single steps.
+    on a board comes after its single steps, if those are timed before.
     """
     before: dict[tuple[str, str, str, Settings], Job] = {}
-    timed_boards = {(job.task, job.method): job for job in reversed(jobs) if job.experiment == "scaling_sudoku"}
+    timed_boards: dict[tuple[str, str], Job] = {}
     keys = {job.key for job in jobs}
     for job in jobs:
         series = (job.experiment, job.task, job.method, job.settings)
@@ -182,6 +182,8 @@ def _chained(jobs: Sequence[Job], repeat_limit: float) -> Iterator[Job]:
         if easier is None and job.experiment == "sudoku":
             easier = timed_boards.get((job.task, job.method))
         before[series] = job
+        if job.experiment == "scaling_sudoku":
+            timed_boards.setdefault((job.task, job.method), job)
         repeats = easier is not None and replace(job, seed=easier.seed).key == easier.key
         twin = replace(job, method=BASELINES[job.method].same_build or job.method).key
         if not repeats and twin != job.key and twin in keys:

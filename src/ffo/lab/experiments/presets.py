@@ -96,7 +96,7 @@ QUICK = Preset(
         4: Course(Sizes(samples=60, learning_rate=3e-2), batch=8, epochs=8, time_limit=10.0, timed=False),
         9: Course(Sizes(samples=15, learning_rate=1e-2), batch=4, epochs=2, time_limit=10.0, timed=False),
     },
-    sizes=(50, 200, 800),
+    sizes=(100, 200, 800),
     batch=32,
     board_batches={4: 32, 9: 4},
     steps=3,

@@ -262,11 +262,11 @@ def panel(
     wide, high = 72 * INCHES[0], 72 * height
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(INCHES[0], height))
-        figure.subplots_adjust(left=left / wide, right=1 - right / wide, bottom=38 / high, top=1 - 22 / high)
+        figure.subplots_adjust(left=left / wide, right=1 - right / wide, bottom=38 / high, top=1 - 26 / high)
         axes = figure.subplots()
         draw(axes)
         axes.yaxis.set_label_coords((15 - left) / (wide - left - right), 0.5)  # clear of wide tick labels
-        axes.set_title(title, x=-left / (wide - left - right), ha="left")
+        axes.set_title(title, x=-left / (wide - left - right), ha="left", pad=10)  # clear of the uppermost tick label
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     return Panel(title, inline(buffer.getvalue(), name, alt), alt)

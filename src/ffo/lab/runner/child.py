@@ -8,8 +8,11 @@ its parent's business.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -83,6 +86,13 @@ def _undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def _die_with(parent: int) -> None:
+    """End when the parent has, however it did: its jobs have hours."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
 def _die_first() -> None:
     """If the system runs out of memory, this process goes, not the one that keeps the results."""
     score = Path("/proc/self/oom_score_adj")
@@ -94,4 +104,5 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("once")
     _die_first()
+    threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
     serve(Connection(int(sys.argv[1])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -27,6 +28,7 @@ START_LIMIT = 120.0
 GRACE = 2.0
 #: what a job may know before it ends
 KNOWN_EARLY = ("build_s", "forward_s", "backward_s", "total_s", "cosine", "l2", "linf", "solution")
+CHILD = ["-m", "ffo.lab.runner.child"]
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -96,7 +98,7 @@ class Worker:
             return self.connection
         ours, theirs = socket.socketpair()
         chosen = dict.fromkeys(THREAD_VARIABLES, str(self.threads))
-        command = [sys.executable, "-m", "ffo.lab.runner.child", str(theirs.fileno())]
+        command = [sys.executable, *CHILD, str(theirs.fileno())]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
@@ -121,6 +123,8 @@ class Worker:
     def _epitaph(self) -> str:
         assert self.process is not None
         code = self.process.wait()
+        if code == -signal.SIGKILL:
+            return "memory limit: killed by the system, as it does when memory runs out (signal 9)"
         return f"the process was killed by signal {-code}" if code < 0 else f"the process ended with exit code {code}"
 
 
