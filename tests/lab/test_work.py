@@ -11,6 +11,7 @@ import torch
 from ffo.lab import work
 from ffo.lab.baselines import BASELINES, Layer, Settings
 from ffo.lab.experiments import CATALOGUE, PRESETS, plan
+from ffo.lab.experiments.estimate import estimate, seconds_per_sample
 from ffo.lab.experiments.presets import Preset
 from ffo.lab.jobs import Job
 from ffo.lab.rows import Row
@@ -197,3 +198,15 @@ def test_plans_cover_every_experiment_and_method(preset: Preset) -> None:
     for job in jobs:  # what a job waits for comes before it
         assert job.after in known
         known.add(job.key)
+
+
+def test_the_estimate_knows_presets_limits_and_cores() -> None:
+    everything = list(CATALOGUE), list(BASELINES)
+    quick, paper = (plan(PRESETS[name], *everything) for name in ("quick", "paper"))
+    assert 60 < estimate(quick, 2) < 600
+    assert estimate(paper, 2) > 86_400
+    assert estimate(paper, 8) < estimate(paper, 2) < estimate(paper, 1)
+    assert estimate(plan(PRESETS["paper"], ["dfl"], ["FFOCP"], time_limit=1.0), 2) < 10  # ten seeds, all refused
+    assert seconds_per_sample("FFOCP iterative", "qp", 200) == pytest.approx(0.42e-3)
+    growth = [seconds_per_sample("BPQP", "socp", d_y) for d_y in (20, 50, 100, 200, 500, 800, 1000)]
+    assert growth == sorted(growth)

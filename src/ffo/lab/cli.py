@@ -13,11 +13,12 @@ from rich.table import Table
 
 from ffo.lab.baselines import BASELINES
 from ffo.lab.experiments import CATALOGUE, PRESETS, Course, Preset, plan
+from ffo.lab.experiments.estimate import estimate
 from ffo.lab.jobs import Job
 from ffo.lab.machine import this_machine
 from ffo.lab.rows import EXPERIMENTS
 from ffo.lab.runner.local import run_here
-from ffo.lab.runner.progress import bars
+from ffo.lab.runner.progress import bars, duration
 from ffo.lab.runner.schedule import pending
 from ffo.lab.store import Limits, Store
 from ffo.lab.tasks import make_task
@@ -116,7 +117,10 @@ def run(
     with Store(out) as store:
         store.describe(this_machine(name, chosen.seeds, wanted, contenders, threads))
         left = pending(jobs, store, limits)
-        console.print(f"{len(left)} of {len(jobs)} jobs to run; results in {out}", highlight=False)
+        expected = duration(estimate(left, cpus()))
+        console.print(
+            f"{len(left)} of {len(jobs)} jobs to run, about {expected} on two cores; results in {out}", highlight=False
+        )
         try:
             _run(left, store, limits, console, threads, ray, cpus_per_job)
         except KeyboardInterrupt:

@@ -51,16 +51,18 @@ class Bars:
     def ended(self, job: Job, outcome: Outcome) -> None:
         self.left.finished(job, outcome.seconds)
         seconds = self.left.estimate()
-        left = "" if seconds is None else f"about {_words(seconds)} left"
+        left = "" if seconds is None else f"about {duration(seconds)} left"
         self.progress.update(self.task, advance=1, left=left)
         if outcome.status == "failed":
             self.progress.console.print(f"[yellow]{job.title}[/yellow]: {outcome.reason}", highlight=False)
 
 
-def _words(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+def duration(seconds: float) -> str:
+    """In the unit that suits it."""
+    for most, scale, text in ((90, 1, "{:.0f} s"), (5400, 60, "{:.0f} min"), (172_800, 3600, "{:.1f} h")):
+        if seconds < most:
+            return text.format(seconds / scale)
+    return f"{seconds / 86_400:.1f} days"
 
 
 @contextmanager
