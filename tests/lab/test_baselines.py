@@ -21,8 +21,8 @@ CASES = ("qp", "socp", "sudoku4")
 COARSE = {"CvxpyLayer": 5e-3, "CvxpyLayer (constants)": 5e-3, "LPGD": 1.0, "BPQP": 1e-3, "Alt-Diff": 1e-3}
 #: what is known to be wrong without a word: its solution violates the constraints
 KNOWN_WRONG = {("Moreau (cvxpylayers)", "sudoku4")}
-#: gradients that are the batch size too long, and in A wrong besides
-TOO_LONG = {("ffolayer FFOQP", "qp"), ("ffolayer FFOQP", "sudoku4")}
+#: gradients that are the batch size too long, or wrong in A
+WRONG_GRADIENT = {("ffolayer FFOQP", "qp"), ("ffolayer FFOQP", "sudoku4"), ("ffolayer FFOCP", "sudoku4")}
 
 
 def batch_of(name: str, count: int = 4) -> tuple[Task, dict[str, torch.Tensor], torch.Tensor]:
@@ -69,8 +69,8 @@ def test_gradients_are_right(baseline: Baseline, name: str) -> None:
         assert found.solution > 0.01
         return
     assert found.solution < 5e-3
-    if (baseline.name, name) in TOO_LONG:
-        assert found.l2 > 1.0, "no longer wrong: take it off the list"
+    if (baseline.name, name) in WRONG_GRADIENT:
+        assert found.l2 > 0.5, "no longer wrong: take it off the list"
         return
     tolerance = COARSE.get(baseline.name, 2e-5)
     assert found.l2 < tolerance
