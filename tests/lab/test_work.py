@@ -210,3 +210,18 @@ def test_the_estimate_knows_presets_limits_and_cores() -> None:
     assert seconds_per_sample("FFOCP iterative", "qp", 200) == pytest.approx(0.42e-3)
     growth = [seconds_per_sample("BPQP", "socp", d_y) for d_y in (20, 50, 100, 200, 500, 800, 1000)]
     assert growth == sorted(growth)
+
+
+def test_a_larger_size_waits_for_the_first_seed_of_the_smaller() -> None:
+    """Not for one that was not repeated: that says nothing of the larger size."""
+    jobs = plan(PRESETS["quick"], ["scaling_qp"], ["BPQP"])
+    first = {(job.d_y, job.seed): job.key for job in jobs}
+    assert [first_of for first_of in first] == [(d_y, seed) for d_y in (100, 200, 800) for seed in (0, 1)]
+    assert [job.after for job in jobs] == [
+        "",
+        first[100, 0],
+        first[100, 0],
+        first[200, 0],
+        first[200, 0],
+        first[800, 0],
+    ]

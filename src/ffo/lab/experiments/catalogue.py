@@ -168,7 +168,8 @@ def _limit(job: Job, preset: Preset) -> float:
 
 
 def _chained(jobs: Sequence[Job], repeat_limit: float) -> Iterator[Job]:
-    """Each job after the one before it that differs in nothing but seed and size.
+    """Each job after an easier one that differs in nothing but seed or size: on a further seed, after the first;
+    at a larger size, after the first seed of the size before.
 
     A method that builds another's layer comes after that one's job; on a further seed, after its own. Training
     on a board comes after its single steps, if those are timed before.
@@ -181,10 +182,11 @@ def _chained(jobs: Sequence[Job], repeat_limit: float) -> Iterator[Job]:
         easier = before.get(series)
         if easier is None and job.experiment == "sudoku":
             easier = timed_boards.get((job.task, job.method))
-        before[series] = job
         if job.experiment == "scaling_sudoku":
             timed_boards.setdefault((job.task, job.method), job)
         repeats = easier is not None and replace(job, seed=easier.seed).key == easier.key
+        if not repeats:
+            before[series] = job
         twin = replace(job, method=BASELINES[job.method].same_build or job.method).key
         if not repeats and twin != job.key and twin in keys:
             yield replace(job, after=twin)

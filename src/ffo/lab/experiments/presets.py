@@ -114,7 +114,7 @@ QUICK = Preset(
     adam=Course(Sizes(d_y=20, d_x=64, samples=80, learning_rate=1e-2), batch=32, epochs=20, timed=False),
     adam_epsilons=(1e-8, 1e-5),
     time_limit=5.0,
-    repeat_limit=1.5,
+    repeat_limit=1.0,
 )
 PAPER = Preset(
     name="paper",

@@ -56,8 +56,8 @@ def figures_table(verdicts: Sequence[Verdict]) -> Table:
         cells = []
         for verdict in verdicts:
             check = next((check for check in verdict.checks if check.where == where), None)
-            mark, tone = MARKS[check.state] if check else ("", "muted")
-            cells.append(Cell(mark + check.measured if check else "", tone))
+            mark, tone = MARKS[check.state if check else "not measured"]
+            cells.append(Cell(mark + check.measured, tone, check.note) if check else Cell(""))
         rows.append((Cell(where), *cells))
     header = ("Where", *(f"{verdict.figure}: {verdict.target}" for verdict in verdicts))
     return Table("The figures to reach: ✓ reached, ✗ missed, ? not measured", header, tuple(rows))
@@ -101,6 +101,8 @@ def ratio_cell(ours: Standing, peer: Standing | None) -> Cell:
     text, note = words.ratio(ratio.median), peer.reason or words.range_of(ratio)
     if peer.accuracy.wrong:
         return Cell(f"{text} ✗", "bad", peer.accuracy.judgement)
+    if peer.accuracy.judgement == "inexact":
+        text, note = f"{text} ≈", f"inexact; {note}" if note else "inexact"
     return Cell(text, "good" if ratio.median > 1 else "bad", note)
 
 
@@ -119,7 +121,7 @@ def accuracy_table(setting: Setting, table: dict[str, Standing]) -> Table:
             continue
         accuracy = each.accuracy
         tone: Tone = "good" if accuracy.right else "bad" if accuracy.wrong else "muted"
-        mark = "✓ " if accuracy.right else "✗ " if accuracy.wrong else ""
+        mark = "✓ " if accuracy.right else "✗ " if accuracy.wrong else "≈ " if accuracy.rival else ""
         rows.append(
             (
                 Cell(each.method),

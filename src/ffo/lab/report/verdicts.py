@@ -44,6 +44,7 @@ class Check:
     text: str
     margin: float = 0.0
     measured: str = words.UNKNOWN
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,32 +84,32 @@ def verdicts(results: Results) -> list[Verdict]:
     """All claims, in the order of the headline."""
     return [
         Verdict(
-            "FFOCP takes less time per step than every general convex layer with a right gradient",
-            "Nearest general convex layer, as a multiple of FFOCP's time",
+            "FFOCP takes less time per step than every general convex layer whose gradient is not wrong",
+            "Time of the nearest general layer, over FFOCP's",
             "> 1×",
             tuple(fastest(results, "FFOCP", "conic", tuple(SOURCES))),
         ),
         Verdict(
-            "FFOQP takes less time per step than every QP layer with a right gradient",
-            "Nearest QP layer, as a multiple of FFOQP's time",
+            "FFOQP takes less time per step than every QP layer whose gradient is not wrong",
+            "Time of the nearest QP layer, over FFOQP's",
             "> 1×",
             tuple(fastest(results, "FFOQP", "qp", ("qp", "sudoku4", "sudoku9"))),
         ),
         Verdict(
             "Gradients of FFOCP and FFOQP have a cosine of at least 0.9999 to a tight reference",
-            "Cosine of our gradients to the reference",
+            "Cosine of our gradients",
             "≥ 0.9999",
             tuple(accurate(results)),
         ),
         Verdict(
             "Final training losses are within 1% of the exact methods'",
-            "Largest gap of our training loss to an exact method's",
+            "Our final loss, over an exact method's",
             "≤ 1%",
             tuple(losses(results)),
         ),
         Verdict(
             "FFOCP's peak memory beyond the data grows by less than 1.5× from d_y = 200 to d_y = 1000",
-            "Growth of FFOCP's peak memory, d_y = 200 to 1000",
+            "Growth of FFOCP's memory",
             "< 1.5×",
             (memory(results),),
         ),
@@ -146,31 +147,31 @@ def race(where: str, mine: Standing, others: Sequence[Standing]) -> Check:
     whose accuracy nobody measured leaves the matter open."""
     assert mine.total is not None
     timed = [(ratio, peer) for peer in others if (ratio := peer.ratio_to(mine)) is not None]
-    rivals = sorted(((ratio, peer) for ratio, peer in timed if peer.accuracy.right), key=lambda each: each[0].median)
-    unknown = [ratio.median < 1 for ratio, peer in timed if not peer.accuracy.right and not peer.accuracy.wrong]
+    rivals = sorted(((ratio, peer) for ratio, peer in timed if peer.accuracy.rival), key=lambda each: each[0].median)
+    unknown = [ratio.median < 1 for ratio, peer in timed if peer.accuracy.judgement == "not measured"]
     sentences = [f"{mine.method} {words.seconds(mine.total.median)} per step"]
-    measured = words.UNKNOWN
+    measured, note = words.UNKNOWN, ""
     if rivals:
         ratio, nearest = rivals[0]
-        measured = f"{words.ratio(ratio.median)} ({nearest.method})"
+        measured, note = words.ratio(ratio.median), nearest.method
         time = words.seconds(nearest.total.median if nearest.total else None)
         sentences.append(
-            f"the nearest of {len(rivals)} with a right gradient is {nearest.method}: "
+            f"the nearest of {len(rivals)} whose gradient is not wrong is {nearest.method}: "
             f"{time}, {words.times_as_long(ratio)}"
         )
     sentences += remarks(timed, others, mine)
     state: State
-    if mine.accuracy.wrong:
-        state = "not reached"
-        sentences.append(f"the gradient of {mine.method} is wrong ({error_of(mine.accuracy)})")
-    elif not mine.accuracy.right:
+    if mine.accuracy.judgement == "not measured":
         state = "not measured"
         sentences.append(f"accuracy of {mine.method} not measured")
+    elif not mine.accuracy.right:
+        state = "not reached"
+        sentences.append(f"the gradient of {mine.method} is not right ({error_of(mine.accuracy)})")
     elif rivals and rivals[0][0].median <= 1:
         state = "not reached"
     else:
         state = "reached" if rivals and not any(unknown) else "not measured"
-    return Check(where, state, "; ".join(sentences), rivals[0][0].median if rivals else 0.0, measured)
+    return Check(where, state, "; ".join(sentences), rivals[0][0].median if rivals else 0.0, measured, note)
 
 
 def remarks(timed: Sequence[tuple[Spread, Standing]], others: Sequence[Standing], mine: Standing) -> Iterator[str]:
@@ -180,7 +181,7 @@ def remarks(timed: Sequence[tuple[Spread, Standing]], others: Sequence[Standing]
             pace = "faster" if ratio.median < 1 else "slower"
             what = "solution" if peer.accuracy.judgement == "wrong solution" else "gradient"
             yield f"{peer.method} is {pace}, its {what} wrong ({error_of(peer.accuracy)})"
-        elif not peer.accuracy.right:
+        elif not peer.accuracy.rival:
             yield f"{peer.method}, {words.times_as_long(ratio)}, has no measured accuracy"
     untimed: dict[str, list[str]] = {}
     for peer in others:
@@ -211,10 +212,11 @@ def accurate(results: Results) -> Iterator[Check]:
             for name, accuracy in ours.items()
         )
         state: State
-        if any(accuracy.wrong for accuracy in ours.values()):
+        judged = {accuracy.judgement for accuracy in ours.values()}
+        if judged - {"right", "not measured"}:
             state = "not reached"
         else:
-            state = "reached" if ours and all(accuracy.right for accuracy in ours.values()) else "not measured"
+            state = "reached" if judged == {"right"} else "not measured"
         worst = min((accuracy.cosine for accuracy in ours.values() if accuracy.cosine is not None), default=None)
         margin = 0.0 if worst is None else worst - 1
         yield Check(where, state, text or "no gradient was compared", margin, words.cosine(worst))
@@ -245,7 +247,7 @@ def losses(results: Results) -> Iterator[Check]:
         low, high = words.percent(worst.low), words.percent(worst.high)
         text = f"largest gap of {len(gaps)}: {name} {words.percent(worst.median)} against {peer}{after(table[name])}"
         text += f" (over seeds {low} to {high})" if low != high else ""
-        yield Check(where, state, text, LOSS_GAP - worst.median, f"{words.percent(worst.median)} ({peer})")
+        yield Check(where, state, text, LOSS_GAP - worst.median, words.percent(worst.median), f"{name} against {peer}")
 
 
 def after(standing: Standing) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ffo.lab.jobs import Job
@@ -44,9 +45,10 @@ def conclude(job: Job, outcome: Outcome, store: Store, limits: Limits, bars: Bar
 
 
 def skip(job: Job, reason: str, store: Store, limits: Limits, bars: Bars) -> None:
-    """A job that is not tried still leaves its row."""
-    store.add(job.skipped(reason))
-    conclude(job, Outcome("skipped", reason), store, limits, bars)
+    """A job that is not tried still leaves its row, with what the easier case says of how long it would take."""
+    easier = store.outcome(job.after) or Outcome("skipped")
+    store.add(replace(job.skipped(reason), elapsed_s=easier.elapsed_s, at_least_s=easier.at_least_s))
+    conclude(job, replace(easier, status="skipped", reason=reason, seconds=0.0), store, limits, bars)
 
 
 def run_at_once(

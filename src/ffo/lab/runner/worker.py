@@ -77,7 +77,8 @@ class Worker:
             self.close()
         if last is None:
             return Outcome("failed", "no result", seconds)
-        return Outcome(last.status, last.reason, seconds)
+        bounds = (last.elapsed_s, last.at_least_s) if last.status == "failed" else (None, None)
+        return Outcome(last.status, last.reason, seconds, *bounds)
 
     def kill(self) -> None:
         """End the process and all it has started: a job that it runs has failed."""

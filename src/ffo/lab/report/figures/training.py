@@ -9,7 +9,7 @@ from ffo.lab.report.drawing import Axis, Line, Panel, Point, dot_panel, line_pan
 from ffo.lab.report.figures.base import Looks, Plot, dots, gaps_of, legend, method_lines
 from ffo.lab.report.looks import rank
 from ffo.lab.report.results import Results, Spread, by, distinct, task_name
-from ffo.lab.report.standings import COSINE, Accuracy, headline_settings, standings
+from ffo.lab.report.standings import CLOSE, Accuracy, headline_settings, standings
 from ffo.lab.report.tables import Table, accuracy_table, plain
 from ffo.lab.rows import EXPERIMENTS, Row
 
@@ -98,7 +98,7 @@ def costs(results: Results, look: Looks) -> Plot:
         "What a step costs",
         "Figure 4",
         "Filled marker: forward and backward together, with the range over seeds. Hollow triangles: forward ▷ and "
-        "backward ◁. A method whose gradient is not the reference's (cosine below 0.9999, or a wrong length), or "
+        "backward ◁. A method whose gradient is wrong (cosine below 0.999, or a wrong length), or "
         "whose solution is off by more than 1%, is marked ✗: its time buys nothing.",
         tuple(panels),
         (),
@@ -120,7 +120,7 @@ def trade_off(results: Results, look: Looks) -> Plot:
                 points.append(Point(each.method, look[each.method], total.median, max(0.0, 1 - cosine), note))
         if points:
             key = f"trade-{setting.experiment}-{setting.task}-{setting.d_y}"
-            panels.append(scatter_panel(key, setting.label, points, PER_STEP, ERROR, 1 - COSINE, "wrong gradient"))
+            panels.append(scatter_panel(key, setting.label, points, PER_STEP, ERROR, 1 - CLOSE, "wrong gradient"))
             drawn += points
     return Plot(
         "trade-off",
@@ -234,7 +234,8 @@ def similarity(results: Results, look: Looks) -> Plot:
         "Gradients during training, against a tight reference",
         "Figure 11",
         "Distance of each method's gradient from the reference, step by step: the cosine as its distance from one, so "
-        "that lower is better everywhere. The bar for a right gradient is 10⁻⁴ in the first column.",
+        "that lower is better everywhere. In the first column a right gradient stays below 10⁻⁴; a wrong one is above "
+        "10⁻³.",
         tuple(panels),
         legend(drawn),
         (worst_of_training(rows),) if rows else (),
