@@ -215,13 +215,7 @@ def test_the_estimate_knows_presets_limits_and_cores() -> None:
 def test_a_larger_size_waits_for_the_first_seed_of_the_smaller() -> None:
     """Not for one that was not repeated: that says nothing of the larger size."""
     jobs = plan(PRESETS["quick"], ["scaling_qp"], ["BPQP"])
-    first = {(job.d_y, job.seed): job.key for job in jobs}
-    assert [first_of for first_of in first] == [(d_y, seed) for d_y in (100, 200, 800) for seed in (0, 1)]
-    assert [job.after for job in jobs] == [
-        "",
-        first[100, 0],
-        first[100, 0],
-        first[200, 0],
-        first[200, 0],
-        first[800, 0],
-    ]
+    key = {(job.d_y, job.seed): job.key for job in jobs}
+    assert list(key) == [(d_y, seed) for d_y in (100, 200, 800) for seed in (0, 1)]
+    before = [(100, 0), (100, 0), (200, 0), (200, 0), (800, 0)]
+    assert [job.after for job in jobs] == ["", *(key[each] for each in before)]

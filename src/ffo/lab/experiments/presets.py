@@ -108,7 +108,7 @@ QUICK = Preset(
     similarity_steps=6,
     every=2,
     batches=(1, 8, 32, 128),
-    ablation=Course(Sizes(d_y=100, samples=80, learning_rate=1e-3), batch=32, epochs=1),
+    ablation=Course(Sizes(d_y=100, samples=40, learning_rate=1e-3), batch=32, epochs=4),
     tolerances=(1e-3, 1e-6, 1e-9),
     deltas=(1e-2, 1e-4, 1e-6),
     adam=Course(Sizes(d_y=20, d_x=64, samples=80, learning_rate=1e-2), batch=32, epochs=20, timed=False),

@@ -75,6 +75,13 @@ class Accuracy:
         return self.judgement.startswith("wrong")
 
 
+def reasons(rows: Sequence[Row]) -> str:
+    """Why runs failed or were skipped; what follows from another reason goes without saying."""
+    found = dict.fromkeys(row.reason or row.status for row in rows)
+    own = [reason for reason in found if not reason.startswith(("not tried", "not repeated"))]
+    return "; ".join(own or found)
+
+
 @dataclass(frozen=True)
 class Setting:
     """One task at one size, as one experiment measured it."""
@@ -132,10 +139,8 @@ class Standing:
 
     @property
     def reason(self) -> str:
-        """Why there is no measurement, or not on every seed; what follows from another reason goes without saying."""
-        reasons = dict.fromkeys(row.reason or row.status for row in self.trouble)
-        own = [reason for reason in reasons if not reason.startswith(("not tried", "not repeated"))]
-        return "; ".join(own or reasons)
+        """Why there is no measurement, or not on every seed."""
+        return reasons(self.trouble)
 
     def ratio_to(self, other: Standing) -> Spread | None:
         """How many times longer a step takes than the other's, seed by seed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from ffo.lab.report import words
 from ffo.lab.report.drawing import Axis, Line, Panel, Point, dot_panel, line_panel, scatter_panel
@@ -44,9 +45,9 @@ def convergence(results: Results, look: Looks) -> Plot:
         "Training convergence",
         "Figure 3",
         "Median over seeds, with a band from the least to the largest. Thick lines are ours; a peer that lies on "
-        "them has the same loss. For Sudoku, also the share of cells with a wrong digit; the share of boards that "
-        f"are not solved exactly is among the numbers. Adam's ε is {eps or 'not recorded'}; what another does is "
-        "shown under “The epsilon of Adam”.",
+        "them has the same loss. ✗ marks a run whose gradient or solution was wrong from its first step. For Sudoku, "
+        "also the share of cells with a wrong digit; the share of boards that are not solved exactly is among the "
+        f"numbers. Adam's ε is {eps or 'not recorded'}; what another does is shown under “The epsilon of Adam”.",
         panels,
         legend(lines),
         tuple(final_losses(results, experiment) for experiment in TRAINING if results.of(experiment)),
@@ -62,12 +63,18 @@ def curves(
     for (task, d_y), group in by(rows, "task", "d_y").items():
         title = task_name(task, d_y)
         for field, label in fields.items():
-            lines = method_lines(group, look, "epoch", field)
+            lines = [judged(line, group) for line in method_lines(group, look, "epoch", field)]
             if lines:
                 key, what = f"{name}-{task}-{d_y}-{field}", title if field == "train_loss" else f"{title}: {label}"
                 panels.append(line_panel(key, what, lines, EPOCH, Axis(label)))
                 drawn += lines
     return tuple(panels), drawn
+
+
+def judged(line: Line, rows: Sequence[Row]) -> Line:
+    """The curve of a method, its label with a mark where what it learns from is wrong."""
+    wrong = Accuracy.of([row for row in rows if row.method == line.label]).wrong
+    return replace(line, label=f"{line.label} ✗") if wrong else line
 
 
 def final_losses(results: Results, experiment: str) -> Table:
