@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ffo.lab.report import words
 from ffo.lab.report.drawing import Axis, Line, Panel, Point, dot_panel, line_panel, scatter_panel
@@ -171,15 +172,24 @@ def lpgd_tolerance(results: Results, look: Looks) -> Plot:
 
 
 def adam_epsilon(results: Results, look: Looks) -> Plot:
-    """What the exact methods learn with each epsilon; and how far apart they end, in words."""
+    """How far the exact methods' losses part from FFOCP's with each epsilon, in curves and in words."""
     panels, drawn, apart = [], [], []
-    results_by_eps = by(results.of("adam"), "adam_eps")
+    ended = by(results.of("adam"), "adam_eps")
     for eps, rows in sorted(by(results.of("adam", record="curve"), "adam_eps").items()):
-        lines = method_lines(rows, look, "epoch", "train_loss")
+        ours = {(row.seed, row.epoch): row.train_loss for row in rows if row.method == "FFOCP"}
+        others = [row for row in rows if row.method != "FFOCP" and ours.get((row.seed, row.epoch))]
+
+        def gap(row: Row, ours: Mapping[Any, float | None] = ours) -> float | None:
+            mine = ours[row.seed, row.epoch]
+            return None if row.train_loss is None or not mine else abs(row.train_loss / mine - 1)
+
+        lines = method_lines(others, look, "epoch", gap)
         title = f"{task_name(rows[0].task, rows[0].d_y)}: ε = {words.power(eps)}"
-        panels.append(line_panel(f"adam-{eps:g}", title, lines, EPOCH, Axis(LOSS["train_loss"])))
-        drawn += lines
-        ends = Spread.of(row.train_loss for row in results_by_eps.get(eps, []))
+        if lines:
+            axis = Axis("gap of the loss to FFOCP's", "error", log=True)
+            panels.append(line_panel(f"adam-{eps:g}", title, lines, EPOCH, axis))
+            drawn += lines
+        ends = Spread.of(row.train_loss for row in ended.get(eps, []))
         if ends is not None and ends.count > 1:
             apart.append(f"{(ends.high - ends.low) / abs(ends.median):.2%} at ε = {words.power(eps)}")
     return Plot(
