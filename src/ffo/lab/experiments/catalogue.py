@@ -159,7 +159,7 @@ def plan(
     jobs = [job for name in experiments for job in CATALOGUE[name](preset, methods)]
     jobs = [replace(job, time_limit=time_limit or _limit(job, preset), budget=preset.budget) for job in jobs]
     jobs = [replace(job, processes=processes) if job.kind == "train" else job for job in jobs]
-    return list(_chained(sorted(jobs, key=lambda job: (not job.timed, job.fresh)), preset.repeat_limit))
+    return list(_chained(sorted(jobs, key=lambda job: (not job.timed, job.fresh)), preset))
 
 
 def _limit(job: Job, preset: Preset) -> float:
@@ -167,7 +167,7 @@ def _limit(job: Job, preset: Preset) -> float:
     return job.time_limit if job.kind == "train" and math.isfinite(job.time_limit) else preset.time_limit
 
 
-def _chained(jobs: Sequence[Job], repeat_limit: float) -> Iterator[Job]:
+def _chained(jobs: Sequence[Job], preset: Preset) -> Iterator[Job]:
     """Each job after an easier one that differs in nothing but seed or size: on a further seed, after the first;
     at a larger size, after the first seed of the size before.
 
@@ -191,6 +191,7 @@ def _chained(jobs: Sequence[Job], repeat_limit: float) -> Iterator[Job]:
         if not repeats and twin != job.key and twin in keys:
             yield replace(job, after=twin)
         elif easier is not None:
-            yield replace(job, after=easier.key, repeat_limit=repeat_limit if repeats else math.inf)
+            limit = preset.repeat_limit if job.timed else preset.repeat_training
+            yield replace(job, after=easier.key, repeat_limit=limit if repeats else math.inf)
         else:
             yield job

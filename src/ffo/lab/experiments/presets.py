@@ -37,8 +37,8 @@ class Preset:
         batches: batch sizes; ablation: training of the tolerance and perturbation experiments, and the
             sizes at which batch sizes and solvers are compared.
         adam: training with each of `adam_epsilons`.
-        time_limit: seconds for one job; a method that took longer than repeat_limit is not run on a further
-            seed.
+        time_limit: seconds for one job; a method that took longer than repeat_limit, or repeat_training where
+            times are not measured, is not run on a further seed.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Preset:
     adam_epsilons: tuple[float, ...]
     time_limit: float
     repeat_limit: float
+    repeat_training: float
 
 
 QUICK = Preset(
@@ -91,10 +92,10 @@ QUICK = Preset(
         "ffolayer FFOCP",
     ),
     weighed=("FFOCP", "FFOQP", "CvxpyLayer"),
-    decision=Course(Sizes(d_y=50, samples=80, learning_rate=3e-3), batch=8, epochs=8, time_limit=10.0, timed=False),
+    decision=Course(Sizes(d_y=50, samples=80, learning_rate=3e-3), batch=8, epochs=6, time_limit=10.0, timed=False),
     boards={
-        4: Course(Sizes(samples=60, learning_rate=3e-2), batch=8, epochs=8, time_limit=10.0, timed=False),
-        9: Course(Sizes(samples=15, learning_rate=1e-2), batch=4, epochs=2, time_limit=10.0, timed=False),
+        4: Course(Sizes(samples=60, learning_rate=3e-2), batch=8, epochs=6, time_limit=10.0, timed=False),
+        9: Course(Sizes(samples=10, learning_rate=1e-2), batch=4, epochs=2, time_limit=10.0, timed=False),
     },
     sizes=(100, 200, 800),
     batch=32,
@@ -108,13 +109,14 @@ QUICK = Preset(
     similarity_steps=6,
     every=2,
     batches=(1, 8, 32, 128),
-    ablation=Course(Sizes(d_y=100, samples=40, learning_rate=1e-3), batch=32, epochs=4),
+    ablation=Course(Sizes(d_y=100, samples=40, learning_rate=1e-3), batch=32, epochs=2),
     tolerances=(1e-3, 1e-6, 1e-9),
     deltas=(1e-2, 1e-4, 1e-6),
-    adam=Course(Sizes(d_y=20, d_x=64, samples=80, learning_rate=1e-2), batch=32, epochs=20, timed=False),
+    adam=Course(Sizes(d_y=20, d_x=64, samples=80, learning_rate=1e-2), batch=32, epochs=12, timed=False),
     adam_epsilons=(1e-8, 1e-5),
     time_limit=5.0,
     repeat_limit=1.0,
+    repeat_training=4.0,
 )
 PAPER = Preset(
     name="paper",
@@ -146,5 +148,6 @@ PAPER = Preset(
     adam_epsilons=(1e-8, 1e-5),
     time_limit=4 * 3600.0,
     repeat_limit=math.inf,
+    repeat_training=math.inf,
 )
 PRESETS = {preset.name: preset for preset in (QUICK, PAPER)}
