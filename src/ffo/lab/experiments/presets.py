@@ -92,10 +92,10 @@ QUICK = Preset(
         "ffolayer FFOCP",
     ),
     weighed=("FFOCP", "FFOQP", "CvxpyLayer"),
-    decision=Course(Sizes(d_y=50, samples=80, learning_rate=3e-3), batch=8, epochs=6, time_limit=10.0, timed=False),
+    decision=Course(Sizes(d_y=50, samples=80, learning_rate=3e-3), batch=8, epochs=6, time_limit=8.0, timed=False),
     boards={
-        4: Course(Sizes(samples=60, learning_rate=3e-2), batch=8, epochs=6, time_limit=10.0, timed=False),
-        9: Course(Sizes(samples=10, learning_rate=1e-2), batch=4, epochs=2, time_limit=10.0, timed=False),
+        4: Course(Sizes(samples=60, learning_rate=3e-2), batch=8, epochs=6, time_limit=8.0, timed=False),
+        9: Course(Sizes(samples=10, learning_rate=1e-2), batch=4, epochs=2, time_limit=8.0, timed=False),
     },
     sizes=(100, 200, 800),
     batch=32,
