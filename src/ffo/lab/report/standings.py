@@ -148,15 +148,16 @@ class Standing:
         return Spread.of(mine[seed] / theirs[seed] for seed in mine if seed in theirs)
 
     def bound_to(self, other: Standing) -> Bound | None:
-        """How much longer than the other's a step takes at least, if it was stopped before its first step ended."""
+        """How much longer than the other's a step takes at least, if it was stopped before its first step ended;
+        nothing if that is not longer."""
         steps, builds = other.total, Spread.of(row.build_s for row in other.rows)
         if self.total is not None or steps is None:
             return None
         begun = [row.at_least_s for row in self.trouble if row.at_least_s is not None]
         if begun:
-            return Bound(min(begun) / steps.high, built=True)
+            return Bound(min(begun) / steps.high, built=True) if min(begun) > steps.high else None
         building = [row.elapsed_s for row in self.trouble if row.elapsed_s is not None and row.build_s is None]
-        if building and builds is not None:
+        if building and builds is not None and min(building) > builds.high + steps.high:
             return Bound(min(building) / (builds.high + steps.high), built=False)
         return None
 

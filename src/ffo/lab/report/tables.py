@@ -94,8 +94,7 @@ def ratio_cell(ours: Standing, peer: Standing | None) -> Cell:
         return Cell(words.UNKNOWN, "muted")
     ratio, bound = peer.ratio_to(ours), peer.bound_to(ours)
     if bound is not None:
-        tone: Tone = "good" if bound.ratio > 1 else "muted"
-        return Cell(words.bound(bound.ratio), tone, words.bound_note(bound.built, peer.reason))
+        return Cell(words.bound(bound.ratio), "good", words.bound_note(bound.built, peer.reason))
     if ratio is None:
         return Cell(words.UNKNOWN, "muted", peer.reason)
     text, note = words.ratio(ratio.median), peer.reason or words.range_of(ratio)
