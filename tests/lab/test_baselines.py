@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from ffo.lab.baselines import BASELINES, Baseline, Settings
-from ffo.lab.reference import compare, reference
+from ffo.lab.reference import NoReferenceError, Reference, compare, reference, solutions
 from ffo.lab.step import accuracy, take_step, true_gradient
 from ffo.lab.tasks import Sizes, Task, make_task
 
@@ -20,6 +21,8 @@ CASES = ("qp", "socp", "sudoku4")
 COARSE = {"CvxpyLayer": 5e-3, "CvxpyLayer (constants)": 5e-3, "LPGD": 1.0, "BPQP": 1e-3, "Alt-Diff": 1e-3}
 #: what is known to be wrong without a word: its solution violates the constraints
 KNOWN_WRONG = {("Moreau (cvxpylayers)", "sudoku4")}
+#: gradients that are the batch size too long, or wrong in A
+WRONG_GRADIENT = {("ffolayer FFOQP", "qp"), ("ffolayer FFOQP", "sudoku4"), ("ffolayer FFOCP", "sudoku4")}
 
 
 def batch_of(name: str, count: int = 4) -> tuple[Task, dict[str, torch.Tensor], torch.Tensor]:
@@ -63,6 +66,11 @@ def test_gradients_are_right(baseline: Baseline, name: str) -> None:
     found = accuracy(step, true)
     if (baseline.name, name) in KNOWN_WRONG:
         assert found.cosine < 0.99, "no longer wrong: take it off the list"
+        assert found.solution > 0.01
+        return
+    assert found.solution < 5e-3
+    if (baseline.name, name) in WRONG_GRADIENT:
+        assert found.l2 > 0.5, "no longer wrong: take it off the list"
         return
     tolerance = COARSE.get(baseline.name, 2e-5)
     assert found.l2 < tolerance
@@ -86,12 +94,29 @@ def test_own_implementations_get_as_right_as_they_are_asked_to(name: str, case: 
 
 def test_comparison() -> None:
     true = {"A": np.array([3.0, 4.0]), "b": np.array([1.0])}
-    same = compare(true, true)
-    assert (same.cosine, same.l2, same.linf) == (pytest.approx(1.0), 0.0, 0.0)
-    off = compare({"A": np.array([4.0, -3.0]), "b": np.array([np.nan])}, true)
+    y = np.array([[3.0, 4.0], [0.0, 0.3]])
+    reference_ = Reference(y, true)
+    same = compare(y, true, reference_)
+    assert (same.cosine, same.l2, same.linf, same.solution) == (pytest.approx(1.0), 0.0, 0.0, 0.0)
+    moved = y + np.array([[0.0, 1.0], [0.1, 0.0]])
+    off = compare(moved, {"A": np.array([4.0, -3.0]), "b": np.array([np.nan])}, reference_)
     assert off.cosine == pytest.approx(0.0)
     assert off.l2 == pytest.approx(np.sqrt(2))
     assert off.linf == pytest.approx(7 / 4)
+    assert off.solution == pytest.approx(0.2)  # relative where the solution is long, absolute where it is short
+    assert compare(y * np.nan, true, reference_).solution == np.inf
+
+
+def test_dependent_active_constraints_have_a_solution_and_no_derivative() -> None:
+    """At y = (1, 1, 0, ...) two upper bounds are active, and the budget, which is their sum."""
+    task = make_task("qp", replace(SIZES, d_y=10))
+    q = torch.zeros(1, 10, dtype=torch.float64)
+    q[0, :2] = 9.0
+    assert np.abs(solutions(task.inner, {"q": q}) - (q.numpy() > 0)).max() < 1e-9
+    with pytest.raises(NoReferenceError, match="dependent"):
+        reference(task.inner, {"q": q}, torch.sum)
+    step = take_step(task, BASELINES["dQP"].build(task.inner), {"q": q}, torch.ones_like(q))
+    assert torch.isfinite(step.gradient["q"]).all()
 
 
 def test_what_cannot_run_says_why() -> None:

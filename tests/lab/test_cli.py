@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from ffo.lab.baselines import BASELINES
 from ffo.lab.cli import app, lab
+from ffo.lab.machine import this_machine
 from ffo.lab.rows import EXPERIMENTS, read_machine, read_rows
 
 runner = CliRunner()
@@ -33,6 +34,20 @@ def test_run_takes_what_it_is_told(tmp_path: Path) -> None:
     machine = read_machine(tmp_path)
     assert (machine.preset, machine.seeds, machine.threads) == ("quick", [3], 1)
     assert machine.methods == ["FFOCP", "QPTH"]
+
+
+@pytest.mark.parametrize("typed", [["ffo", "lab", "run", "--out", "x y"], ["__main__.py", "run", "--out", "x y"]])
+def test_the_command_is_the_one_to_type(typed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", typed)
+    assert this_machine("quick", [0], [], [], 1).command == "ffo lab run --out 'x y'"
+
+
+def test_adam_s_epsilon_can_be_chosen(tmp_path: Path) -> None:
+    options = ["--experiments", "dfl,adam", "--methods", "FFOQP", "--seeds", "0", "--d-y", "8", "--adam-eps", "1e-6"]
+    shown = runner.invoke(lab, ["run", "--out", str(tmp_path), "--time-limit", "60", *options])
+    assert shown.exit_code == 0, shown.output
+    used = {(row.experiment, row.adam_eps) for row in read_rows(tmp_path)}
+    assert used == {("dfl", 1e-6), ("adam", 1e-8), ("adam", 1e-5)}
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,13 @@ from rich.console import Console
 
 from ffo.lab.jobs import Job
 from ffo.lab.rows import DONE, Row, read_lines, read_rows
+from ffo.lab.runner import worker as worker_module
 from ffo.lab.runner.local import run_here
 from ffo.lab.runner.progress import TimeLeft, bars
 from ffo.lab.runner.worker import Worker
 from ffo.lab.stopwatch import Stopwatch
 from ffo.lab.store import Limits, Store
+from ffo.lab.tasks import Sizes
 from ffo.lab.work import rows_of
 
 MakeJob = Callable[..., Job]
@@ -60,6 +62,92 @@ def test_one_worker_serves_many_jobs_under_limits(tmp_path: Path, tiny: MakeJob)
         worker.close()
 
 
+SWALLOWS = """
+import time
+from ffo.lab.baselines import BASELINES
+from dataclasses import replace
+
+def make(inner, settings):
+    calls = []
+    def solve(values):
+        calls.append(None)
+        if len(calls) == 1:
+            return values["q"] * 1.0
+        try:
+            end = time.process_time() + 60
+            while time.process_time() < end:
+                pass
+        except:
+            pass
+        return values["q"] * 2.0
+    return solve
+
+BASELINES["FFOQP"] = replace(BASELINES["FFOQP"], make=make)
+import sys
+from multiprocessing.connection import Connection
+from ffo.lab.runner.child import serve
+serve(Connection(int(sys.argv[1])))
+"""
+
+
+def test_a_contender_that_swallows_its_time_limit_has_failed(
+    tmp_path: Path, tiny: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a bare `except` does, which then returns the iterate it had: nothing after the limit counts."""
+    monkeypatch.setattr(worker_module, "CHILD", ["-c", SWALLOWS])
+    worker = Worker(tmp_path / "log", threads=1)
+    rows: list[Row] = []
+    try:
+        outcome = worker.run(tiny(time_limit=0.5), PLENTY, rows.append)
+    finally:
+        worker.close()
+    assert outcome.reason == "time limit: longer than 0.5 s"
+    (row,) = rows
+    assert (row.status, row.train_loss) == ("failed", None)
+    assert row.total_s is not None  # of the first step, which was timed
+    assert row.elapsed_s is not None
+    assert row.elapsed_s >= 0.4
+
+
+def test_a_run_that_is_ended_in_its_first_step_says_how_long_that_took(tmp_path: Path, tiny: MakeJob) -> None:
+    worker = Worker(tmp_path / "log", threads=1)
+    rows: list[Row] = []
+    slow = tiny(method="Alt-Diff", sizes=Sizes(d_y=150, samples=80), batch=32, time_limit=1.0)
+    try:
+        outcome = worker.run(slow, PLENTY, rows.append)
+    finally:
+        worker.close()
+    assert outcome.reason.startswith("time limit")
+    assert rows[-1].build_s is not None
+    assert rows[-1].total_s is None
+    assert rows[-1].at_least_s is not None
+    assert 0.5 < rows[-1].at_least_s <= rows[-1].elapsed_s  # type: ignore[operator]
+
+
+def test_jobs_that_are_not_timed_run_side_by_side(tmp_path: Path, tiny: MakeJob) -> None:
+    first = tiny(timed=False)
+    jobs = [first, *(tiny(seed=k, timed=False, after=first.key) for k in (1, 2)), tiny(seed=3)]
+    with Store(tmp_path) as store, bars(jobs, quiet(), at_once=2) as shown:
+        run_here(jobs, store, PLENTY, shown, threads=1)
+    rows = read_rows(tmp_path)
+    assert {row.seed for row in rows if row.record == "result" and row.status == "ok"} == {0, 1, 2, 3}
+    assert rows[0].seed == 3, "what is timed comes first, alone"
+    assert all((row.total_s is None) == (row.seed != 3) for row in rows)
+
+
+def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:
+    process = subprocess.Popen(command(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    waited = 0.0
+    while not list(read_lines(tmp_path / DONE)) and waited < 120:
+        time.sleep(0.1)
+        waited += 0.1
+    workers = psutil.Process(process.pid).children(recursive=True)
+    assert workers
+    process.kill()
+    process.wait()
+    assert not psutil.wait_procs(workers, timeout=20)[1]
+
+
 def test_memory_is_measured_in_fresh_processes(tmp_path: Path, tiny: MakeJob) -> None:
     worker = Worker(tmp_path / "log", threads=1)
     rows: list[Row] = []
@@ -96,12 +184,15 @@ def test_a_stopwatch_counts_what_was_worked() -> None:
 
 def test_time_left(tiny: MakeJob) -> None:
     jobs = [tiny(seed=k) for k in range(3)] + [tiny(experiment="socp", seed=k) for k in range(2)]
-    left = TimeLeft(jobs)
+    left = TimeLeft(jobs, at_once=2)
     assert left.estimate() is None
     left.finished(jobs[0], 2.0)
     assert left.estimate() == 8.0
     left.finished(jobs[3], 10.0)
     assert left.estimate() == 2 * 2.0 + 10.0
+    left = TimeLeft([jobs[0], tiny(timed=False), tiny(timed=False, seed=5)], at_once=2)
+    left.finished(jobs[0], 3.0)
+    assert left.estimate() == 3.0
 
 
 def command(out: Path, *more: str) -> list[str]:
@@ -138,7 +229,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_distributed_training_is_training(tiny: MakeJob) -> None:
     job = tiny(method="FFOQP", epochs=2)
     *_, alone = rows_of(job)
-    *curve, shared = rows_of(replace(job, processes=2))
+    *curve, shared = (row for row in rows_of(replace(job, processes=2)) if row.record != "progress")
     assert shared.status == "ok", shared.reason
     assert [row.epoch for row in curve] == [1, 2]
     assert shared.step == alone.step

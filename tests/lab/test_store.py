@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from ffo.lab.jobs import Job
 from ffo.lab.machine import this_machine
 from ffo.lab.rows import COLUMNS, DONE, ROWS, Row, read_lines, read_machine, read_rows
-from ffo.lab.runner.local import hopeless, pending
+from ffo.lab.runner.progress import bars
+from ffo.lab.runner.schedule import hopeless, pending, skip
 from ffo.lab.store import Limits, Outcome, Store
 
 LIMITS = Limits(1000.0)
@@ -110,6 +112,7 @@ def test_the_machine_keeps_the_date_of_the_first_run(tmp_path: Path) -> None:
         store.describe(first)
         store.describe(this_machine("quick", [0], ["dfl"], ["FFOCP"], 1))
     found = read_machine(tmp_path)
+    assert found.command.startswith("ffo lab")
     assert found.date == first.date
     assert found.threads == 1
     assert found.cores >= 1
@@ -120,3 +123,15 @@ def test_rows_document_every_field() -> None:
     assert Row.__doc__ is not None
     described = Row.__doc__.replace(",", " ").replace(":", " ").split()
     assert set(COLUMNS) <= set(described)
+
+
+def test_what_is_not_tried_inherits_the_bound_of_the_easier_case(tmp_path: Path, tiny: MakeJob) -> None:
+    easy = tiny()
+    with Store(tmp_path) as store, bars([easy], Console(quiet=True)) as shown:
+        store.finish(easy, LIMITS, Outcome("failed", "time limit: longer than 5 s", 6.0, 5.5, 4.5))
+        hard = tiny(seed=1, after=easy.key)
+        shown.left.remaining.append(hard)
+        skip(hard, hopeless(hard, store), store, LIMITS, shown)
+        assert store.outcome(hard.key) == Outcome("skipped", hopeless(hard, store), 0.0, 5.5, 4.5)
+    (row,) = read_rows(tmp_path)
+    assert (row.status, row.elapsed_s, row.at_least_s) == ("skipped", 5.5, 4.5)

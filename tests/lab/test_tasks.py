@@ -83,9 +83,11 @@ def test_learnt_rules_are_feasible_and_the_true_ones_solve_puzzles(size: int) ->
 def test_sudoku_error_counts_boards() -> None:
     task = make_task("sudoku4", SIZES)
     targets = task.data(0).train_targets[:4]
-    assert task.error(0.3 * targets + 0.1, targets) == 0.0
+    right = task.scores(0.3 * targets + 0.1, targets)
+    assert (right["error"], right["cells"]) == (0.0, 0.0)
     wrong = targets.clone()
     wrong[2, :4] = wrong[2, :4].roll(1)
-    assert task.error(wrong, targets) == 0.25
-    assert make_task("qp", SIZES).error(targets, targets) is None
+    scores = task.scores(wrong, targets)
+    assert (scores["error"], scores["cells"]) == (0.25, 1 / 64)
+    assert list(make_task("qp", SIZES).scores(targets, targets)) == ["loss"]
     assert task.loss(torch.zeros_like(targets), targets).item() == 16.0

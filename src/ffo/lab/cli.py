@@ -12,12 +12,14 @@ from rich.console import Console
 from rich.table import Table
 
 from ffo.lab.baselines import BASELINES
-from ffo.lab.experiments import CATALOGUE, PRESETS, Preset, plan
+from ffo.lab.experiments import CATALOGUE, PRESETS, Course, Preset, plan
+from ffo.lab.experiments.estimate import estimate
 from ffo.lab.jobs import Job
 from ffo.lab.machine import this_machine
 from ffo.lab.rows import EXPERIMENTS
-from ffo.lab.runner.local import pending, run_here
-from ffo.lab.runner.progress import bars
+from ffo.lab.runner.local import run_here
+from ffo.lab.runner.progress import bars, duration
+from ffo.lab.runner.schedule import pending
 from ffo.lab.store import Limits, Store
 from ffo.lab.tasks import make_task
 from ffo.solvers.pool import cpus
@@ -51,17 +53,24 @@ def _numbers(text: str) -> tuple[int, ...]:
         raise typer.BadParameter(f"expected numbers separated by commas, not {text!r}") from None
 
 
-def _adjusted(preset: Preset, seeds: str, sizes: str, d_y: int | None, time_limit: float | None) -> Preset:
+def _adjusted(preset: Preset, seeds: str, sizes: str, d_y: int | None, adam_eps: float | None) -> Preset:
     changes: dict[str, Any] = {}
     if seeds:
-        changes["seeds"] = changes["sweep_seeds"] = _numbers(seeds)
+        changes["seeds"] = changes["ablation_seeds"] = _numbers(seeds)
     if sizes:
         changes |= dict.fromkeys(("sizes", "memory_sizes", "similarity_sizes"), _numbers(sizes))
     if d_y is not None:
         changes["decision"] = replace(preset.decision, sizes=replace(preset.decision.sizes, d_y=d_y))
-    if time_limit is not None:
-        changes["time_limit"] = time_limit
-    return replace(preset, **changes)
+    chosen = replace(preset, **changes)
+    if adam_eps is None:
+        return chosen
+    boards = {size: _with_eps(course, adam_eps) for size, course in chosen.boards.items()}
+    decision, ablation, lpgd = (_with_eps(each, adam_eps) for each in (chosen.decision, chosen.ablation, chosen.lpgd))
+    return replace(chosen, boards=boards, decision=decision, ablation=ablation, lpgd=lpgd)
+
+
+def _with_eps(course: Course, eps: float) -> Course:
+    return replace(course, sizes=replace(course.sizes, adam_eps=eps))
 
 
 @lab.callback(invoke_without_command=True)
@@ -85,6 +94,9 @@ def run(
     seeds: Annotated[str, typer.Option(help="Seeds separated by commas.")] = "",
     sizes: Annotated[str, typer.Option(help="Dimensions of the scaling, memory and similarity experiments.")] = "",
     d_y: Annotated[int | None, typer.Option(help="Dimension of the trained QP and SOCP tasks.")] = None,
+    adam_eps: Annotated[
+        float | None, typer.Option(help="Adam's epsilon in every training run; default: torch's, 1e-8.")
+    ] = None,
     time_limit: Annotated[float | None, typer.Option(help="Seconds for one job.")] = None,
     memory_limit: Annotated[
         float | None, typer.Option(help="Gigabytes for one job; default: 3/4 of what is free.")
@@ -96,16 +108,19 @@ def run(
 ) -> None:
     """Run experiments; finished jobs of an earlier run in the same folder are not run again."""
     (name,) = _names(preset, list(PRESETS), "preset")[:1]
-    chosen = _adjusted(PRESETS[name], seeds, sizes, d_y, time_limit)
+    chosen = _adjusted(PRESETS[name], seeds, sizes, d_y, adam_eps)
     wanted = _names(experiments, list(CATALOGUE), "experiment")
     contenders = _names(methods, list(BASELINES), "method")
-    jobs = plan(chosen, wanted, contenders, ddp)
+    jobs = plan(chosen, wanted, contenders, ddp, time_limit)
     limits = Limits(memory_limit * 2**10 if memory_limit else 0.75 * psutil.virtual_memory().available / 2**20)
     console = Console()
     with Store(out) as store:
         store.describe(this_machine(name, chosen.seeds, wanted, contenders, threads))
         left = pending(jobs, store, limits)
-        console.print(f"{len(left)} of {len(jobs)} jobs to run; results in {out}", highlight=False)
+        expected = duration(estimate(left, cpus()))
+        console.print(
+            f"{len(left)} of {len(jobs)} jobs to run, about {expected} on two cores; results in {out}", highlight=False
+        )
         try:
             _run(left, store, limits, console, threads, ray, cpus_per_job)
         except KeyboardInterrupt:
@@ -117,14 +132,14 @@ def _run(
     jobs: list[Job], store: Store, limits: Limits, console: Console, threads: int, ray: str, cpus_per_job: float
 ) -> None:
     if not ray:
-        with bars(jobs, console) as shown:
+        with bars(jobs, console, at_once=cpus()) as shown:
             run_here(jobs, store, limits, shown, threads)
         return
     try:
         from ffo.lab.runner.cluster import run_on_ray
     except ImportError:
         raise typer.BadParameter("--ray needs the package ray: pip install 'ffo[ray]'") from None
-    with bars(jobs, console, at_once=cpus()) as shown:
+    with bars(jobs, console, cpus(), cpus()) as shown:
         run_on_ray(jobs, store, limits, shown, threads, ray, cpus_per_job)
 
 

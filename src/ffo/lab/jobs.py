@@ -27,6 +27,7 @@ class Job:
         epochs: of training ("train"); steps: timed ("time") or taken ("similarity").
         every: steps between two comparisons with the reference ("similarity").
         processes: of distributed training.
+        timed: whether its times are measured; one whose are not may run beside others.
         label: sets the method's name apart in a report, where settings vary; empty: the method's own name.
         after: key of an easier job (smaller, or of an earlier seed); if that one met a limit, this one is not
             tried.
@@ -47,6 +48,7 @@ class Job:
     every: int = 1
     settings: Settings = field(default_factory=Settings)
     processes: int = 1
+    timed: bool = True
     label: str = ""
     after: str = ""
     budget: float = 10.0
@@ -88,6 +90,7 @@ class Job:
             "tolerance": self.settings.tolerance,
             "delta": self.settings.delta,
             "solver": self.settings.solver,
+            "adam_eps": self.sizes.adam_eps if self.kind in ("train", "similarity") else None,
         }
         return Row(**{**given, **values})
 

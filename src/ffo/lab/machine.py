@@ -38,7 +38,7 @@ def this_machine(
         experiments=list(experiments),
         methods=list(methods),
         threads=threads,
-        command=shlex.join(["ffo", *sys.argv[1:]]),
+        command=shlex.join(["ffo", "lab", *(sys.argv[2:] if sys.argv[1:2] == ["lab"] else sys.argv[1:])]),
     )
 
 

@@ -36,21 +36,20 @@ class Reference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far a gradient is from the reference; worst over its tensors."""
+    """How far a gradient is from the reference, worst over its tensors, and a solution, worst over its samples."""
 
     cosine: float
     l2: float
     linf: float
+    solution: float
 
 
 def reference(
     inner: Inner, values: Mapping[str, torch.Tensor], loss: Callable[[torch.Tensor], torch.Tensor]
 ) -> Reference:
     """The solutions for these values, and the gradient of `loss`, a function of solutions (batch, n), there."""
-    q = values["q"].detach().numpy()
-    A, b = (values[k].detach().numpy() if k in values else np.zeros(s) for k, s in (("A", (0, inner.n)), ("b", (0,))))
     with one_blas_thread(), torch.enable_grad():
-        points = [_Point.solve(inner, q_k, A, b) for q_k in q]
+        points = _points(inner, values)
         y = torch.tensor(np.stack([point.x for point in points]), requires_grad=True)
         (c,) = torch.autograd.grad(loss(y), y)
         adjoints = [point.adjoint(c_k) for point, c_k in zip(points, c.numpy(), strict=True)]
@@ -60,16 +59,34 @@ def reference(
     return Reference(x, {name: gradient[name] for name in inner.learnt})
 
 
-def compare(gradient: Mapping[str, Array], true: Mapping[str, Array]) -> Comparison:
-    """Cosine similarity, and relative distances in the Euclidean and the largest-entry norm."""
+def solutions(inner: Inner, values: Mapping[str, torch.Tensor]) -> Array:
+    """The solutions (batch, n) alone: they are there where no derivative is, too."""
+    with one_blas_thread():
+        return np.stack([point.x for point in _points(inner, values)])
+
+
+def _points(inner: Inner, values: Mapping[str, torch.Tensor]) -> list[_Point]:
+    q = values["q"].detach().numpy()
+    A, b = (values[k].detach().numpy() if k in values else np.zeros(s) for k, s in (("A", (0, inner.n)), ("b", (0,))))
+    return [_Point.solve(inner, q_k, A, b) for q_k in q]
+
+
+def compare(y: Array, gradient: Mapping[str, Array], true: Reference) -> Comparison:
+    """Cosine similarity, and relative distances in the Euclidean and the largest-entry norm; y: (batch, n)."""
     cosine, l2, linf = 1.0, 0.0, 0.0
-    for name, exact in true.items():
+    for name, exact in true.gradient.items():
         g = np.nan_to_num(gradient[name], nan=0.0, posinf=0.0, neginf=0.0)
         norms = float(np.linalg.norm(g) * np.linalg.norm(exact))
         cosine = min(cosine, float((g * exact).sum()) / norms if norms else 0.0)
         l2 = max(l2, float(np.linalg.norm(g - exact) / np.linalg.norm(exact)))
         linf = max(linf, float(np.abs(g - exact).max() / np.abs(exact).max()))
-    return Comparison(cosine, l2, linf)
+    return Comparison(cosine, l2, linf, distance(y, true.y))
+
+
+def distance(y: Array, true: Array) -> float:
+    """Of solutions (batch, n), relative to the larger of the true one's norm and 1; the worst of the batch."""
+    off = np.linalg.norm(y - true, axis=1) / np.maximum(np.linalg.norm(true, axis=1), 1.0)
+    return float(np.nan_to_num(off, nan=np.inf).max())
 
 
 @dataclass
@@ -143,7 +160,7 @@ class _Point:
         gap = [self.M @ self.x - self.right]
         if self.mu > 0:
             gap.append(np.array([(self.x @ self.x - self.inner.radius**2) / 2]))
-        step = np.linalg.solve(self.system(), -np.concatenate([force, *gap]))
+        step = _solved(self.system(), -np.concatenate([force, *gap]))
         self.x[R] += step[: len(R)]
         self.w = self.w + step[len(R) : len(R) + k]
         if self.mu > 0:
@@ -170,10 +187,21 @@ class _Point:
         K = self.system()
         right = np.zeros(len(K))
         right[: len(self.free)] = -c[self.free]
-        found = np.linalg.solve(K, right)
+        try:
+            found = np.linalg.solve(K, right)
+        except np.linalg.LinAlgError:
+            raise NoReferenceError("the active constraints are dependent: there is no one derivative") from None
         u = np.zeros(self.inner.n)
         u[self.free] = found[: len(self.free)]
         return u, found[len(self.free) : len(self.free) + len(self.A)]
+
+
+def _solved(K: Array, right: Array) -> Array:
+    """K^-1 right; where active constraints are dependent, in the sense of least squares."""
+    try:
+        return np.linalg.solve(K, right)
+    except np.linalg.LinAlgError:
+        return np.linalg.lstsq(K, right, rcond=None)[0]
 
 
 def _cone_program(inner: Inner, q: Array) -> tuple[Array, Array, Array, Array, float]:

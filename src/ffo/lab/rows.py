@@ -27,8 +27,10 @@ EXPERIMENTS = {
     "socp": "Second-order cone programming",
     "scaling_qp": "Scaling in the dimension, QP",
     "scaling_socp": "Scaling in the dimension, SOCP",
+    "scaling_sudoku": "Scaling in the size of the board, Sudoku",
     "memory": "Peak memory by phase",
     "lpgd": "The tolerance of LPGD",
+    "adam": "The epsilon of Adam",
     "similarity": "Gradients during training, against a tight reference",
     "batch": "Batch size",
     "tolerance": "Tolerance of the backward solve",
@@ -57,18 +59,22 @@ class Row:
         batch: samples per step.
         record: "result": one per job, its times, accuracy and final values; "curve": one point of a
             curve of that job (an epoch of training, or a step for "similarity"); "phase": one phase of
-            "memory".
+            "memory"; "progress": what a running job knows so far (not kept in files).
         job: hash of the job; its curve rows and its result row share it.
         build_s: seconds to make the layer, once, with the first step's set-up where a method defers it.
         forward_s, backward_s, total_s: median seconds of one step's layer (not of the network around it).
         cosine, l2, linf: the gradient of the loss in the layer's inputs against the tight reference:
             cosine similarity, relative Euclidean and relative largest-entry distance. Worst over the
             tensors that are differentiated.
+        solution: distance of the layer's solution from the reference's, relative to the larger of that one's
+            norm and 1; worst over the samples of the first step and a few of the last.
         train_loss, test_loss: mean over samples; in a result row, after the last epoch.
-        train_error, test_error: share of puzzles not solved exactly (Sudoku), in [0, 1].
+        train_error, test_error: share of puzzles not solved exactly (Sudoku), in [0, 1]; train_cells and
+            test_cells: share of their cells with a wrong digit.
         epoch: epochs finished (curve rows; 0 is before training).
         step: optimiser steps taken.
-        elapsed_s: seconds of training so far.
+        elapsed_s: seconds of training so far; of a job that was ended, all its seconds.
+        at_least_s: of a job that was ended before a step was: seconds which that step had taken.
         peak_mb: peak resident memory of the process during `phase`, everything included; in a result row,
             the largest of these.
         base_mb: resident memory of that process before the data were made: interpreter and packages.
@@ -77,6 +83,7 @@ class Row:
         tolerance: the tolerance asked of the solver, where the experiment sets one.
         delta: the perturbation asked of the re-solve, where the experiment sets one.
         solver: the forward solver, where the experiment sets one.
+        adam_eps: Adam's epsilon, where a model is trained.
         status: "ok"; "failed": it was tried and did not finish; "skipped": it cannot run here.
         reason: why not, in words; empty if ok.
     """
@@ -88,7 +95,7 @@ class Row:
     seed: int
     d_y: int | None = None
     batch: int | None = None
-    record: Literal["result", "curve", "phase"] = "result"
+    record: Literal["result", "curve", "phase", "progress"] = "result"
     job: str = ""
     build_s: float | None = None
     forward_s: float | None = None
@@ -97,13 +104,17 @@ class Row:
     cosine: float | None = None
     l2: float | None = None
     linf: float | None = None
+    solution: float | None = None
     train_loss: float | None = None
     test_loss: float | None = None
     train_error: float | None = None
     test_error: float | None = None
+    train_cells: float | None = None
+    test_cells: float | None = None
     epoch: int | None = None
     step: int | None = None
     elapsed_s: float | None = None
+    at_least_s: float | None = None
     peak_mb: float | None = None
     base_mb: float | None = None
     data_mb: float | None = None
@@ -111,6 +122,7 @@ class Row:
     tolerance: float | None = None
     delta: float | None = None
     solver: str | None = None
+    adam_eps: float | None = None
     status: Literal["ok", "failed", "skipped"] = "ok"
     reason: str = ""
 

@@ -19,8 +19,9 @@ Values = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Step:
-    """What one step gave."""
+    """What one step was given, as it was then, and what it gave."""
 
+    values: Values
     loss: float
     y: torch.Tensor
     gradient: dict[str, torch.Tensor]
@@ -43,7 +44,8 @@ def take_step(task: Task, layer: Layer, values: Values, targets: torch.Tensor) -
     gradients = torch.autograd.grad(loss, [leaves[name] for name in learnt])
     end = time.perf_counter()
     gradient = dict(zip(learnt, gradients, strict=True))
-    return Step(loss.item(), y.detach(), gradient, middle - start, end - middle)
+    given = {name: v.detach().clone() for name, v in values.items()}
+    return Step(given, loss.item(), y.detach(), gradient, middle - start, end - middle)
 
 
 @dataclass
@@ -72,8 +74,8 @@ def true_gradient(task: Task, values: Values, targets: torch.Tensor) -> Referenc
 
 
 def accuracy(step: Step, true: Reference) -> Comparison:
-    """The step's gradient against the reference."""
-    return compare({name: g.numpy() for name, g in step.gradient.items()}, true.gradient)
+    """The step's solution and gradient against the reference."""
+    return compare(step.y.numpy(), {name: g.numpy() for name, g in step.gradient.items()}, true)
 
 
 def shuffled(count: int, seed: int, epoch: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ with several threads. Where the cores are shared with other work it gets less; t
 
 from __future__ import annotations
 
+import math
 import time
 
 import psutil
@@ -26,7 +27,11 @@ class Stopwatch:
     def _processor(self) -> float:
         if self.process is None:
             return time.process_time()
-        return sum(_used(p) for p in (self.process, *self.process.children(recursive=True)))
+        try:
+            tree = (self.process, *self.process.children(recursive=True))
+        except psutil.NoSuchProcess:  # it is gone: the clock alone tells
+            return math.inf
+        return sum(_used(p) for p in tree)
 
 
 def _used(process: psutil.Process) -> float:

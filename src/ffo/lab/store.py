@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Literal
@@ -23,11 +23,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended: status of its result row, why, and after how many seconds."""
+    """How a job ended: status of its result row, why, and after how many seconds; `elapsed_s` and `at_least_s` of
+    that row, which bound those of a harder case."""
 
     status: Literal["ok", "failed", "skipped"]
     reason: str = ""
     seconds: float = 0.0
+    elapsed_s: float | None = None
+    at_least_s: float | None = None
 
 
 class Store:
@@ -54,7 +57,7 @@ class Store:
     def outcome(self, key: str) -> Outcome | None:
         """How the job of this key ended, if it did."""
         entry = self._done.get(key)
-        return Outcome(entry["status"], entry["reason"], entry["seconds"]) if entry else None
+        return Outcome(**{field.name: entry[field.name] for field in fields(Outcome)}) if entry else None
 
     def is_done(self, job: Job, limits: Limits) -> bool:
         entry = self._done.get(job.key)

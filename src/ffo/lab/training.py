@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -14,15 +13,14 @@ from torch.nn.parallel import DistributedDataParallel
 from ffo.lab.baselines import BASELINES
 from ffo.lab.baselines.base import Layer
 from ffo.lab.jobs import Job
-from ffo.lab.reference import NoReferenceError
+from ffo.lab.reference import NoReferenceError, Reference, distance, solutions
 from ffo.lab.rows import Row
 from ffo.lab.step import Clock, Step, accuracy, first_reference, shuffled, take_step, true_gradient
 from ffo.lab.stopwatch import Stopwatch
 from ffo.lab.tasks import Task, TaskData, make_task
 
-#: Adam takes whole steps along gradients larger than this, however small: with its default of 1e-8, where the
-#: exact gradient is zero, methods would differ by how large the rounding of theirs is
-ADAM_EPS = 1e-5
+#: samples of the last step whose solutions are compared with the reference
+LAST_SAMPLES = 4
 
 
 @dataclass
@@ -39,6 +37,7 @@ class Trainer:
     clock: Clock = field(default_factory=Clock)
     steps: int = 0
     first: Step | None = None
+    last: Step | None = None
 
     @classmethod
     def of(cls, job: Job) -> Trainer:
@@ -46,7 +45,7 @@ class Trainer:
         model = task.model(job.seed)
         if dist.is_initialized():
             model = DistributedDataParallel(model)
-        optimizer = torch.optim.Adam(model.parameters(), lr=job.sizes.learning_rate, eps=ADAM_EPS)
+        optimizer = torch.optim.Adam(model.parameters(), lr=job.sizes.learning_rate, eps=job.sizes.adam_eps)
         data = task.data(job.seed)
         start = time.perf_counter()
         layer = BASELINES[job.method].build(task.inner, job.settings)
@@ -68,29 +67,34 @@ class Trainer:
         torch.autograd.backward([values[name] for name in step.gradient], list(step.gradient.values()))
         self.optimizer.step()
         self.clock.add(step)
-        self.first = self.first or step
+        self.first, self.last = self.first or step, step
         self.steps += 1
         return step
 
-    def epoch(self, epoch: int) -> dict[str, float | None]:
-        """Train for one epoch; returns its losses and errors, those of training as means over its steps."""
-        losses, errors = [], []
+    def epoch(self, epoch: int) -> Iterator[Row]:
+        """Train for one epoch. Leaves a row after the first step of all; then the epoch's, with its losses and
+        errors, those of training as means over its steps."""
+        scores = []
         for index in self.batches(epoch):
             since = Stopwatch()
             step = self.step(index)
-            losses.append(step.loss)
-            errors.append(self.task.error(step.y, self.data.train_targets[index]))
+            scores.append(self.task.scores(step.y, self.data.train_targets[index]))
             if self.steps == 1:
+                yield self.job.row(record="progress", **self.measured())
                 self.refuse_if_too_slow(since.seconds)
-        train_error = None if errors[0] is None else sum(e for e in errors if e is not None) / len(errors)
-        test_loss, test_error = self.test()
-        found = {
-            "train_loss": sum(losses) / len(losses),
-            "train_error": train_error,
-            "test_loss": test_loss,
-            "test_error": test_error,
-        }
-        return {name: _mean_over_processes(value) for name, value in found.items()}
+        found = {f"train_{name}": sum(score[name] for score in scores) / len(scores) for name in scores[0]}
+        found |= {f"test_{name}": score for name, score in self.test().items()}
+        found = {name: _mean_over_processes(value) for name, value in found.items()}
+        yield self.job.row(record="curve", epoch=epoch, step=self.steps, **found, **self.measured())
+
+    def started(self) -> Row:
+        """What is known before the first step."""
+        return self.job.row(record="progress", build_s=self.build_s if self.job.timed else None)
+
+    def measured(self) -> dict[str, float]:
+        """How right the first step was and, if they are measured, times so far."""
+        right = first_accuracy(self.job, self.first)
+        return {"build_s": self.build_s, **self.clock.medians(), **right} if self.job.timed else right
 
     def refuse_if_too_slow(self, first: float) -> None:
         """Raises if all steps, at the speed of the first one, would by far exceed the limit."""
@@ -103,19 +107,17 @@ class Trainer:
             )
 
     @torch.no_grad()
-    def test(self) -> tuple[float, float | None]:
-        """Mean loss and error on the test set, in batches of the training's size."""
-        inputs, targets = self.data.test_inputs, self.data.test_targets
+    def test(self) -> dict[str, float]:
+        """Mean loss and errors on the test set, in batches of the training's size."""
         solutions = []
-        for x in inputs.split(self.job.batch):
+        for x in self.data.test_inputs.split(self.job.batch):
             values = {name: v.detach() for name, v in self.model(x).items()}
             solutions.append(self.layer(values))
-        y = torch.cat(solutions)
-        return float(self.task.loss(y, targets)), self.task.error(y, targets)
+        return self.task.scores(torch.cat(solutions), self.data.test_targets)
 
 
-def _mean_over_processes(value: float | None) -> float | None:
-    if value is None or not dist.is_initialized():
+def _mean_over_processes(value: float) -> float:
+    if not dist.is_initialized():
         return value
     total = torch.tensor(value, dtype=torch.float64)
     dist.all_reduce(total)
@@ -125,21 +127,35 @@ def _mean_over_processes(value: float | None) -> float | None:
 def train(job: Job) -> Iterator[Row]:
     """A curve row per epoch, then the result: final losses, median times, accuracy on the first batch."""
     trainer = Trainer.of(job)
+    yield trainer.started()
     start = time.perf_counter()
-    last: dict[str, Any] = {}
+    last = job.row()
     for epoch in range(1, job.epochs + 1):
-        last = {**trainer.epoch(epoch), "epoch": epoch, "step": trainer.steps}
-        last["elapsed_s"] = time.perf_counter() - start
-        yield job.row(record="curve", **last)
-    yield job.row(**last, build_s=trainer.build_s, **trainer.clock.medians(), **first_accuracy(job, trainer.first))
+        for row in trainer.epoch(epoch):
+            last = replace(row, elapsed_s=time.perf_counter() - start)
+            yield last
+    worst = [off for off in (last.solution, solution_error(trainer)) if off is not None]
+    yield replace(last, record="result", solution=max(worst, default=None))
+
+
+def solution_error(trainer: Trainer) -> float | None:
+    """Distance of a few of the last step's solutions from the reference's, where there is one."""
+    if trainer.last is None or dist.is_initialized():
+        return None
+    values = {name: v[:LAST_SAMPLES] if name == "q" else v for name, v in trainer.last.values.items()}
+    y = trainer.last.y[:LAST_SAMPLES].numpy()
+    try:
+        return distance(y, solutions(trainer.task.inner, values))
+    except NoReferenceError:
+        return None
 
 
 def time_steps(job: Job) -> Iterator[Row]:
     """Median times of single steps on fresh batches with the untrained model."""
     trainer = Trainer.of(job)
+    yield trainer.started()
     inputs, targets = trainer.data.train_inputs, trainer.data.train_targets
     order = shuffled(len(inputs), job.seed, 1)
-    first: Step | None = None
     start = time.perf_counter()
     for k in range(job.steps + 1):
         index = order[torch.arange(k * job.batch, (k + 1) * job.batch) % len(order)]
@@ -147,14 +163,16 @@ def time_steps(job: Job) -> Iterator[Row]:
             values = trainer.model(inputs[index])
         step = take_step(trainer.task, trainer.layer, values, targets[index])
         trainer.clock.add(step)
-        first = first or step
+        trainer.first = trainer.first or step
+        if k == 0:
+            yield job.row(record="progress", **trainer.measured())
         if time.perf_counter() - start > job.budget:
             break
-    yield job.row(build_s=trainer.build_s, **trainer.clock.medians(), **first_accuracy(job, first))
+    yield job.row(**trainer.measured())
 
 
 def first_accuracy(job: Job, first: Step | None) -> dict[str, float]:
-    """cosine, l2 and linf of the gradient of the first step.
+    """cosine, l2 and linf of the gradient of the first step, and the distance of its solutions.
 
     Nothing where there is no reference to be had, or where this process saw a share of the batch alone.
     """
@@ -167,24 +185,30 @@ def first_accuracy(job: Job, first: Step | None) -> dict[str, float]:
     return asdict(accuracy(first, true))
 
 
+@torch.no_grad()
+def _true_gradient(trainer: Trainer, index: torch.Tensor) -> Reference | None:
+    """The reference at these samples before the step, which moves the model; None where there is no derivative."""
+    data = trainer.data
+    try:
+        return true_gradient(trainer.task, trainer.model(data.train_inputs[index]), data.train_targets[index])
+    except NoReferenceError:
+        return None
+
+
 def follow_gradients(job: Job) -> Iterator[Row]:
     """Train, and compare every few steps' gradients with the reference at the same inputs."""
     trainer = Trainer.of(job)
-    worst = {"cosine": 1.0, "l2": 0.0, "linf": 0.0}
+    worst = {"cosine": 1.0, "l2": 0.0, "linf": 0.0, "solution": 0.0}
     epoch = 0
     while trainer.steps < job.steps:
         epoch += 1
         for index in trainer.batches(epoch):
-            compared = trainer.steps % job.every == 0
-            if compared:  # before the step: it moves the model
-                targets = trainer.data.train_targets[index]
-                with torch.no_grad():
-                    true = true_gradient(trainer.task, trainer.model(trainer.data.train_inputs[index]), targets)
+            true = _true_gradient(trainer, index) if trainer.steps % job.every == 0 else None
             step = trainer.step(index)
-            if compared:
+            if true is not None:
                 found = asdict(accuracy(step, true))
                 worst = {k: (min if k == "cosine" else max)(worst[k], v) for k, v in found.items()}
                 yield job.row(record="curve", step=trainer.steps - 1, train_loss=step.loss, **found)
             if trainer.steps >= job.steps:
                 break
-    yield job.row(build_s=trainer.build_s, step=trainer.steps, **trainer.clock.medians(), **worst)
+    yield job.row(step=trainer.steps, **worst)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import zlib
@@ -47,6 +48,7 @@ CONTENDERS = [
 ]
 BY_NAME = {c.name: c for c in CONTENDERS}
 TASK_SIZE = {"qp": 200, "socp": 200, "sudoku4": 64, "sudoku9": 729}
+TRAINED = ("dfl", "sudoku", "socp", "lpgd", "adam", "tolerance")
 TOO_SLOW = "TimeoutError: its first step took 6.7 s: 800 steps would take about 5360 s, the limit is 120 s"
 #: what each task adds to a step's time
 TASK_FACTOR = {"qp": 1.0, "socp": 1.5, "sudoku4": 0.8, "sudoku9": 2.0}
@@ -69,12 +71,14 @@ def timed(contender: Contender, rng: np.random.Generator, row: Row) -> Row:
         total_s=forward + backward,
         cosine=1 - error,
         l2=math.sqrt(2 * error),
+        solution=1e-9,
         linf=1.4 * math.sqrt(2 * error),
     )
 
 
 def row_of(contender: Contender, experiment: str, task: str, seed: int, **values: Any) -> Row:
     values = {"d_y": TASK_SIZE[task], "batch": 32, "job": f"{experiment}-{task}-{contender.name}-{seed}"} | values
+    values = {"adam_eps": 1e-8 if experiment in TRAINED else None} | values
     return Row(experiment=experiment, task=task, method=contender.name, family=contender.family, seed=seed, **values)
 
 
@@ -103,6 +107,7 @@ def training(experiment: str, task: str, names: list[str], seed: int, epochs: in
             if sudoku:
                 error = min(1.0, max(0.0, 1.05 - progress + 0.02 * rng.standard_normal()))
                 point = replace(point, train_error=error, test_error=min(1.0, error + 0.05))
+                point = replace(point, train_cells=error / 3, test_cells=min(1.0, error + 0.05) / 3)
             yield point
         final = timed(contender, rng, replace(point, record="result"))
         if final.tolerance is not None:
@@ -126,6 +131,8 @@ def sweeps(seed: int) -> Iterator[Row]:
                     yield failed(base, "time limit of 120 s")
                 else:
                     yield timed(contender, rng, base)
+    for task, contender in itertools.product(("sudoku4", "sudoku9"), CONTENDERS):
+        yield timed(contender, rng, row_of(contender, "scaling_sudoku", task, seed))
     for name in ("FFOCP", "FFOQP", "CvxpyLayer"):
         for batch in (1, 4, 16, 64, 256):
             yield timed(BY_NAME[name], rng, row_of(BY_NAME[name], "batch", "qp", seed, batch=batch))
@@ -177,6 +184,8 @@ def synthetic_rows(memory_growth: float = 0.3) -> list[Row]:
         for tolerance in (1e-3, 1e-6, 1e-9, 1e-12):
             for task in ("qp", "socp"):
                 rows += training("tolerance", task, ["FFOCP"], seed, tolerance=tolerance)
+        for eps in (1e-8, 1e-5):
+            rows += training("adam", "qp", ["FFOCP", "FFOQP", "QPTH"], seed, adam_eps=eps)
         for name in ("LPGD (tight)", "Alt-Diff"):
             rows.append(failed(row_of(BY_NAME[name], "sudoku", "sudoku9", seed), TOO_SLOW))
         for name in ("QPTH", "QPLayer", "dQP", "Alt-Diff", "FFOQP"):

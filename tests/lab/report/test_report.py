@@ -203,7 +203,7 @@ def test_failures_alone(rows: list[Row], tmp_path: Path) -> None:
     assert set(results.missing) == set(EXPERIMENTS)
     assert {verdict.state for verdict in content(results)["verdicts"]} == {"not measured"}
     drawn = [plot for plot in content(results)["plots"] if plot.panels]
-    assert [plot.name for plot in drawn] == ["costs", "solvers"]
+    assert [plot.name for plot in drawn] == ["solvers"]
     assert all(panel.alt.count("killed by") == panel.alt.count(";") + 1 for plot in drawn for panel in plot.panels)
     assert "killed by <signal> 9 \\| out of memory" in (tmp_path / "report.md").read_text(encoding="utf-8")
 

@@ -12,7 +12,7 @@ from lab.report.synthetic import MACHINE_OF_THE_ROWS, synthetic_rows
 
 from ffo.lab.report.results import Results, Spread
 from ffo.lab.report.standings import Accuracy, headline_settings, standings
-from ffo.lab.report.tables import Cell, accuracy_table, ratio_tables, trouble_table
+from ffo.lab.report.tables import Cell, accuracy_table, figures_table, ratio_tables, trouble_table
 from ffo.lab.report.verdicts import Verdict, verdicts
 from ffo.lab.rows import Row
 
@@ -79,7 +79,7 @@ def test_nearest_rival_and_its_ratio() -> None:
     far = [result("BPQP", "conic", 50.0, seed) for seed in range(3)]
     state, text = check(verdicts(results([*ours, *near, *far]))[FAST_CP])
     assert state == "reached"
-    assert "FFOCP 2.0 s per step; the nearest of 2 with a right gradient is CvxpyLayer" in text
+    assert "FFOCP 2.0 s per step; the nearest of 2 whose gradient is not wrong is CvxpyLayer" in text
     assert "3.0× as long (2.0–4.0)" in text
 
 
@@ -254,3 +254,53 @@ def test_accuracy_table_puts_the_fastest_right_method_first() -> None:
 def test_spread_leaves_out_what_is_missing() -> None:
     assert Spread.of([3.0, None, 1.0]) == Spread(2.0, 1.0, 3.0, 2)
     assert Spread.of([None]) is None
+
+
+def test_a_peer_that_is_nearly_right_is_a_rival_and_ours_must_be_right() -> None:
+    ours, close = result("FFOCP", "conic", 2.0), result("BPQP", "conic", 1.5, cosine=1 - 5e-4)
+    state, text = check(verdicts(results([ours, close]))[FAST_CP])
+    assert state == "not reached"
+    assert "BPQP: 1.5 s" in text
+    inexact = replace(ours, cosine=1 - 5e-4)
+    state, text = check(verdicts(results([inexact, replace(close, total_s=9.0)]))[FAST_CP])
+    assert (state, "not right" in text) == ("not reached", True)
+    assert check(verdicts(results([inexact]))[GRADIENT])[0] == "not reached"
+
+
+def test_a_wrong_solution_is_wrong_whatever_its_gradient() -> None:
+    """And its loss, lower than what the problem allows, is no yardstick."""
+    ours = result("FFOQP", "qp", 2.0)
+    wrong = result("QPTH", "qp", 1.0, solution=0.4, train_loss=-70.0)
+    right = result("dQP", "qp", 3.0, solution=1e-7)
+    found = verdicts(results([ours, wrong, right]))
+    state, text = check(found[FAST_QP])
+    assert (state, "QPTH is faster, its solution wrong (off by 0.400)" in text) == ("reached", True)
+    assert check(found[LOSS]) == ("reached", "largest gap of 1: FFOQP 0.00% against dQP")
+    (table,) = (t for t in ratio_tables(results([ours, wrong, right])) if "FFOQP" in t.caption)
+    assert Cell("0.50× ✗", "bad", "wrong solution") in next(row for row in table.rows if row[0].text == "QPTH")
+
+
+def test_what_was_stopped_has_a_lower_bound() -> None:
+    ours = [result("FFOCP", "conic", total, seed, build_s=0.5) for seed, total in ((0, 0.1), (1, 0.2))]
+    stopped = result("Moreau (direct)", "conic", 1.0, status="failed", reason="time limit: longer than 5 s")
+    stopped = replace(stopped, total_s=None, cosine=None, train_loss=None, build_s=1.0, elapsed_s=5.0, at_least_s=4.0)
+    unbuilt = replace(stopped, method="CvxpyLayer", build_s=None, at_least_s=None, elapsed_s=7.0)
+    skipped = replace(unbuilt, method="LPGD", status="skipped", reason="not tried: in an easier case, time limit")
+    found = results([*ours, stopped, unbuilt, skipped])
+    rows = {row[0].text: row[1] for row in ratio_tables(found)[0].rows}
+    assert (rows["Moreau (direct)"].text, rows["Moreau (direct)"].tone) == ("> 20×", "good")
+    assert "in its first step" in rows["Moreau (direct)"].note
+    assert rows["CvxpyLayer"].text == rows["LPGD"].text == "> 10×"  # with building: 7 s over 0.5 + 0.2
+    assert "built" in rows["CvxpyLayer"].note
+    text = check(verdicts(found)[FAST_CP])[1]
+    assert "Moreau (direct) > 20×: time limit: longer than 5 s (in its first step)" in text
+
+
+def test_the_figures_stand_in_one_table() -> None:
+    found = verdicts(results(synthetic_rows()))
+    table = figures_table(found)
+    assert all(verdict.target in head for verdict, head in zip(found, table.header[1:], strict=True))
+    assert len(table.rows) == len({check.where for verdict in found for check in verdict.checks})
+    cells = [cell for row in table.rows for cell in row[1:] if cell.text]
+    assert len(cells) == sum(len(verdict.checks) for verdict in found)
+    assert all(cell.text.startswith("✓") and cell.tone == "good" for cell in cells)

@@ -66,7 +66,7 @@ class Baseline:
     def why_not(self, inner: Inner, settings: Settings = DEFAULTS) -> str:
         """Why this method cannot run here, in words; empty if it can."""
         if self.family == "qp" and not inner.is_qp:
-            return "unsupported cone: second-order (this method takes quadratic programs)"
+            return "unsupported cone: second-order"
         missing = [name for name in self.packages if importlib.util.find_spec(name) is None]
         if missing:
             return f"not installed: {', '.join(missing)}"

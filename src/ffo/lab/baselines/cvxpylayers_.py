@@ -31,7 +31,8 @@ def _layer(
     layer = CvxpyLayer(problem, parameters, [y], solver=solver, solver_args=dict(solver_args))
 
     def solve(values: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        extra = dict(derivative_args or {}) if torch.is_grad_enabled() else {}
+        learning = torch.is_grad_enabled() and any(v.requires_grad for v in values.values())
+        extra = dict(derivative_args or {}) if learning else {}
         return layer(*inner.arguments(values, "factor", constant=constant), solver_args=extra)[0]
 
     return solve

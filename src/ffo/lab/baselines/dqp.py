@@ -3,7 +3,8 @@
     [H  N'] [u]   [-c]
     [N  0 ] [w] = [ 0]
 
-with the letters of `implicit`, by a sparse factorization.
+with the letters of `implicit`, by a sparse factorization; where active rows are dependent, in the sense of least
+squares.
 """
 
 from __future__ import annotations
@@ -58,7 +59,11 @@ class DQP(Method):
     def adjoint(self, problem: Equality) -> tuple[Array, Array]:
         n, rows = problem.H.shape[0], problem.N.shape[0]
         K = sp.csc_matrix(sp.block_array([[problem.H, problem.N.T], [problem.N, sp.csc_array((rows, rows))]]))
-        found = splu(K).solve(np.concatenate([-problem.c, np.zeros(rows)]))
+        right = np.concatenate([-problem.c, np.zeros(rows)])
+        try:
+            found = splu(K).solve(right)
+        except RuntimeError:  # exactly singular
+            found = np.linalg.lstsq(K.toarray(), right, rcond=None)[0]
         return found[:n], found[n:]
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from ffo.lab.baselines.base import Baseline, Layer, Settings, expanded
+from ffo.lab.baselines.base import Baseline, Layer, Settings, expanded, only_given
 from ffo.lab.tasks.inner import Inner
 
+PUBLISHED_TOLERANCE = 1e-12
 Values = Mapping[str, torch.Tensor]
 
 
@@ -23,8 +24,8 @@ def _equalities(values: Values, inner: Inner) -> tuple[torch.Tensor, torch.Tenso
 def _qpth(inner: Inner, settings: Settings) -> Layer:
     from qpth.qp import QPFunction
 
-    solve_qp = QPFunction(verbose=-1, **({"eps": settings.tolerance} if settings.tolerance else {}))
-    Q, G, h = (inner.fixed[name] for name in ("Q", "G", "h"))
+    solve_qp = QPFunction(verbose=-1, **only_given(eps=settings.tolerance))
+    Q, G, h = inner.fixed.values()
 
     def solve(values: Values) -> torch.Tensor:
         # for a block without a batch dimension qpth returns the mean of the gradients, not the sum
@@ -37,7 +38,7 @@ def _qpth(inner: Inner, settings: Settings) -> Layer:
 def _qplayer(inner: Inner, settings: Settings) -> Layer:
     from proxsuite.torch.qplayer import QPFunction
 
-    Q, G, h = (inner.fixed[name] for name in ("Q", "G", "h"))
+    Q, G, h = inner.fixed.values()
     lower = torch.full_like(h, -1e20)
 
     def solve(values: Values) -> torch.Tensor:
@@ -81,10 +82,15 @@ def _moreau(inner: Inner, settings: Settings) -> Layer:
 
 
 def _published_qp(inner: Inner, settings: Settings) -> Layer:
+    """Its default forward solver is the research code of dQP with Gurobi, which no package index has (the "dqp"
+    there is another project); of those it offers besides, CVXPY's Clarabel alone is tight enough for the way it
+    finds active constraints. It makes dense blocks of a chunk's samples: chunks are small."""
     from ffolayer import FFOQPLayer
 
-    layer = FFOQPLayer(**({"eps": settings.tolerance} if settings.tolerance else {}))
-    Q, G, h = (inner.fixed[name] for name in ("Q", "G", "h"))
+    tolerance = settings.tolerance or PUBLISHED_TOLERANCE
+    options = {"verbose": False, **dict.fromkeys(("tol_gap_abs", "tol_gap_rel", "tol_feas"), tolerance)}
+    layer = FFOQPLayer(solver="CLARABEL", solver_opts=options, chunk_size=2)
+    Q, G, h = inner.fixed.values()
 
     def solve(values: Values) -> torch.Tensor:
         A, b = _equalities(expanded(values), inner)
@@ -97,7 +103,7 @@ def _published_conic(inner: Inner, settings: Settings) -> Layer:
     from ffolayer import FFOLayer
 
     problem, parameters, y = inner.cvxpy("factor")
-    layer = FFOLayer(problem, parameters, [y], **({"eps": settings.tolerance} if settings.tolerance else {}))
+    layer = FFOLayer(problem, parameters, [y], **only_given(eps=settings.tolerance))
 
     def solve(values: Values) -> torch.Tensor:
         return layer(*inner.arguments(values, "factor"))[0]
@@ -110,6 +116,6 @@ PACKAGES = [
     Baseline("QPTH", "qp", _qpth, packages=("qpth",), settings=TOLERANCE),
     Baseline("QPLayer", "qp", _qplayer, packages=("proxsuite",)),
     Baseline("Moreau (direct)", "conic", _moreau, packages=("moreau",)),
-    Baseline("ffolayer FFOQP", "qp", _published_qp, packages=("ffolayer", "dqp"), settings=TOLERANCE),
+    Baseline("ffolayer FFOQP", "qp", _published_qp, packages=("ffolayer",), settings=TOLERANCE),
     Baseline("ffolayer FFOCP", "conic", _published_conic, packages=("ffolayer", "cvxtorch"), settings=TOLERANCE),
 ]

@@ -20,6 +20,7 @@ from ffo.lab.tasks.base import Sizes
 #: those that re-solve: their tolerance and perturbation are part of the gradient
 RESOLVING = ("FFOCP", "FFOCP resolve", "LPGD")
 FOLLOWED = ("FFOCP", "FFOCP iterative", "FFOCP resolve", "FFOQP", "CvxpyLayer", "LPGD", "LPGD (tight)", "BPQP", "dQP")
+EXACT = ("FFOCP", "FFOQP", "BPQP", "dQP", "QPTH", "QPLayer", "Moreau (direct)")
 BATCHED = ("FFOCP", "FFOQP", "CvxpyLayer", "LPGD", "BPQP", "dQP", "QPLayer", "Moreau (direct)")
 FORWARD_SOLVERS = {
     "qp": ("PIQP", "CLARABEL", "SCS", "OSQP", "PROXQP", "QOCO", "DAQP", "HIGHS", "MOREAU", "ECOS"),
@@ -31,12 +32,12 @@ Planner = Callable[[Preset, Sequence[str]], Iterator[Job]]
 
 def _train(experiment: str, task: str, method: str, seed: int, course: Course, settings: Settings = DEFAULTS) -> Job:
     job = Job(experiment, task, method, seed, course.sizes, course.batch, "train", course.epochs, settings=settings)
-    return replace(job, time_limit=course.time_limit)
+    return replace(job, time_limit=course.time_limit or math.inf, timed=course.timed)
 
 
 def _decision(experiment: str, task: str) -> Planner:
     def jobs(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
-        for seed, method in product(preset.seeds, methods):
+        for seed, method in product(preset.seeds, _among(methods, preset.swept)):
             yield _train(experiment, task, method, seed, preset.decision)
 
     return jobs
@@ -44,64 +45,76 @@ def _decision(experiment: str, task: str) -> Planner:
 
 def _sudoku(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
     for size, course in preset.boards.items():
-        large = size == max(preset.boards)
-        seeds, some = (preset.sweep_seeds, preset.swept) if large else (preset.seeds, ())
-        for seed, method in product(seeds, _among(methods, some)):
+        seeds = preset.ablation_seeds if size == max(preset.boards) else preset.seeds
+        for seed, method in product(seeds, _among(methods, preset.swept)):
             yield _train("sudoku", f"sudoku{size}", method, seed, course)
 
 
 def _scaling(experiment: str, task: str) -> Planner:
     def jobs(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
-        cases = product(sorted(preset.sizes), preset.sweep_seeds, _among(methods, preset.swept))
+        cases = product(sorted(preset.sizes), preset.seeds, _among(methods, preset.swept))
         for size, seed, method in cases:
-            sizes = replace(preset.decision.sizes, d_y=size)
-            yield Job(experiment, task, method, seed, sizes, preset.decision.batch, "time", steps=preset.steps)
+            sizes = replace(preset.decision.sizes, d_y=size, samples=4 * preset.batch)
+            yield Job(experiment, task, method, seed, sizes, preset.batch, "time", steps=preset.steps)
 
     return jobs
+
+
+def _scaling_sudoku(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
+    cases = product(preset.board_batches.items(), preset.seeds, _among(methods, preset.swept))
+    for (size, batch), seed, method in cases:
+        sizes = replace(preset.boards[size].sizes, samples=4 * batch)
+        yield Job("scaling_sudoku", f"sudoku{size}", method, seed, sizes, batch, "time", steps=preset.steps)
 
 
 def _memory(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
     """One seed: what is measured does not depend on the data's values."""
     for size, method in product(sorted(preset.memory_sizes), _among(methods, preset.weighed)):
-        sizes = Sizes(d_y=size, samples=2 * preset.decision.batch)
-        yield Job("memory", "qp", method, preset.seeds[0], sizes, preset.decision.batch, "memory")
+        sizes = Sizes(d_y=size, samples=2 * preset.batch)
+        yield Job("memory", "qp", method, preset.seeds[0], sizes, preset.batch, "memory", timed=False)
 
 
 def _lpgd(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
-    size = preset.lpgd_board
-    for seed, method in product(preset.sweep_seeds, _among(methods, ("FFOCP", "LPGD", "LPGD (tight)"))):
-        yield _train("lpgd", f"sudoku{size}", method, seed, preset.boards[size])
+    for seed, method in product(preset.ablation_seeds, _among(methods, ("FFOCP", "LPGD", "LPGD (tight)"))):
+        yield _train("lpgd", f"sudoku{preset.lpgd_board}", method, seed, preset.lpgd)
+
+
+def _adam(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
+    """Training with torch's epsilon, and with one that rounding does not reach."""
+    for seed, eps, method in product(preset.ablation_seeds, preset.adam_epsilons, _among(methods, EXACT)):
+        sizes = replace(preset.adam.sizes, adam_eps=eps)
+        yield _train("adam", "qp", method, seed, replace(preset.adam, sizes=sizes))
 
 
 def _similarity(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
-    for task, size, seed in product(("qp", "socp"), preset.similarity_sizes, preset.sweep_seeds):
+    for task, size, seed in product(("qp", "socp"), preset.similarity_sizes, preset.ablation_seeds):
         sizes = replace(preset.ablation.sizes, d_y=size)
         for method in _among(methods, FOLLOWED):
-            job = Job("similarity", task, method, seed, sizes, preset.ablation.batch, "similarity")
+            job = Job("similarity", task, method, seed, sizes, preset.ablation.batch, "similarity", timed=False)
             yield replace(job, steps=preset.similarity_steps, every=preset.every)
 
 
 def _batch(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
-    for batch, seed, method in product(preset.batches, preset.sweep_seeds, _among(methods, BATCHED)):
+    for batch, seed, method in product(preset.batches, preset.ablation_seeds, _among(methods, BATCHED)):
         sizes = replace(preset.ablation.sizes, samples=max(preset.ablation.sizes.samples, 2 * batch))
         yield Job("batch", "qp", method, seed, sizes, batch, "time", steps=preset.steps)
 
 
 def _tolerance(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
-    cases = product(("qp", "socp"), preset.sweep_seeds, preset.tolerances, _among(methods, RESOLVING))
+    cases = product(("qp", "socp"), preset.ablation_seeds, preset.tolerances, _among(methods, RESOLVING))
     for task, seed, tolerance, method in cases:
         yield _train("tolerance", task, method, seed, preset.ablation, Settings(tolerance=tolerance))
 
 
 def _delta(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
     perturbing = [name for name in _among(methods, RESOLVING) if "delta" in BASELINES[name].settings]
-    for task, seed, delta, method in product(("qp", "socp"), preset.sweep_seeds, preset.deltas, perturbing):
+    for task, seed, delta, method in product(("qp", "socp"), preset.ablation_seeds, preset.deltas, perturbing):
         yield _train("delta", task, method, seed, preset.ablation, Settings(delta=delta))
 
 
 def _solvers(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
     for task, solvers in FORWARD_SOLVERS.items():
-        for seed, solver, method in product(preset.sweep_seeds, solvers, _among(methods, ("FFOCP",))):
+        for seed, solver, method in product(preset.ablation_seeds, solvers, _among(methods, ("FFOCP",))):
             job = Job("solvers", task, method, seed, preset.ablation.sizes, preset.ablation.batch, "time")
             yield replace(job, steps=preset.steps, settings=Settings(solver=solver))
 
@@ -117,8 +130,10 @@ CATALOGUE: dict[str, Planner] = {
     "socp": _decision("socp", "socp"),
     "scaling_qp": _scaling("scaling_qp", "qp"),
     "scaling_socp": _scaling("scaling_socp", "socp"),
+    "scaling_sudoku": _scaling_sudoku,
     "memory": _memory,
     "lpgd": _lpgd,
+    "adam": _adam,
     "similarity": _similarity,
     "batch": _batch,
     "tolerance": _tolerance,
@@ -128,34 +143,55 @@ CATALOGUE: dict[str, Planner] = {
 assert set(CATALOGUE) == set(EXPERIMENTS)
 
 
-def plan(preset: Preset, experiments: Sequence[str], methods: Sequence[str], processes: int = 1) -> list[Job]:
+def plan(
+    preset: Preset,
+    experiments: Sequence[str],
+    methods: Sequence[str],
+    processes: int = 1,
+    time_limit: float | None = None,
+) -> list[Job]:
     """All jobs of these experiments and methods, in the order they are run.
 
-    `processes` is the number that training is distributed over. Jobs that need a process of their own come
-    last, so that the others can share one.
+    `processes` is the number that training is distributed over; `time_limit` holds for every job instead of the
+    preset's. Jobs whose times are measured come first; those that need a process of their own come last, so that
+    the others can share one.
     """
     jobs = [job for name in experiments for job in CATALOGUE[name](preset, methods)]
-    jobs = [replace(job, time_limit=min(job.time_limit, preset.time_limit), budget=preset.budget) for job in jobs]
+    jobs = [replace(job, time_limit=time_limit or _limit(job, preset), budget=preset.budget) for job in jobs]
     jobs = [replace(job, processes=processes) if job.kind == "train" else job for job in jobs]
-    return sorted(_chained(jobs, preset.repeat_limit), key=lambda job: job.fresh)
+    return list(_chained(sorted(jobs, key=lambda job: (not job.timed, job.fresh)), preset))
 
 
-def _chained(jobs: Sequence[Job], repeat_limit: float) -> Iterator[Job]:
-    """Each job after the one before it that differs in nothing but seed and size.
+def _limit(job: Job, preset: Preset) -> float:
+    """That of its course, where it has one."""
+    return job.time_limit if job.kind == "train" and math.isfinite(job.time_limit) else preset.time_limit
 
-    A method that builds another's layer comes after that one's job; on a further seed, after its own.
+
+def _chained(jobs: Sequence[Job], preset: Preset) -> Iterator[Job]:
+    """Each job after an easier one that differs in nothing but seed or size: on a further seed, after the first;
+    at a larger size, after the first seed of the size before.
+
+    A method that builds another's layer comes after that one's job; on a further seed, after its own. Training
+    on a board comes after its single steps, if those are timed before.
     """
     before: dict[tuple[str, str, str, Settings], Job] = {}
-    all_keys = {job.key for job in jobs}
+    timed_boards: dict[tuple[str, str], Job] = {}
+    keys = {job.key for job in jobs}
     for job in jobs:
         series = (job.experiment, job.task, job.method, job.settings)
         easier = before.get(series)
-        before[series] = job
+        if easier is None and job.experiment == "sudoku":
+            easier = timed_boards.get((job.task, job.method))
+        if job.experiment == "scaling_sudoku":
+            timed_boards.setdefault((job.task, job.method), job)
         repeats = easier is not None and replace(job, seed=easier.seed).key == easier.key
+        if not repeats:
+            before[series] = job
         twin = replace(job, method=BASELINES[job.method].same_build or job.method).key
-        if not repeats and twin != job.key and twin in all_keys:
+        if not repeats and twin != job.key and twin in keys:
             yield replace(job, after=twin)
         elif easier is not None:
-            yield replace(job, after=easier.key, repeat_limit=repeat_limit if repeats else math.inf)
+            limit = preset.repeat_limit if job.timed else preset.repeat_training
+            yield replace(job, after=easier.key, repeat_limit=limit if repeats else math.inf)
         else:
             yield job

@@ -10,12 +10,14 @@ from ffo.lab.tasks.base import Sizes
 
 @dataclass(frozen=True)
 class Course:
-    """A training run: the task's sizes, samples per step, epochs; its own time limit, if it has one."""
+    """A training run: the task's sizes, samples per step, epochs; its own time limit, if it has one; and whether
+    its steps are timed, or trained side by side with others."""
 
     sizes: Sizes
     batch: int
     epochs: int
-    time_limit: float = math.inf
+    time_limit: float | None = None
+    timed: bool = True
 
 
 @dataclass(frozen=True)
@@ -23,31 +25,36 @@ class Preset:
     """Everything that sizes an experiment.
 
     Attributes:
-        seeds: of the training experiments; sweep_seeds: of all others, and of the largest board.
-        swept: methods of the scaling experiments and of the largest board; weighed: of the memory
-            experiment; empty: all.
+        seeds: of training and of timing; ablation_seeds: of all other experiments, and of the largest board's
+            training.
+        swept: methods of the training and timing experiments; weighed: of the memory experiment; empty: all.
         decision: training of the QP and the SOCP; boards: training by size of the Sudoku board.
-        sizes: dimensions of the scaling experiments; steps: timed in each, for at most `budget` seconds.
+        sizes: dimensions at which steps of `batch` samples are timed; board_batches: samples of a timed step by
+            size of the board; steps: timed in each, for at most `budget` seconds.
         memory_sizes: dimensions of the memory experiment.
-        lpgd_board: size of the Sudoku board on which LPGD's tolerance is studied.
+        lpgd: training on which LPGD's tolerance is studied, on a Sudoku board of size lpgd_board.
         similarity_sizes: dimensions; similarity_steps: steps of training; every: steps between comparisons.
         batches: batch sizes; ablation: training of the tolerance and perturbation experiments, and the
             sizes at which batch sizes and solvers are compared.
-        time_limit: seconds for one job; a method that took longer than repeat_limit is not run on a further
-            seed.
+        adam: training with each of `adam_epsilons`.
+        time_limit: seconds for one job; a method that took longer than repeat_limit, or repeat_training where
+            times are not measured, is not run on a further seed.
     """
 
     name: str
     seeds: tuple[int, ...]
-    sweep_seeds: tuple[int, ...]
+    ablation_seeds: tuple[int, ...]
     swept: tuple[str, ...]
     weighed: tuple[str, ...]
     decision: Course
     boards: dict[int, Course]
     sizes: tuple[int, ...]
+    batch: int
+    board_batches: dict[int, int]
     steps: int
     budget: float
     memory_sizes: tuple[int, ...]
+    lpgd: Course
     lpgd_board: int
     similarity_sizes: tuple[int, ...]
     similarity_steps: int
@@ -56,14 +63,17 @@ class Preset:
     ablation: Course
     tolerances: tuple[float, ...]
     deltas: tuple[float, ...]
+    adam: Course
+    adam_epsilons: tuple[float, ...]
     time_limit: float
     repeat_limit: float
+    repeat_training: float
 
 
 QUICK = Preset(
     name="quick",
     seeds=(0, 1),
-    sweep_seeds=(0,),
+    ablation_seeds=(0,),
     swept=(
         "FFOCP",
         "FFOQP",
@@ -82,30 +92,36 @@ QUICK = Preset(
         "ffolayer FFOCP",
     ),
     weighed=("FFOCP", "FFOQP", "CvxpyLayer"),
-    decision=Course(Sizes(d_y=200, samples=40, learning_rate=1e-3), batch=32, epochs=3),
+    decision=Course(Sizes(d_y=50, samples=80, learning_rate=3e-3), batch=8, epochs=6, time_limit=8.0, timed=False),
     boards={
-        4: Course(Sizes(samples=40, learning_rate=3e-2), batch=32, epochs=3),
-        9: Course(Sizes(samples=10, learning_rate=1e-2), batch=4, epochs=1, time_limit=4.0),
+        4: Course(Sizes(samples=60, learning_rate=3e-2), batch=8, epochs=6, time_limit=8.0, timed=False),
+        9: Course(Sizes(samples=10, learning_rate=1e-2), batch=4, epochs=2, time_limit=8.0, timed=False),
     },
     sizes=(100, 200, 800),
+    batch=32,
+    board_batches={4: 32, 9: 4},
     steps=3,
-    budget=0.8,
+    budget=0.6,
     memory_sizes=(200, 1000),
+    lpgd=Course(Sizes(samples=40, learning_rate=3e-2), batch=8, epochs=4),
     lpgd_board=4,
-    similarity_sizes=(100,),
+    similarity_sizes=(50,),
     similarity_steps=6,
     every=2,
     batches=(1, 8, 32, 128),
-    ablation=Course(Sizes(d_y=100, samples=80, learning_rate=1e-3), batch=32, epochs=1),
+    ablation=Course(Sizes(d_y=100, samples=40, learning_rate=1e-3), batch=32, epochs=2),
     tolerances=(1e-3, 1e-6, 1e-9),
     deltas=(1e-2, 1e-4, 1e-6),
+    adam=Course(Sizes(d_y=20, d_x=64, samples=80, learning_rate=1e-2), batch=32, epochs=12, timed=False),
+    adam_epsilons=(1e-8, 1e-5),
     time_limit=5.0,
-    repeat_limit=2.5,
+    repeat_limit=1.0,
+    repeat_training=4.0,
 )
 PAPER = Preset(
     name="paper",
     seeds=tuple(range(10)),
-    sweep_seeds=tuple(range(10)),
+    ablation_seeds=tuple(range(10)),
     swept=(),
     weighed=(),
     decision=Course(Sizes(d_y=800, samples=2048, learning_rate=1e-3), batch=32, epochs=20),
@@ -114,9 +130,12 @@ PAPER = Preset(
         9: Course(Sizes(samples=2048, learning_rate=1e-2), batch=8, epochs=10),
     },
     sizes=(50, 100, 200, 400, 600, 800, 1000),
+    batch=32,
+    board_batches={4: 64, 9: 8},
     steps=10,
     budget=60.0,
     memory_sizes=(200, 400, 600, 800, 1000),
+    lpgd=Course(Sizes(samples=2048, learning_rate=1e-2), batch=8, epochs=10),
     lpgd_board=9,
     similarity_sizes=(100, 200, 400, 800),
     similarity_steps=200,
@@ -125,7 +144,10 @@ PAPER = Preset(
     ablation=Course(Sizes(d_y=200, samples=2048, learning_rate=1e-3), batch=32, epochs=10),
     tolerances=(1e-3, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12),
     deltas=(1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7),
+    adam=Course(Sizes(d_y=200, samples=2048, learning_rate=1e-3), batch=32, epochs=10, timed=False),
+    adam_epsilons=(1e-8, 1e-5),
     time_limit=4 * 3600.0,
     repeat_limit=math.inf,
+    repeat_training=math.inf,
 )
 PRESETS = {preset.name: preset for preset in (QUICK, PAPER)}

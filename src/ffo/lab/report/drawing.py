@@ -183,7 +183,7 @@ def dot_panel(name: str, title: str, entries: Sequence[Dots], x: Axis) -> Panel:
         axes.set_ylim(len(ordered) - 0.4, -0.6)
         axes.grid(False, axis="y")
         if values:
-            scale(axes, "x", x, values, most=4)
+            scale(axes, "x", x, values, most=3)
         else:
             axes.set_xticks([])
 
@@ -217,7 +217,7 @@ def scatter_panel(
             )
         scale(axes, "x", x, [point.x for point in points])
         scale(axes, "y", y, [*heights, bar])
-        top = 10 * max(*heights, 10 * bar)
+        top = 100 * max(*heights, 10 * bar)  # room for the label above the highest point's own
         axes.set_ylim(min(*heights, bar) / 8, top)
         axes.axhspan(bar, top, color=bad, alpha=0.12, linewidth=0)
         axes.axhline(bar, color=bad, linewidth=1, dashes=(4, 2))
@@ -262,11 +262,11 @@ def panel(
     wide, high = 72 * INCHES[0], 72 * height
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(INCHES[0], height))
-        figure.subplots_adjust(left=left / wide, right=1 - right / wide, bottom=38 / high, top=1 - 22 / high)
+        figure.subplots_adjust(left=left / wide, right=1 - right / wide, bottom=38 / high, top=1 - 26 / high)
         axes = figure.subplots()
         draw(axes)
         axes.yaxis.set_label_coords((15 - left) / (wide - left - right), 0.5)  # clear of wide tick labels
-        axes.set_title(title, x=-left / (wide - left - right), ha="left")
+        axes.set_title(title, x=-left / (wide - left - right), ha="left", pad=10)  # clear of the uppermost tick label
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     return Panel(title, inline(buffer.getvalue(), name, alt), alt)
@@ -308,6 +308,8 @@ def scale(axes: Axes, which: Literal["x", "y"], axis: Axis, values: Sequence[flo
             FixedLocator(whole) if whole is not None else MaxNLocator(6, integer=axis.kind == "size")
         )
         ticked.set_major_formatter(text)
+        if axis.kind == "number" and values:
+            widen(axes, which, min(values), max(values))
         return
     (axes.set_xscale if which == "x" else axes.set_yscale)("log")
     low, high = min(values), max(values)
@@ -321,6 +323,14 @@ def scale(axes: Axes, which: Literal["x", "y"], axis: Axis, values: Sequence[flo
     ticked.set_major_locator(FixedLocator(places))
     ticked.set_minor_locator(NullLocator())
     ticked.set_major_formatter(text)
+
+
+def widen(axes: Axes, which: Literal["x", "y"], low: float, high: float) -> None:
+    """A linear axis spans a hundredth of its values at least: so many digits are shown, and less is noise."""
+    least = 0.01 * max(abs(low), abs(high))
+    if high - low < least:
+        middle = (low + high) / 2
+        (axes.set_xlim if which == "x" else axes.set_ylim)(middle - 0.6 * least, middle + 0.6 * least)
 
 
 def round_places(low: float, high: float, most: int) -> list[float]:

@@ -15,7 +15,7 @@ from ffo.lab.report.drawing import swatch
 from ffo.lab.report.figures import plots
 from ffo.lab.report.looks import PAGE, PALETTE
 from ffo.lab.report.results import Results
-from ffo.lab.report.tables import machine_table, ratio_tables, trouble_table, version_table
+from ffo.lab.report.tables import figures_table, machine_table, ratio_tables, trouble_table, version_table
 from ffo.lab.report.verdicts import verdicts
 from ffo.lab.rows import EXPERIMENTS, ROWS
 
@@ -46,10 +46,12 @@ def write_report(folder: Path | str) -> Path:
 
 def content(results: Results) -> dict[str, Any]:
     """What both templates are filled with."""
+    found = verdicts(results)
     return {
         "results": results,
         "machine": results.machine,
-        "verdicts": verdicts(results),
+        "verdicts": found,
+        "figures": figures_table(found),
         "ratios": ratio_tables(results),
         "plots": plots(results),
         "trouble": trouble_table(results),

@@ -12,7 +12,7 @@ from typing import Any
 from ffo.lab.rows import EXPERIMENTS, MACHINE, TASKS, Machine, Row, read_machine, read_rows
 
 #: what makes two rows the same measurement: of those, the later one counts
-IDENTITY = "experiment task method seed d_y batch record epoch step phase tolerance delta solver".split()
+IDENTITY = "experiment task method seed d_y batch record epoch step phase tolerance delta solver adam_eps".split()
 
 
 @dataclass(frozen=True)

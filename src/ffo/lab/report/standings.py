@@ -1,8 +1,10 @@
 """Who stands where at one setting: a task at one size, all methods side by side.
 
-A gradient is right if its cosine to the tight reference is at least 0.9999 on every seed. At that cosine
-a gradient of the right length is off by 1.4%; one that is off by more than 5% has the right direction and
-the wrong length (a mean over the batch for a sum, say), and is wrong.
+A gradient is right if its cosine to the tight reference is at least 0.9999 on every seed, and wrong below 0.999;
+between them it is inexact (one variable of thousands taken for active that is not, say): a rival still. At a cosine
+of 0.9999 a gradient of the right length is off by 1.4%; one that is off by more than 5% has the right direction and
+the wrong length (a mean over the batch for a sum, say), and is wrong. So is whatever belongs to a solution
+that is off by more than 1%.
 """
 
 from __future__ import annotations
@@ -13,52 +15,71 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ffo.lab.report.looks import is_ours, rank
-from ffo.lab.report.results import Results, Spread, by, distinct, task_name
+from ffo.lab.report.results import Results, Spread, by, task_name
 from ffo.lab.rows import Row
 
-COSINE = 0.9999
+COSINE, CLOSE = 0.9999, 0.999
 LENGTH = 0.05
+SOLUTION = 0.01
 #: the size at which the paper compares
 PAPER_SIZE = 800
 #: task -> experiments that time it, the training run first
 SOURCES = {
     "qp": ("dfl", "scaling_qp"),
-    "sudoku4": ("sudoku",),
-    "sudoku9": ("sudoku",),
+    "sudoku4": ("sudoku", "scaling_sudoku"),
+    "sudoku9": ("sudoku", "scaling_sudoku"),
     "socp": ("socp", "scaling_socp"),
 }
 
-Judgement = Literal["right", "wrong direction", "wrong length", "not measured"]
+Judgement = Literal["right", "inexact", "wrong direction", "wrong length", "wrong solution", "not measured"]
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A gradient against the tight reference, the worst of all seeds."""
+    """A gradient, and the solution it belongs to, against the tight reference: the worst of all seeds."""
 
     cosine: float | None
     l2: float | None
+    solution: float | None = None
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> Accuracy:
         cosines = [row.cosine for row in rows if row.cosine is not None]
         lengths = [row.l2 for row in rows if row.l2 is not None]
-        return cls(min(cosines, default=None), max(lengths, default=None))
+        solutions = [row.solution for row in rows if row.solution is not None]
+        return cls(min(cosines, default=None), max(lengths, default=None), max(solutions, default=None))
 
     @property
     def judgement(self) -> Judgement:
+        if self.solution is not None and self.solution > SOLUTION:
+            return "wrong solution"
         if self.cosine is None:
             return "not measured"
-        if self.cosine < COSINE:
+        if self.cosine < CLOSE:
             return "wrong direction"
-        return "right" if self.l2 is None or self.l2 <= LENGTH else "wrong length"
+        if self.l2 is not None and self.l2 > LENGTH:
+            return "wrong length"
+        return "right" if self.cosine >= COSINE else "inexact"
 
     @property
     def right(self) -> bool:
         return self.judgement == "right"
 
     @property
+    def rival(self) -> bool:
+        """Whether its time can be held against ours."""
+        return self.judgement in ("right", "inexact")
+
+    @property
     def wrong(self) -> bool:
         return self.judgement.startswith("wrong")
+
+
+def reasons(rows: Sequence[Row]) -> str:
+    """Why runs failed or were skipped; what follows from another reason goes without saying."""
+    found = dict.fromkeys(row.reason or row.status for row in rows)
+    own = [reason for reason in found if not reason.startswith(("not tried", "not repeated"))]
+    return "; ".join(own or found)
 
 
 @dataclass(frozen=True)
@@ -76,8 +97,16 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Bound:
+    """A step takes more than `ratio` times as long; `built`: counted from the first step on, else with building."""
+
+    ratio: float
+    built: bool
+
+
+@dataclass(frozen=True)
 class Standing:
-    """One method at one setting: a row for each seed that was timed, and the rows of what went wrong.
+    """One method at one setting: a row for each seed that measured something, and the rows of what went wrong.
 
     A run that was timed and then stopped (at its time limit, say) is among both.
     """
@@ -111,34 +140,62 @@ class Standing:
     @property
     def reason(self) -> str:
         """Why there is no measurement, or not on every seed."""
-        return "; ".join(dict.fromkeys(row.reason or row.status for row in self.trouble))
+        return reasons(self.trouble)
 
     def ratio_to(self, other: Standing) -> Spread | None:
         """How many times longer a step takes than the other's, seed by seed."""
         mine, theirs = ({row.seed: row.total_s for row in each.rows if row.total_s} for each in (self, other))
         return Spread.of(mine[seed] / theirs[seed] for seed in mine if seed in theirs)
 
+    def bound_to(self, other: Standing) -> Bound | None:
+        """How much longer than the other's a step takes at least, if it was stopped before its first step ended;
+        nothing if that is not longer."""
+        steps, builds = other.total, Spread.of(row.build_s for row in other.rows)
+        if self.total is not None or steps is None:
+            return None
+        begun = [row.at_least_s for row in self.trouble if row.at_least_s is not None]
+        if begun:
+            return Bound(min(begun) / steps.high, built=True) if min(begun) > steps.high else None
+        building = [row.elapsed_s for row in self.trouble if row.elapsed_s is not None and row.build_s is None]
+        if building and builds is not None and min(building) > builds.high + steps.high:
+            return Bound(min(building) / (builds.high + steps.high), built=False)
+        return None
 
-def settings_of(results: Results, task: str) -> list[Setting]:
-    """Every size at which a task was tried; a size that two experiments share is the training run's."""
+
+def settings_of(results: Results, task: str, field: str = "total_s") -> list[Setting]:
+    """Every size at which a field was measured (by default: at which the task was timed); a size that two
+    experiments share is the training run's."""
     found: dict[int | None, Setting] = {}
     for experiment in SOURCES[task]:
-        tried = [*results.of(experiment, task=task), *results.of(experiment, task=task, status="failed")]
-        for d_y, group in by(tried, "d_y").items():
+        measured = [row for row in results.of(experiment, task=task) if getattr(row, field) is not None]
+        for d_y, group in by(measured, "d_y").items():
             batch = Counter(row.batch for row in group).most_common(1)[0][0]
             found.setdefault(d_y, Setting(experiment, task, d_y, batch))
     return sorted(found.values(), key=lambda setting: setting.d_y or 0)
 
 
-def headline_settings(results: Results) -> list[Setting]:
-    """One setting for each task tried: the paper's size if the training run has it, else its largest;
-    then the paper's size, where a sweep alone has it."""
+def timed_settings(results: Results) -> list[Setting]:
+    """Every size at which a task was timed."""
+    return [setting for task in SOURCES for setting in settings_of(results, task)]
+
+
+def trained_settings(results: Results) -> list[Setting]:
+    """Where models were trained to a loss: the paper's size, or the largest."""
     chosen = []
-    for task, sources in SOURCES.items():
+    for task, (training, *_) in SOURCES.items():
+        settings = [each for each in settings_of(results, task, "train_loss") if each.experiment == training]
+        chosen += [each for each in settings if each.d_y == PAPER_SIZE] or settings[-1:]
+    return chosen
+
+
+def headline_settings(results: Results) -> list[Setting]:
+    """For each task that was timed, the paper's size and the largest other one; Sudoku's boards."""
+    chosen = []
+    for task in SOURCES:
         settings = settings_of(results, task)
-        main = [setting for setting in settings if setting.experiment == sources[0]]
         paper = [setting for setting in settings if setting.d_y == PAPER_SIZE]
-        chosen += paper if paper and paper[0] in main else [*main[-1:], *paper]
+        others = [setting for setting in settings if setting.d_y is None or setting.d_y < PAPER_SIZE]
+        chosen += [*(others or settings if not paper else others)[-1:], *paper]
     return chosen
 
 
@@ -153,11 +210,12 @@ def standings(results: Results, setting: Setting) -> dict[str, Standing]:
         and row.d_y in (setting.d_y, None)
         and row.batch in (setting.batch, None)
     ]
+    groups = by(here, "method")
     found = {}
-    for method in sorted(distinct(here, "method"), key=rank):
-        rows = [row for row in here if row.method == method]
-        timed = tuple(row for row in rows if row.total_s is not None)
-        found[method] = Standing(method, rows[0].family, timed, tuple(row for row in rows if row.status != "ok"))
+    for method in sorted(groups, key=rank):
+        rows = groups[method]
+        measured = tuple(row for row in rows if row.total_s is not None or row.status == "ok")
+        found[method] = Standing(method, rows[0].family, measured, tuple(row for row in rows if row.status != "ok"))
     return found
 
 

@@ -10,6 +10,7 @@ from ffo.lab.report import words
 from ffo.lab.report.looks import is_ours, rank
 from ffo.lab.report.results import Results, by, task_name
 from ffo.lab.report.standings import Setting, Standing, headline_settings, peers, standings
+from ffo.lab.report.verdicts import Verdict
 from ffo.lab.rows import EXPERIMENTS
 
 Tone = Literal["", "good", "bad", "muted"]
@@ -38,6 +39,28 @@ class Table:
 def plain(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """A table of bare text."""
     return Table(caption, tuple(header), tuple(tuple(Cell(text) for text in row) for row in rows))
+
+
+MARKS: dict[str, tuple[str, Tone]] = {
+    "reached": ("✓ ", "good"),
+    "not reached": ("✗ ", "bad"),
+    "not measured": ("? ", "muted"),
+}
+
+
+def figures_table(verdicts: Sequence[Verdict]) -> Table:
+    """Every figure to reach: a column for each with its target, a row for each setting it is judged at."""
+    places = list(dict.fromkeys(check.where for verdict in verdicts for check in verdict.checks))
+    rows = []
+    for where in places:
+        cells = []
+        for verdict in verdicts:
+            check = next((check for check in verdict.checks if check.where == where), None)
+            mark, tone = MARKS[check.state if check else "not measured"]
+            cells.append(Cell(mark + check.measured, tone, check.note) if check else Cell(""))
+        rows.append((Cell(where), *cells))
+    header = ("Where", *(f"{verdict.figure}: {verdict.target}" for verdict in verdicts))
+    return Table("The figures to reach: ✓ reached, ✗ missed, ? not measured", header, tuple(rows))
 
 
 def ratio_tables(results: Results) -> list[Table]:
@@ -69,12 +92,16 @@ def ratio_cell(ours: Standing, peer: Standing | None) -> Cell:
     """A ratio with the judgement on the gradient it pays for; or why there is none."""
     if peer is None:
         return Cell(words.UNKNOWN, "muted")
-    ratio = peer.ratio_to(ours)
+    ratio, bound = peer.ratio_to(ours), peer.bound_to(ours)
+    if bound is not None:
+        return Cell(words.bound(bound.ratio), "good", words.bound_note(bound.built, peer.reason))
     if ratio is None:
         return Cell(words.UNKNOWN, "muted", peer.reason)
     text, note = words.ratio(ratio.median), peer.reason or words.range_of(ratio)
     if peer.accuracy.wrong:
         return Cell(f"{text} ✗", "bad", peer.accuracy.judgement)
+    if peer.accuracy.judgement == "inexact":
+        text, note = f"{text} ≈", f"inexact; {note}" if note else "inexact"
     return Cell(text, "good" if ratio.median > 1 else "bad", note)
 
 
@@ -88,12 +115,12 @@ def accuracy_table(setting: Setting, table: dict[str, Standing]) -> Table:
     for each in sorted(table.values(), key=order):
         if each.total is None:
             rows.append(
-                (Cell(each.method), Cell(each.reason or "no time", "muted"), *[Cell(words.UNKNOWN, "muted")] * 5)
+                (Cell(each.method), Cell(each.reason or "no time", "muted"), *[Cell(words.UNKNOWN, "muted")] * 6)
             )
             continue
         accuracy = each.accuracy
         tone: Tone = "good" if accuracy.right else "bad" if accuracy.wrong else "muted"
-        mark = "✓ " if accuracy.right else "✗ " if accuracy.wrong else ""
+        mark = "✓ " if accuracy.right else "✗ " if accuracy.wrong else "≈ " if accuracy.rival else ""
         rows.append(
             (
                 Cell(each.method),
@@ -102,10 +129,20 @@ def accuracy_table(setting: Setting, table: dict[str, Standing]) -> Table:
                 Cell(words.seconds(each.backward.median if each.backward else None)),
                 Cell(words.cosine(accuracy.cosine)),
                 Cell(words.number(accuracy.l2)),
+                Cell(words.number(accuracy.solution)),
                 Cell(mark + accuracy.judgement, tone),
             )
         )
-    header = ("Method", "per step (range over seeds)", "forward", "backward", "cosine", "relative distance", "gradient")
+    header = (
+        "Method",
+        "per step (range over seeds)",
+        "forward",
+        "backward",
+        "cosine",
+        "distance of the gradient",
+        "distance of the solution",
+        "judgement",
+    )
     batch = f", batch {setting.batch}" if setting.batch else ""
     return Table(setting.label + batch, header, tuple(rows))
 

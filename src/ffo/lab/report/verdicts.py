@@ -14,9 +14,10 @@ from ffo.lab.report.standings import (
     Accuracy,
     Setting,
     Standing,
-    headline_settings,
     peers,
     standings,
+    timed_settings,
+    trained_settings,
 )
 from ffo.lab.rows import Row
 
@@ -33,19 +34,29 @@ TRAINED = {task_name("qp"): ("qp",), "Sudoku": ("sudoku4", "sudoku9"), task_name
 
 @dataclass(frozen=True)
 class Check:
-    """One claim at one setting; of checks in the same state, the one with the least `margin` is nearest its bar."""
+    """One claim at one setting: the number that decides it, and the sentence around that.
+
+    Of checks in the same state, the one with the least `margin` is nearest its bar.
+    """
 
     where: str
     state: State
     text: str
     margin: float = 0.0
+    measured: str = words.UNKNOWN
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One claim over all its settings: missed if missed anywhere, reached if reached everywhere."""
+    """One claim over all its settings: missed if missed anywhere, reached if reached everywhere.
+
+    `figure` names what is measured in a few words, `target` is its bar.
+    """
 
     claim: str
+    figure: str
+    target: str
     checks: tuple[Check, ...]
 
     @property
@@ -73,25 +84,41 @@ def verdicts(results: Results) -> list[Verdict]:
     """All claims, in the order of the headline."""
     return [
         Verdict(
-            "FFOCP takes less time per step than every general convex layer with a right gradient",
+            "FFOCP takes less time per step than every general convex layer whose gradient is not wrong",
+            "Time of the nearest general layer, over FFOCP's",
+            "> 1×",
             tuple(fastest(results, "FFOCP", "conic", tuple(SOURCES))),
         ),
         Verdict(
-            "FFOQP takes less time per step than every QP layer with a right gradient",
+            "FFOQP takes less time per step than every QP layer whose gradient is not wrong",
+            "Time of the nearest QP layer, over FFOQP's",
+            "> 1×",
             tuple(fastest(results, "FFOQP", "qp", ("qp", "sudoku4", "sudoku9"))),
         ),
-        Verdict("Gradients have a cosine of at least 0.9999 to a tight reference", tuple(accurate(results))),
-        Verdict("Final training losses are within 1% of the exact methods'", tuple(losses(results))),
+        Verdict(
+            "Gradients of FFOCP and FFOQP have a cosine of at least 0.9999 to a tight reference",
+            "Cosine of our gradients",
+            "≥ 0.9999",
+            tuple(accurate(results)),
+        ),
+        Verdict(
+            "Final training losses are within 1% of the exact methods'",
+            "Our final loss, over an exact method's",
+            "≤ 1%",
+            tuple(losses(results)),
+        ),
         Verdict(
             "FFOCP's peak memory beyond the data grows by less than 1.5× from d_y = 200 to d_y = 1000",
+            "Growth of FFOCP's memory",
+            "< 1.5×",
             (memory(results),),
         ),
     ]
 
 
 def settings_to_judge(results: Results, tasks: Sequence[str]) -> Iterator[tuple[str, Setting | None]]:
-    """Every headline setting of these tasks; a task or the paper's size that was not measured, as None."""
-    found = [setting for setting in headline_settings(results) if setting.task in tasks]
+    """Every timed setting of these tasks; a task or the paper's size that was not measured, as None."""
+    found = [setting for setting in timed_settings(results) if setting.task in tasks]
     yield from ((setting.label, setting) for setting in found)
     measured = {(setting.task, setting.d_y) for setting in found}
     for task in ("qp", "socp"):
@@ -120,48 +147,56 @@ def race(where: str, mine: Standing, others: Sequence[Standing]) -> Check:
     whose accuracy nobody measured leaves the matter open."""
     assert mine.total is not None
     timed = [(ratio, peer) for peer in others if (ratio := peer.ratio_to(mine)) is not None]
-    rivals = sorted(((ratio, peer) for ratio, peer in timed if peer.accuracy.right), key=lambda each: each[0].median)
-    unknown = [ratio.median < 1 for ratio, peer in timed if not peer.accuracy.right and not peer.accuracy.wrong]
+    rivals = sorted(((ratio, peer) for ratio, peer in timed if peer.accuracy.rival), key=lambda each: each[0].median)
+    unknown = [ratio.median < 1 for ratio, peer in timed if peer.accuracy.judgement == "not measured"]
     sentences = [f"{mine.method} {words.seconds(mine.total.median)} per step"]
+    measured, note = words.UNKNOWN, ""
     if rivals:
         ratio, nearest = rivals[0]
+        measured, note = words.ratio(ratio.median), nearest.method
         time = words.seconds(nearest.total.median if nearest.total else None)
         sentences.append(
-            f"the nearest of {len(rivals)} with a right gradient is {nearest.method}: "
+            f"the nearest of {len(rivals)} whose gradient is not wrong is {nearest.method}: "
             f"{time}, {words.times_as_long(ratio)}"
         )
-    sentences += remarks(timed, others)
+    sentences += remarks(timed, others, mine)
     state: State
-    if mine.accuracy.wrong:
-        state = "not reached"
-        sentences.append(f"the gradient of {mine.method} is wrong ({error_of(mine.accuracy)})")
-    elif not mine.accuracy.right:
+    if mine.accuracy.judgement == "not measured":
         state = "not measured"
         sentences.append(f"accuracy of {mine.method} not measured")
+    elif not mine.accuracy.right:
+        state = "not reached"
+        sentences.append(f"the gradient of {mine.method} is not right ({error_of(mine.accuracy)})")
     elif rivals and rivals[0][0].median <= 1:
         state = "not reached"
     else:
         state = "reached" if rivals and not any(unknown) else "not measured"
-    return Check(where, state, "; ".join(sentences), margin=rivals[0][0].median if rivals else 0.0)
+    return Check(where, state, "; ".join(sentences), rivals[0][0].median if rivals else 0.0, measured, note)
 
 
-def remarks(timed: Sequence[tuple[Spread, Standing]], others: Sequence[Standing]) -> Iterator[str]:
+def remarks(timed: Sequence[tuple[Spread, Standing]], others: Sequence[Standing], mine: Standing) -> Iterator[str]:
     """What there is to say of peers that are no rivals: wrong, of unknown accuracy, or without a time."""
     for ratio, peer in timed:
         if peer.accuracy.wrong:
             pace = "faster" if ratio.median < 1 else "slower"
-            yield f"{peer.method} is {pace}, its gradient wrong ({error_of(peer.accuracy)})"
-        elif not peer.accuracy.right:
+            what = "solution" if peer.accuracy.judgement == "wrong solution" else "gradient"
+            yield f"{peer.method} is {pace}, its {what} wrong ({error_of(peer.accuracy)})"
+        elif not peer.accuracy.rival:
             yield f"{peer.method}, {words.times_as_long(ratio)}, has no measured accuracy"
     untimed: dict[str, list[str]] = {}
     for peer in others:
-        if peer.total is None:
+        bound = peer.bound_to(mine)
+        if bound is not None:
+            yield f"{peer.method} {words.bound(bound.ratio)}: {words.bound_note(bound.built, peer.reason)}"
+        elif peer.total is None:
             untimed.setdefault(peer.reason, []).append(peer.method)
     yield from (f"no time for {words.listing(names)}: {reason}" for reason, names in untimed.items())
 
 
 def error_of(accuracy: Accuracy) -> str:
-    """What is wrong with a gradient, as a number."""
+    """What is wrong with a gradient or its solution, as a number."""
+    if accuracy.judgement == "wrong solution":
+        return f"off by {words.number(accuracy.solution)}"
     if accuracy.judgement == "wrong length":
         return f"right direction, relative distance {words.number(accuracy.l2)}"
     return f"cosine {words.cosine(accuracy.cosine)}"
@@ -177,12 +212,14 @@ def accurate(results: Results) -> Iterator[Check]:
             for name, accuracy in ours.items()
         )
         state: State
-        if any(accuracy.wrong for accuracy in ours.values()):
+        judged = {accuracy.judgement for accuracy in ours.values()}
+        if judged - {"right", "not measured"}:
             state = "not reached"
         else:
-            state = "reached" if ours and all(accuracy.right for accuracy in ours.values()) else "not measured"
-        margin = -max((1 - accuracy.cosine for accuracy in ours.values() if accuracy.cosine is not None), default=0.0)
-        yield Check(where, state, text or "no gradient was compared", margin)
+            state = "reached" if judged == {"right"} else "not measured"
+        worst = min((accuracy.cosine for accuracy in ours.values() if accuracy.cosine is not None), default=None)
+        margin = 0.0 if worst is None else worst - 1
+        yield Check(where, state, text or "no gradient was compared", margin, words.cosine(worst))
 
 
 def losses(results: Results) -> Iterator[Check]:
@@ -190,7 +227,7 @@ def losses(results: Results) -> Iterator[Check]:
 
     Judged where models were trained, whatever the size: sweeps over sizes do not train.
     """
-    trained = [setting for setting in headline_settings(results) if setting.experiment == SOURCES[setting.task][0]]
+    trained = trained_settings(results)
     missing = {name: None for name, tasks in TRAINED.items() if not any(s.task in tasks for s in trained)}
     for where, setting in [*((setting.label, setting) for setting in trained), *missing.items()]:
         table = standings(results, setting) if setting else {}
@@ -208,9 +245,15 @@ def losses(results: Results) -> Iterator[Check]:
         (name, peer), worst = max(gaps.items(), key=lambda item: item[1].median)
         state: State = "reached" if worst.median <= LOSS_GAP else "not reached"
         low, high = words.percent(worst.low), words.percent(worst.high)
-        text = f"largest gap of {len(gaps)}: {name} {words.percent(worst.median)} against {peer}"
+        text = f"largest gap of {len(gaps)}: {name} {words.percent(worst.median)} against {peer}{after(table[name])}"
         text += f" (over seeds {low} to {high})" if low != high else ""
-        yield Check(where, state, text, margin=LOSS_GAP - worst.median)
+        yield Check(where, state, text, LOSS_GAP - worst.median, words.percent(worst.median), f"{name} against {peer}")
+
+
+def after(standing: Standing) -> str:
+    """How long a model was trained."""
+    steps = max((row.step for row in standing.rows if row.step is not None), default=None)
+    return "" if steps is None else f" after {steps} steps"
 
 
 def loss_gap(mine: Standing, peer: Standing) -> Spread | None:
@@ -231,7 +274,7 @@ def peak_rows(rows: Sequence[Row]) -> list[Row]:
 
 def memory(results: Results) -> Check:
     """Growth of the peak less the data; what is left without interpreter and packages is named beside it."""
-    where = task_name("qp")
+    where = f"{task_name('qp')}, d_y = {MEMORY_SIZES[0]} to {MEMORY_SIZES[1]}"
     peaks = by(peak_rows(results.of("memory", record="phase", task="qp", method="FFOCP")), "d_y")
     above = spreads(peaks, lambda row: (row.peak_mb or 0.0) - (row.data_mb or 0.0))
     layer = spreads(peaks, lambda row: (row.peak_mb or 0.0) - (row.data_mb or 0.0) - (row.base_mb or 0.0))
@@ -247,7 +290,8 @@ def memory(results: Results) -> Check:
     )
     if not judged:
         return Check(where, "not measured", f"d_y = {MEMORY_SIZES[0]} and {MEMORY_SIZES[1]} were not both run; {text}")
-    return Check(where, "reached" if growth < MEMORY_GROWTH else "not reached", text)
+    state: State = "reached" if growth < MEMORY_GROWTH else "not reached"
+    return Check(where, state, text, measured=words.ratio(growth))
 
 
 def spreads(groups: dict[int, list[Row]], value: Callable[[Row], float]) -> dict[int, Spread]:

@@ -81,6 +81,16 @@ def ratio(value: float) -> str:
     return f"{digits(value)}×"
 
 
+def bound(value: float) -> str:
+    """A ratio that is at least so much."""
+    return f"> {digits(value)}×"
+
+
+def bound_note(built: bool, reason: str) -> str:
+    """What was going on when a run was stopped, and why it was."""
+    return f"{reason} (in its first step)" if built else f"{reason} (while it was being built, which ours counts too)"
+
+
 def percent(value: float) -> str:
     """A signed percentage, to a hundredth of a percent."""
     if abs(value) < 5e-5:

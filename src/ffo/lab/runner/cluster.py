@@ -9,13 +9,13 @@ from typing import Any
 
 from ffo.lab.jobs import Job
 from ffo.lab.rows import Row
-from ffo.lab.runner.local import conclude, hopeless, skip
 from ffo.lab.runner.progress import Bars
+from ffo.lab.runner.schedule import Ended, run_at_once
 from ffo.lab.runner.worker import Worker
 from ffo.lab.store import Limits, Outcome, Store
 
 
-def run_in_process(job: Job, limits: Limits, threads: int) -> tuple[list[Row], Outcome]:
+def run_in_process(job: Job, limits: Limits, threads: int) -> Ended:
     """One job in a worker process of its own: all its rows, and how it ended."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -44,33 +44,19 @@ def run_on_ray(
 
     ray.init(address=address, log_to_driver=False, include_dashboard=False)
     remote: Any = ray.remote(num_cpus=cpus_per_job, max_retries=0)(run_in_process)
-    waiting: list[Job] = list(jobs)
-    running: dict[Any, Job] = {}
+
+    def first_ended(running: list[Any]) -> Any:
+        return ray.wait(running, num_returns=1)[0][0]
+
+    def result(found: Any, job: Job) -> Ended:
+        try:
+            return ray.get(found)
+        except ray.exceptions.RayError as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            return [job.failed(reason)], Outcome("failed", reason)
+
     try:
-        while waiting or running:
-            unsettled = {job.key for job in [*waiting, *running.values()]}
-            ready = [job for job in waiting if job.after not in unsettled]
-            waiting = [job for job in waiting if job.after in unsettled]
-            for job in ready:
-                reason = hopeless(job, store)
-                if reason:
-                    skip(job, reason, store, limits, bars)
-                else:
-                    bars.started(job)
-                    running[remote.remote(job, limits, threads)] = job
-            if running:
-                (first,), _ = ray.wait(list(running), num_returns=1)
-                _collect(ray, first, running.pop(first), store, limits, bars)
+        submit = lambda job: remote.remote(job, limits, threads)  # noqa: E731
+        run_at_once(jobs, store, limits, bars, submit, first_ended, result, most=len(jobs))
     finally:
         ray.shutdown()
-
-
-def _collect(ray: Any, found: Any, job: Job, store: Store, limits: Limits, bars: Bars) -> None:
-    try:
-        rows, outcome = ray.get(found)
-    except ray.exceptions.RayError as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        rows, outcome = [job.failed(reason)], Outcome("failed", reason)
-    for row in rows:
-        store.add(row)
-    conclude(job, outcome, store, limits, bars)

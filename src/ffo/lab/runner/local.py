@@ -1,49 +1,20 @@
-"""All jobs on this machine, one after the other."""
+"""All jobs on this machine: one after the other while times are measured, else as many at once as there are cores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from queue import SimpleQueue
 
 from ffo.lab.jobs import Job
+from ffo.lab.rows import Row
 from ffo.lab.runner.progress import Bars
+from ffo.lab.runner.schedule import Ended, conclude, hopeless, run_at_once, skip
 from ffo.lab.runner.worker import Worker
-from ffo.lab.store import Limits, Outcome, Store
+from ffo.lab.store import Limits, Store
+from ffo.solvers.pool import cpus
 
-#: how the reasons begin that a harder case would only meet again
-LIMITS = ("time limit", "memory limit")
-
-
-def pending(jobs: Sequence[Job], store: Store, limits: Limits) -> list[Job]:
-    """The jobs that are not done; what earlier runs left of them is dropped."""
-    left = [job for job in jobs if not store.is_done(job, limits)]
-    store.forget(left)
-    return left
-
-
-def hopeless(job: Job, store: Store) -> str:
-    """Why a job is not worth trying: an easier one was not, or ran into a limit. Empty if it is."""
-    easier = store.outcome(job.after) if job.after else None
-    if easier is None:
-        return ""
-    if easier.status == "skipped":
-        return easier.reason
-    if easier.status == "failed" and easier.reason.startswith(LIMITS):
-        return f"not tried: in an easier case, {easier.reason}"
-    if easier.seconds > job.repeat_limit:
-        return f"not repeated: another seed took {easier.seconds:.1f} s"
-    return ""
-
-
-def conclude(job: Job, outcome: Outcome, store: Store, limits: Limits, bars: Bars) -> None:
-    """A job has ended: remember it and show it."""
-    store.finish(job, limits, outcome)
-    bars.ended(job, outcome)
-
-
-def skip(job: Job, reason: str, store: Store, limits: Limits, bars: Bars) -> None:
-    """A job that is not tried still leaves its row."""
-    store.add(job.skipped(reason))
-    conclude(job, Outcome("skipped", reason), store, limits, bars)
+MakeWorker = Callable[..., Worker]
 
 
 def run_here(
@@ -52,10 +23,16 @@ def run_here(
     limits: Limits,
     bars: Bars,
     threads: int,
-    make: Callable[..., Worker] = Worker,
+    make: MakeWorker = Worker,
 ) -> None:
-    """Run jobs in their order: one at a time, so that none disturbs another's times."""
-    worker = make(store.folder / "worker.log", threads)
+    """Run jobs in their order: those that are timed one at a time, so that none disturbs another's times."""
+    run_in_turn([job for job in jobs if job.timed], store, limits, bars, make(store.folder / "worker.log", threads))
+    workers = [make(store.folder / f"worker-{k}.log", threads) for k in range(cpus())]
+    run_side_by_side([job for job in jobs if not job.timed], store, limits, bars, workers)
+
+
+def run_in_turn(jobs: Sequence[Job], store: Store, limits: Limits, bars: Bars, worker: Worker) -> None:
+    """One at a time; rows are written as they come."""
     try:
         for job in jobs:
             bars.started(job)
@@ -66,3 +43,39 @@ def run_here(
                 conclude(job, worker.run(job, limits, store.add), store, limits, bars)
     finally:
         worker.close()
+
+
+def run_side_by_side(jobs: Sequence[Job], store: Store, limits: Limits, bars: Bars, workers: Sequence[Worker]) -> None:
+    """As many at once as there are workers; a job's rows are written when it has ended."""
+    free: SimpleQueue[Worker] = SimpleQueue()
+    for worker in workers:
+        free.put(worker)
+
+    def run(job: Job) -> Ended:
+        worker, rows = free.get(), list[Row]()
+        try:
+            return rows, worker.run(job, limits, rows.append)
+        finally:
+            free.put(worker)
+
+    def first_ended(running: list[Future[Ended]]) -> Future[Ended]:
+        return next(iter(wait(running, return_when=FIRST_COMPLETED).done))
+
+    pool = ThreadPoolExecutor(len(workers))
+    try:
+        run_at_once(
+            jobs,
+            store,
+            limits,
+            bars,
+            lambda job: pool.submit(run, job),
+            first_ended,
+            lambda f, _: f.result(),
+            len(workers),
+        )
+    finally:
+        for worker in workers:
+            worker.kill()  # a thread that waits for it, after an interruption, wakes up and its rows are dropped
+        pool.shutdown(cancel_futures=True)
+        for worker in workers:
+            worker.close()

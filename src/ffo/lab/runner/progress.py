@@ -14,11 +14,14 @@ from ffo.lab.store import Outcome
 
 
 class TimeLeft:
-    """Seconds left: for each remaining job the mean of its experiment so far, else of all jobs so far."""
+    """Seconds left: for each remaining job the mean of its experiment so far, else of all jobs so far.
 
-    def __init__(self, jobs: Sequence[Job], at_once: int = 1) -> None:
+    `timed_at_once` jobs run at a time where times are measured, `at_once` of the others.
+    """
+
+    def __init__(self, jobs: Sequence[Job], timed_at_once: int = 1, at_once: int = 1) -> None:
         self.remaining = list(jobs)
-        self.at_once = at_once
+        self.at_once = {True: timed_at_once, False: at_once}
         self.seconds: dict[str, list[float]] = defaultdict(list)
 
     def finished(self, job: Job, seconds: float) -> None:
@@ -32,15 +35,14 @@ class TimeLeft:
             return None
         mean = sum(everything) / len(everything)
         means = {name: sum(group) / len(group) for name, group in self.seconds.items()}
-        return sum(means.get(job.experiment, mean) for job in self.remaining) / self.at_once
+        return sum(means.get(job.experiment, mean) / self.at_once[job.timed] for job in self.remaining)
 
 
 class Bars:
     """What the runner tells: a job has started, a job has ended."""
 
-    def __init__(self, progress: Progress, jobs: Sequence[Job], at_once: int = 1) -> None:
-        self.progress = progress
-        self.left = TimeLeft(jobs, at_once)
+    def __init__(self, progress: Progress, jobs: Sequence[Job], left: TimeLeft) -> None:
+        self.progress, self.left = progress, left
         self.task = progress.add_task("", total=len(jobs), now="starting", left="")
 
     def started(self, job: Job) -> None:
@@ -49,21 +51,23 @@ class Bars:
     def ended(self, job: Job, outcome: Outcome) -> None:
         self.left.finished(job, outcome.seconds)
         seconds = self.left.estimate()
-        left = "" if seconds is None else f"about {_words(seconds)} left"
+        left = "" if seconds is None else f"about {duration(seconds)} left"
         self.progress.update(self.task, advance=1, left=left)
         if outcome.status == "failed":
             self.progress.console.print(f"[yellow]{job.title}[/yellow]: {outcome.reason}", highlight=False)
 
 
-def _words(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+def duration(seconds: float) -> str:
+    """In the unit that suits it."""
+    for most, scale, text in ((90, 1, "{:.0f} s"), (5400, 60, "{:.0f} min"), (172_800, 3600, "{:.1f} h")):
+        if seconds < most:
+            return text.format(seconds / scale)
+    return f"{seconds / 86_400:.1f} days"
 
 
 @contextmanager
-def bars(jobs: Sequence[Job], console: Console, at_once: int = 1) -> Iterator[Bars]:
-    """Bars on the console while the jobs run."""
+def bars(jobs: Sequence[Job], console: Console, timed_at_once: int = 1, at_once: int = 1) -> Iterator[Bars]:
+    """Bars on the console while the jobs run, so many at a time (see `TimeLeft`)."""
     columns = [
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
@@ -72,4 +76,4 @@ def bars(jobs: Sequence[Job], console: Console, at_once: int = 1) -> Iterator[Ba
         TextColumn("[dim]{task.fields[now]}"),
     ]
     with Progress(*columns, console=console) as progress:
-        yield Bars(progress, jobs, at_once)
+        yield Bars(progress, jobs, TimeLeft(jobs, timed_at_once, at_once))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -23,6 +26,9 @@ LOOK, CHILDREN = 0.05, 0.5
 START_LIMIT = 120.0
 #: seconds that a job has to end by itself after its time limit; the process it runs in lives on then
 GRACE = 2.0
+#: what a job may know before it ends
+KNOWN_EARLY = ("build_s", "forward_s", "backward_s", "total_s", "cosine", "l2", "linf", "solution")
+CHILD = ["-m", "ffo.lab.runner.child"]
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -46,6 +52,7 @@ class Worker:
         connection.send(job)
         last: Row | None = None
         reason = ""
+        watch = _Watch(self.process, limits.memory_mb, job.time_limit)
         try:
             connection.recv()  # prepared
             watch = _Watch(self.process, limits.memory_mb, job.time_limit)
@@ -54,29 +61,36 @@ class Worker:
                     row = connection.recv()
                     if row is None:
                         break
-                    on_row(row)
-                    last = row if row.record == "result" else last
+                    row = watch.heard.completed(row)
+                    if row.record != "progress":
+                        on_row(row)
+                        last = row if row.record == "result" else last
                 else:
                     reason = watch.complaint()
         except (EOFError, ConnectionResetError):
             reason = self._epitaph()
         seconds = time.monotonic() - start
         if reason:
-            self.close()
-            last = job.failed(reason)
+            last = watch.heard.completed(job.failed(reason))
             on_row(last)
-        elif job.fresh:
+        if reason or job.fresh:
             self.close()
         if last is None:
             return Outcome("failed", "no result", seconds)
-        return Outcome(last.status, last.reason, seconds)
+        bounds = (last.elapsed_s, last.at_least_s) if last.status == "failed" else (None, None)
+        return Outcome(last.status, last.reason, seconds, *bounds)
+
+    def kill(self) -> None:
+        """End the process and all it has started: a job that it runs has failed."""
+        if self.process is not None:
+            end_tree(self.process.pid)
 
     def close(self) -> None:
-        """End the process and all it has started."""
+        """End the process; the next job starts another."""
         if self.connection is not None:
             self.connection.close()
         if self.process is not None:
-            end_tree(self.process.pid)
+            self.kill()
             self.process.wait()
         self.process = self.connection = None
 
@@ -85,7 +99,7 @@ class Worker:
             return self.connection
         ours, theirs = socket.socketpair()
         chosen = dict.fromkeys(THREAD_VARIABLES, str(self.threads))
-        command = [sys.executable, "-m", "ffo.lab.runner.child", str(theirs.fileno())]
+        command = [sys.executable, *CHILD, str(theirs.fileno())]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
@@ -110,7 +124,33 @@ class Worker:
     def _epitaph(self) -> str:
         assert self.process is not None
         code = self.process.wait()
+        if code == -signal.SIGKILL:
+            return "memory limit: killed by the system, as it does when memory runs out (signal 9)"
         return f"the process was killed by signal {-code}" if code < 0 else f"the process ended with exit code {code}"
+
+
+class _Heard:
+    """What a job has told of itself, for the row that says why it was ended."""
+
+    def __init__(self, stopwatch: Stopwatch) -> None:
+        self.stopwatch = stopwatch
+        self.facts: dict[str, Any] = {}
+        self.since = 0.0
+
+    def completed(self, row: Row) -> Row:
+        """The row; one that says why the job was ended, with what was known of it before."""
+        if row.status != "failed":
+            self.facts = {name: getattr(row, name) for name in KNOWN_EARLY}
+            if self._in_first_step:
+                self.since = self.stopwatch.seconds
+            return row
+        seconds = self.stopwatch.seconds
+        at_least = seconds - self.since if self._in_first_step else None
+        return replace(row, elapsed_s=seconds, at_least_s=at_least, **self.facts)
+
+    @property
+    def _in_first_step(self) -> bool:
+        return self.facts.get("build_s") is not None and self.facts["total_s"] is None
 
 
 class _Watch:
@@ -121,6 +161,7 @@ class _Watch:
         self.root = psutil.Process(process.pid)
         self.limit_mb, self.limit_s = limit_mb, limit_s
         self.stopwatch = Stopwatch(self.root)
+        self.heard = _Heard(self.stopwatch)
         self.children: list[psutil.Process] = []
         self.looked = 0.0
 

@@ -13,13 +13,15 @@ from ffo.lab.tasks.inner import Inner
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of a task: dimension of the decision (Sudoku has its own), samples, inputs, hidden units."""
+    """How much of a task: dimension of the decision (Sudoku has its own), samples, inputs, hidden units; and the
+    settings of Adam (torch's own epsilon)."""
 
     d_y: int = 800
     samples: int = 2048
     d_x: int = 640
     hidden: int = 128
     learning_rate: float = 1e-3
+    adam_eps: float = 1e-8
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,9 @@ class Task(ABC):
     def loss(self, y: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean over the batch, from solutions and targets (batch, n)."""
 
-    def error(self, y: torch.Tensor, targets: torch.Tensor) -> float | None:
-        """Share of samples that are wrong, where a task has right and wrong answers."""
-        return None
+    def scores(self, y: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+        """What solutions are judged by: their loss, and more where a task has right and wrong answers."""
+        return {"loss": float(self.loss(y, targets))}
 
 
 @lru_cache(maxsize=2)

@@ -51,10 +51,11 @@ class Sudoku(Task):
     def loss(self, y: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return (y - targets).square().sum(dim=1).mean()
 
-    def error(self, y: torch.Tensor, targets: torch.Tensor) -> float:
-        """Share of boards with a wrong digit."""
+    def scores(self, y: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+        """The loss, the share of boards with a wrong digit ("error") and that of wrong digits ("cells")."""
         digits, true = (t.reshape(len(t), -1, self.size).argmax(dim=2) for t in (y, targets))
-        return float((digits != true).any(dim=1).double().mean())
+        wrong = (digits != true).double()
+        return {**super().scores(y, targets), "error": float(wrong.amax(dim=1).mean()), "cells": float(wrong.mean())}
 
 
 def sudoku(size: int, sizes: Sizes) -> Sudoku:

@@ -9,7 +9,7 @@ from ffo.lab.report import words
 from ffo.lab.report.drawing import Dots, Line, Panel, Point
 from ffo.lab.report.looks import Look, rank
 from ffo.lab.report.results import Results, Spread, by, curve, task_name
-from ffo.lab.report.standings import Accuracy
+from ffo.lab.report.standings import Accuracy, reasons
 from ffo.lab.report.tables import Table, plain
 from ffo.lab.rows import Row
 
@@ -44,7 +44,8 @@ def method_lines(rows: Sequence[Row], look: Looks, x: str, y: str | Callable[[Ro
 
 def legend(lines: Sequence[Line | Point]) -> tuple[tuple[str, Look], ...]:
     """Label and look of each, once: methods in their order, then what is no method, as it comes."""
-    return tuple({line.label: line.look for line in sorted(lines, key=lambda line: rank(line.label)[:2])}.items())
+    in_order = sorted(lines, key=lambda line: rank(line.label.removesuffix(" ✗"))[:2])
+    return tuple({line.label: line.look for line in in_order}.items())
 
 
 def numbers(caption: str, first: str, lines: Sequence[Line], text: Callable[[float], str]) -> Table:
@@ -65,7 +66,7 @@ def dots(label: str, look: Look, rows: Sequence[Row], trouble: Sequence[Row]) ->
         Spread.of(row.total_s for row in rows),
         Spread.of(row.forward_s for row in rows),
         Spread.of(row.backward_s for row in rows),
-        note="; ".join(dict.fromkeys(row.reason or row.status for row in trouble)) or "no time",
+        note=reasons(trouble) or "no time",
         wrong=Accuracy.of(rows).wrong,
     )
 

@@ -96,7 +96,7 @@ def tolerances(results: Results, look: Looks) -> Plot:
             Line(text, shades[text], *curve(groups.get(value, []), "epoch", "train_loss"))
             for value, text in labels.items()
         ]
-        lines = [line for line in lines if line.x]
+        lines = [line for line in lines if len(line.x) > 1]
         if lines:
             title = f"{task_name(task)}: training with {method}"
             panels.append(

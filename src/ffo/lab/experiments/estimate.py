@@ -1,0 +1,84 @@
+"""How long a list of jobs will take, roughly, before any of them has run.
+
+From milliseconds per sample of one step, forward and backward, measured once on two cores of an AMD EPYC with the
+versions in constraints.txt; between sizes and beyond them a power law. Another machine differs by a factor, which the
+progress bar's own estimate learns as jobs end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ffo.lab.baselines import BASELINES
+from ffo.lab.jobs import Job
+from ffo.lab.tasks import make_task
+
+SIZES = (50, 200, 800)
+#: method -> QP at each of SIZES; SOCP at each; Sudoku 4×4 and 9×9
+MILLISECONDS: dict[str, tuple[tuple[float, ...], tuple[float, ...], tuple[float, float]]] = {
+    "FFOCP": ((0.13, 0.42, 1.1), (2.0, 4.7, 21), (0.53, 200)),
+    "FFOQP": ((0.13, 0.35, 1.2), (), (0.21, 26)),
+    "CvxpyLayer": ((2.9, 12, 51), (5.2, 23, 100), (7.4, 750)),
+    "CvxpyLayer (constants)": ((2.7, 5.0, 19), (5.1, 12, 43), (7.4, 750)),
+    "LPGD": ((2.4, 14, 60), (4.7, 31, 120), (9.1, 1000)),
+    "LPGD (tight)": ((3.6, 19, 80), (6.1, 32, 140), (19, 2000)),
+    "Moreau (cvxpylayers)": ((1.7, 67, 3300), (2.7, 190, 8000), (3.4, 1100)),
+    "BPQP": ((1.2, 2.5, 17), (1.7, 5.1, 27), (2.8, 670)),
+    "dQP": ((1.2, 1.4, 3.6), (), (2.1, 310)),
+    "Alt-Diff": ((41, 4000, 300_000), (), (110, 100_000)),
+    "QPTH": ((3.7, 170, 4700), (), (5.4, 1800)),
+    "QPLayer": ((0.48, 9.5, 120), (), (1.1, 250)),
+    "Moreau (direct)": ((0.4, 3.4, 10), (1.2, 6.5, 43), (6.0, 2500)),
+}
+#: seconds that every job takes besides, and one in a process of its own
+OVERHEAD, START = 0.4, 4.0
+
+
+def estimate(jobs: Sequence[Job], at_once: int) -> float:
+    """Seconds for all jobs, those that are not timed `at_once` at a time.
+
+    A method that meets its limit is not tried on what is harder, and one that takes long not on a further seed, as
+    the runner does.
+    """
+    total, hopeless, took = 0.0, set(), dict[str, float]()
+    for job in jobs:
+        series = (job.experiment, job.task, job.method, job.settings)
+        if took.get(job.after, 0.0) > job.repeat_limit:
+            took[job.key] = took[job.after]
+            continue
+        if series in hopeless or BASELINES[job.method].why_not(make_task(job.task, job.sizes).inner, job.settings):
+            continue
+        step = job.batch * seconds_per_sample(job.method, job.task, job.d_y)
+        steps = _steps(job)
+        refused = job.kind == "train" and steps * step > 2 * job.time_limit
+        seconds = step if refused else step * steps
+        if job.kind == "time":
+            seconds = max(step, min(seconds, job.budget))
+        if refused or seconds > job.time_limit:
+            hopeless.add(series)
+        seconds = min(seconds, job.time_limit) + (START if job.fresh else OVERHEAD)
+        took[job.key] = seconds
+        total += seconds / (1 if job.timed else at_once)
+    return total
+
+
+def seconds_per_sample(method: str, task: str, d_y: int) -> float:
+    """Of one step; for a method that was not measured, of the one it is like."""
+    like = next((name for name in ("FFOCP", "FFOQP") if method.startswith(name)), "CvxpyLayer (constants)")
+    qp, socp, boards = MILLISECONDS.get(method) or MILLISECONDS[like]
+    if task.startswith("sudoku"):
+        return 1e-3 * boards[task == "sudoku9"]
+    known = np.log(qp if task == "qp" else socp)
+    at, places = np.log(d_y), np.log(SIZES)
+    end = 0 if d_y <= SIZES[1] else 1
+    slope = (known[end + 1] - known[end]) / (places[end + 1] - places[end])
+    return 1e-3 * float(np.exp(known[end] + slope * (at - places[end])))
+
+
+def _steps(job: Job) -> float:
+    """Steps of a job; a training run's tests count by their share of the samples."""
+    if job.kind == "train":
+        return 1.2 * job.epochs * max(1, round(0.8 * job.sizes.samples) // job.batch)
+    return {"time": job.steps + 1, "similarity": job.steps, "memory": 1}[job.kind]
