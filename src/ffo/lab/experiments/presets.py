@@ -95,7 +95,7 @@ QUICK = Preset(
     decision=Course(Sizes(d_y=50, samples=80, learning_rate=3e-3), batch=8, epochs=6, time_limit=8.0, timed=False),
     boards={
         4: Course(Sizes(samples=60, learning_rate=3e-2), batch=8, epochs=6, time_limit=8.0, timed=False),
-        9: Course(Sizes(samples=10, learning_rate=1e-2), batch=4, epochs=2, time_limit=5.5, timed=False),
+        9: Course(Sizes(samples=10, learning_rate=1e-2), batch=4, epochs=2, time_limit=5.0, timed=False),
     },
     sizes=(100, 200, 800),
     batch=32,
@@ -114,9 +114,9 @@ QUICK = Preset(
     deltas=(1e-2, 1e-4, 1e-6),
     adam=Course(Sizes(d_y=20, d_x=64, samples=80, learning_rate=1e-2), batch=32, epochs=12, timed=False),
     adam_epsilons=(1e-8, 1e-5),
-    time_limit=5.0,
-    repeat_limit=1.0,
-    repeat_training=3.0,
+    time_limit=4.0,
+    repeat_limit=0.8,
+    repeat_training=2.0,
 )
 PAPER = Preset(
     name="paper",
