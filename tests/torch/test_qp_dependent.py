@@ -109,6 +109,25 @@ def test_equalities_that_repeat_each_other_are_no_reason_to_warn() -> None:
         torch.testing.assert_close(along @ dA, one_A[0], rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("options", [{}, {"solver": "CLARABEL"}], ids=["own", "core"])
+@pytest.mark.parametrize("sides", [("lb", "ub"), ("lower", "h")], ids=["bounds", "rows"])
+def test_sides_that_meet_depend_on_each_other(sides: tuple[str, str], options: dict[str, object]) -> None:
+    """z1 is held from both sides: moved apart they let go of it on one side, moved the other way they cross."""
+    below, above = sides
+    blocks = {"Q": torch.eye(3, dtype=D), "p": torch.tensor([-2.0, 0.5, -0.5], dtype=D)}
+    if below == "lower":
+        blocks["G"] = torch.eye(3, dtype=D)
+    blocks[above] = torch.ones(3, dtype=D)
+    blocks[below] = torch.tensor([1.0, -torch.inf, -9.0], dtype=D)
+    layer = FFOQPLayer(**options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GradientWarning)
+        gradient(layer, blocks, "p")
+    with pytest.warns(GradientWarning, match="depend on each other"):
+        down, up = gradient(layer, blocks, below, above)
+    assert (down + up)[0].item() == pytest.approx(1.0, abs=1e-9)  # together they carry z1 along
+
+
 def program(R: list[list[float]], equal: list[bool]) -> DenseProgram:
     rows = torch.tensor(R, dtype=D)[None]
     r, n = rows.shape[1:]

@@ -189,6 +189,17 @@ def test_a_second_derivative_is_refused(options: dict[str, object]) -> None:
 
 
 @route
+@pytest.mark.parametrize("changed", ["Q", "G"])
+def test_values_changed_in_place_before_backward_are_refused(changed: str, options: dict[str, object]) -> None:
+    """torch's rule for all functions: the derivative is the one at the values of the forward pass, or none."""
+    blocks = {"Q": 2 * torch.eye(2, dtype=D), "p": double(1.0, -1.0).requires_grad_(), "G": double([[1.0, 2.0]])}
+    z = FFOQPLayer(**options)(**blocks, h=double([0.1]))
+    blocks[changed].mul_(3.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.sum().backward()
+
+
+@route
 def test_repeated_backward_gives_the_same_gradient(options: dict[str, object]) -> None:
     params = tensors(KINDS["everything"].blocks)
     loss = loss_of(call(FFOQPLayer(**options), params))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ffo.ghost.certificate import WEAK
 from ffo.torch.dense.program import (
     SINGULAR,
     DenseProgram,
@@ -220,10 +221,17 @@ class DenseGhost:
 
         As in `ffo.ghost.direct`: where they do, a random right-hand side cannot be met, and what is left of
         it is a combination of rows that vanishes (on the free variables; elsewhere bounds take part).
+        Two sides of one row or variable that meet depend on each other too.
         """
+        program, k = self.program, self.program.equalities
+        pinched = _pinched(self.row_side[:, k:], program.low[:, k:], program.upp[:, k:])
+        if program.bounded:
+            pinched |= _pinched(self.bound_side, program.lb, program.ub)
+        return pinched if float(self.row_pivot.min()) >= DEPENDENT else pinched | self._combined()
+
+    def _combined(self) -> Tensor:
+        """(batch,) whether combinations of active rows, not all of them equalities, vanish."""
         batch, r = self.program.batch, self.program.r
-        if float(self.row_pivot.min()) >= DEPENDENT:
-            return torch.zeros(batch, dtype=torch.bool, device=self.R.device)
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(r, generator=generator, dtype=self.R.dtype).to(self.R.device)
         drawn = self.active.take(drawn.expand(batch, -1))
@@ -251,6 +259,12 @@ class DenseGhost:
             return Point(z, lam, torch.zeros_like(z))
         left = -program.stationarity(z, lam)
         return Point(z, lam, torch.where(held, left, 0.0))
+
+
+def _pinched(active: Tensor, low: Tensor, upp: Tensor) -> Tensor:
+    """(batch,) whether an active side (batch, k) meets the other one."""
+    size = torch.where(active > 0, upp, low).abs()
+    return ((active != 0) & (upp - low <= WEAK * size)).any(dim=1)
 
 
 def picked(M: Tensor, index: Tensor | None) -> Tensor:

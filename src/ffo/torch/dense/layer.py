@@ -181,6 +181,7 @@ class DenseSolve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         start = time.perf_counter()
+        values = ctx.saved_tensors  # complains of values that were changed in place, which the program may share
         wanted = dict(zip(ctx.plan.names, ctx.needs_input_grad[2:], strict=True))
         with torch.no_grad(), one_thread(ctx.program.p.device):
             found = _adjoint(ctx, gradients, wanted)
@@ -190,7 +191,7 @@ class DenseSolve(torch.autograd.Function):
         for name, (shape, dtype) in zip(ctx.plan.names, ctx.shapes, strict=True):
             result.append(found[name].reshape(shape).to(dtype) if wanted[name] else None)
         if torch.is_grad_enabled():  # create_graph=True
-            causes = [*ctx.saved_tensors, *(g for g in gradients if g is not None)]
+            causes = [*values, *(g for g in gradients if g is not None)]
             result = [None if r is None else Once.apply(r, *causes) for r in result]
         return (None, None, *result)
 
