@@ -9,6 +9,7 @@ import pickle
 import threading
 import weakref
 
+import cvxpy as cp
 import numpy as np
 import pytest
 import torch
@@ -182,6 +183,21 @@ def test_repeated_backward_is_identical(layer: FFOLayer, case: zoo.Case) -> None
     second = torch.autograd.grad(loss, params, retain_graph=True)
     for f, s in zip(first, second, strict=True):
         assert torch.equal(f, s)
+
+
+@pytest.mark.parametrize("batch", [(), (3,)], ids=["one sample", "batch"])
+def test_gradients_of_two_parameters_are_two_arrays(batch: tuple[int, ...]) -> None:
+    """Both enter the costs entry by entry; clipping the gradient of one must not clip the other's."""
+    x, a, b = cp.Variable(4), cp.Parameter(4), cp.Parameter(4)
+    problem = cp.Problem(cp.Minimize(cp.sum_squares(x) + (a + b) @ x), [x >= -1])
+    layer = FFOLayer(problem, parameters=[a, b], variables=[x])
+    values = [torch.linspace(-0.3, 0.3, 4, dtype=torch.float64).expand(*batch, 4).clone() for _ in range(2)]
+    for v in values:
+        v.requires_grad_()
+    layer(*values)[0].sum().backward()
+    first, second = (v.grad for v in values)
+    first.zero_()
+    torch.testing.assert_close(second, torch.full_like(second, -0.5))
 
 
 def test_two_forwards_before_backward_do_not_mix(layer: FFOLayer, case: zoo.Case) -> None:

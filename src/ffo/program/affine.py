@@ -238,7 +238,8 @@ class AffineMap:
                 key = (name, shared)
                 if key not in cache:
                     cache[key] = self._data_gradient(name, gradient, shared)
-                term = cache[key] if name in entry.plain else (back @ cache[key].T).T
+                # a copy: gradients of two parameters must not be one array
+                term = cache[key].copy() if name in entry.plain else (back @ cache[key].T).T
                 if not shared:
                     term = term.reshape(len(values[i]), -1, self.sizes[i]).sum(axis=1)
                 if entry.log:
