@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gc
+from unittest import mock
 
 import numpy as np
 import pytest
 import qps
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from qps import KINDS, around, call, known_qp, loss_of, stacked, tensors
 
 from ffo.torch import FFOQPLayer, QPSolution
+from ffo.torch.dense import ghost
 
 #: the layer's own choice, and the sparse core
 ROUTES = {"own": {}, "core": {"solver_args": {"eps": 1e-10}}}
@@ -285,14 +287,26 @@ def test_one_blocks_values_do_not_need_gradients() -> None:
     batch=st.integers(1, 3),
     shared=st.sets(st.sampled_from(qps.ORDER)),
     seed=st.integers(0, 10**6),
+    in_place=st.sampled_from([0, ghost.IN_PLACE]),
 )
+@example(n=4, rows=0, equalities=0, lower=False, bounds=True, batch=2, shared=set(), seed=0, in_place=0)
 def test_any_shape(
-    n: int, rows: int, equalities: int, lower: bool, bounds: bool, batch: int, shared: set[str], seed: int
+    n: int,
+    rows: int,
+    equalities: int,
+    lower: bool,
+    bounds: bool,
+    batch: int,
+    shared: set[str],
+    seed: int,
+    in_place: int,
 ) -> None:
-    """The optimality conditions hold, and the gradient along a direction is that of both routes."""
+    """The optimality conditions hold, and the gradient along a direction is that of both routes; whether active
+    rows and free variables are gathered, as where there are many, or not."""
     known = known_qp(seed, n, rows, min(equalities, n), lower=lower and rows > 0, bounds=bounds)
     blocks = stacked([known.blocks] * batch, tuple(shared))
-    found, own = qps.gradients(FFOQPLayer(duals=True), blocks)
+    with mock.patch.object(ghost, "IN_PLACE", in_place):
+        found, own = qps.gradients(FFOQPLayer(duals=True), blocks)
     _, core = qps.gradients(FFOQPLayer(duals=True, **ROUTES["core"]), blocks)
     for value, expected in zip(found, known.answer, strict=True):
         rows_of = np.broadcast_to(expected, value.shape)

@@ -272,7 +272,7 @@ def picked(M: Tensor, index: Tensor | None) -> Tensor:
     if index is None:
         return M
     first = M.shape[1] * torch.arange(M.shape[0], device=M.device).unsqueeze(1)
-    return M.reshape(-1, M.shape[2])[index + first]
+    return M.flatten(0, 1)[index + first]
 
 
 def _minor(M: Tensor, rows: Chosen, cols: Chosen) -> Tensor:
