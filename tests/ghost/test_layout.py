@@ -94,6 +94,18 @@ def test_small_pivots_ask_for_regularisation() -> None:
     assert not layouts.find(other.P, other.A).slight  # learned matrices keep their structure
 
 
+def test_a_regularisation_that_rounding_swallows_gives_way_to_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout_module, "SLIGHT", 0.0)
+    program = flat_program().program
+    layout = Layout(program.P, program.A)
+    keep = np.zeros((1, layout.K.shape[0]), dtype=bool)
+    keep[0, program.n :] = True  # rows without variables: exactly singular
+    factors = CutFactors(layout, keep, False)
+    assert factors.suspect.all()
+    assert not layout.slight
+    assert np.isfinite(factors.solve(np.ones(keep.shape))).all()
+
+
 def test_an_acquittal_is_remembered() -> None:
     program = flat_program().program
     layout = Layout(program.P, program.A)

@@ -303,7 +303,13 @@ class CutFactors:
 
 def _factorized(layout: Layout, keep: Array, gather: bool) -> tuple[list[tuple[int, int, Factors]], Array]:
     """Factors of submatrices, and (batch,) whether these may be singular."""
-    blocks = factor_blocks(*layout.cut(keep), gather=gather)
+    try:
+        blocks = factor_blocks(*layout.cut(keep), gather=gather)
+    except RuntimeError:  # exactly singular: rounding has swallowed the slight regularisation
+        if not layout.slight:
+            raise
+        layout.slight = False
+        return _factorized(layout, keep, gather)
     sample, unknown = np.divmod(np.flatnonzero(keep), keep.shape[1])
     pivots = np.concatenate([np.abs(factors.pivots) for _, _, factors in blocks] or [np.zeros(0)])
     small = ~(pivots > np.where(unknown < layout.n, VARIABLE_PIVOT, ROW_PIVOT))
