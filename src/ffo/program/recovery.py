@@ -56,10 +56,6 @@ class Recovery:
         self.outputs = tuple(outputs)
         self.n, self.m = n, m
 
-    @property
-    def wants_duals(self) -> bool:
-        return any(o.dual for o in self.outputs)
-
     def apply(self, x: Array, y: Array) -> list[Array]:
         """(batch, n), (batch, m) -> one (batch, *shape) array per output."""
         values = []
