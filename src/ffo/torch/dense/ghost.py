@@ -224,7 +224,9 @@ class DenseGhost:
         Two sides of one row or variable that meet depend on each other too.
         """
         program, k = self.program, self.program.equalities
-        pinched = _pinched(self.row_side[:, k:], program.low[:, k:], program.upp[:, k:])
+        pinched = torch.zeros(program.batch, dtype=torch.bool, device=program.p.device)
+        if program.two_sided:
+            pinched |= _pinched(self.row_side[:, k:], program.low[:, k:], program.upp[:, k:])
         if program.bounded:
             pinched |= _pinched(self.bound_side, program.lb, program.ub)
         return pinched if float(self.row_pivot.min()) >= DEPENDENT else pinched | self._combined()

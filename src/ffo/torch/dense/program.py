@@ -90,6 +90,11 @@ class DenseProgram:
         return bool(self.n) and (float(self.lb.max()) > -torch.inf or float(self.ub.min()) < torch.inf)
 
     @cached_property
+    def two_sided(self) -> bool:
+        """Whether any inequality of any sample has a lower side."""
+        return self.r > self.equalities and float(self.low[:, self.equalities :].max()) > -torch.inf
+
+    @cached_property
     def equal(self) -> Tensor:
         """(r,) marks equalities."""
         return torch.arange(self.r, device=self.p.device) < self.equalities
