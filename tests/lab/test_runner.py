@@ -201,7 +201,13 @@ def command(out: Path, *more: str) -> list[str]:
 
 
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
-    process = subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells ignore it in the background
+    )
     waited = 0.0
     while len(list(read_lines(tmp_path / DONE))) < 2 and waited < 120:
         time.sleep(0.1)
