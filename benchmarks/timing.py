@@ -2,9 +2,7 @@
 
 Machines are noisy: every repetition runs all contenders one after the other on the same freshly
 drawn data, and a speed-up counts only if both medians and best times show it. Lasting load from other
-work still distorts ratios; `report.busy` says so. Garbage is collected between the steps, never in one;
-what stands before the first is frozen, since walking through all that was imported would empty the caches
-before every step, as no training loop does.
+work still distorts ratios; `report.busy` says so.
 """
 
 from __future__ import annotations
@@ -67,8 +65,6 @@ def measure(
         builds[entry.label] = time.perf_counter() - start
     samples: dict[str, list[tuple[float, float]]] = {label: [] for label in steps}
     threads = torch.get_num_threads()  # some contenders change it for the whole process
-    gc.collect()
-    gc.freeze()
     for repeat in range(-warmup, repeats):
         for entry in entries:
             if entry.label in failures:
@@ -81,24 +77,19 @@ def measure(
                 continue
             if repeat >= 0:
                 samples[entry.label].append(seconds)
-    gc.unfreeze()
     return [_summary(entry.label, builds, samples, failures) for entry in entries]
 
 
 def _time_once(step: Step, case: Case, seed: int, threads: int) -> tuple[float, float]:
-    gc.collect()
     tensors = step.tensors(case.data(seed))
     weights = torch.tensor(case.weights(seed))
+    gc.collect()
     torch.set_num_threads(threads)
-    gc.disable()
-    try:
-        start = time.perf_counter()
-        solution = step.forward(tensors)
-        middle = time.perf_counter()
-        step.backward(tensors, solution, weights)
-        return middle - start, time.perf_counter() - middle
-    finally:
-        gc.enable()
+    start = time.perf_counter()
+    solution = step.forward(tensors)
+    middle = time.perf_counter()
+    step.backward(tensors, solution, weights)
+    return middle - start, time.perf_counter() - middle
 
 
 def _summary(
