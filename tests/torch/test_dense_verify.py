@@ -33,7 +33,7 @@ def known(bounded: bool = True) -> tuple[DenseProgram, Point]:
     ub = z + np.where(BOUNDS > 0, 0.0, size(N)) if bounded else wide
     lb = z - np.where(BOUNDS < 0, 0.0, size(N)) if bounded else -wide
     t = torch.tensor
-    program = DenseProgram(t(Q), t(p), t(R), t(below), t(upp), t(lb), t(ub), EQUALITIES)
+    program = DenseProgram(t(Q), t(p), t(R), t(below), t(upp), t(lb), t(ub), EQUALITIES, bounded)
     return program, Point(t(z), t(lam), t(mu))
 
 

@@ -55,7 +55,7 @@ class Chosen:
     def of(cls, mask: Tensor, dtype: torch.dtype) -> Chosen:
         """The true entries of a (batch, size) mask."""
         if mask.shape[1] <= IN_PLACE:
-            return cls() if bool(mask.all()) else cls(real=mask.to(dtype))
+            return cls(real=mask.to(dtype))
         counts = mask.sum(dim=1)
         least, most = (int(c) for c in torch.aminmax(counts))
         if least == mask.shape[1]:
@@ -72,14 +72,20 @@ class Chosen:
         """(batch, k) 1 at the fillers, None where there are none."""
         return None if self.real is None else 1 - self.real
 
+    def only(self, v: Tensor) -> Tensor:
+        """v (batch or 1, k), zero at the fillers."""
+        return v if self.real is None else self.real * v
+
+    def pick(self, v: Tensor) -> Tensor:
+        """(batch or 1, size) -> (batch or 1, k), whatever it is at the fillers."""
+        return v if self.index is None else torch.gather(v.expand(len(self.index), -1), 1, self.index)
+
     def take(self, v: Tensor) -> Tensor:
         """(batch or 1, size) -> (batch, k), zero at the fillers."""
-        found = v if self.index is None else torch.gather(v.expand(len(self.index), -1), 1, self.index)
-        return found if self.real is None else self.real * found
+        return self.only(self.pick(v))
 
     def put(self, v: Tensor, size: int) -> Tensor:
-        """(batch, k) -> (batch, size), zero elsewhere."""
-        v = v if self.real is None else self.real * v
+        """(batch, k), zero at the fillers -> (batch, size), zero elsewhere."""
         return v if self.index is None else v.new_zeros(v.shape[0], size).scatter_add(1, self.index, v)
 
 
@@ -128,23 +134,17 @@ class DenseGhost:
     def __init__(self, program: DenseProgram, rows: Tensor, bounds: Tensor) -> None:
         self.program, self.row_side, self.bound_side = program, rows, bounds
         self.free = Chosen.of(bounds == 0, program.p.dtype) if program.bounded else Chosen()
-        self.active = Chosen.of(rows != 0, program.p.dtype)
+        self.active = Chosen.of(rows != 0, program.p.dtype) if program.r > program.equalities else Chosen()
         self.held = not self.free.everything
         if self.held:
-            R = _minor(program.R, self.active, self.free)
-            self.row_scale = 1.0 / positive(R.norm(dim=2))
-        else:
-            R = picked(program.R, self.active.index)
-            self.row_scale = self.active.take(1.0 / program.norms)
-        self.R = R * self.row_scale.unsqueeze(-1)  # (batch, k, f)
+            self.R = _minor(program.R, self.active, self.free)
+            self.norms = positive(torch.linalg.vector_norm(self.R, dim=2))
+        else:  # (batch or 1, k, f), and the lengths of its rows (batch or 1, k)
+            self.R, self.norms = picked(program.R, self.active.index), self.active.pick(program.norms)
         self.hold: Tensor | None = None
         self.curvature = self._curvature()
-        self.V = self._whitened()  # (batch, f, k)
-        self.S, self.row_pivot = _cholesky(self.V.mT @ self.V, self.active.filler)
-
-    def at(self, rows: Tensor, bounds: Tensor) -> bool:
-        """Whether this is the ghost of that active set."""
-        return torch.equal(self.row_side, rows) and torch.equal(self.bound_side, bounds)
+        self.V = self._whitened()  # (batch or 1, f, k)
+        self.S, self.row_pivot = _complement(self.V, self.active.filler)
 
     def _curvature(self) -> _Diagonal | _Full:
         program, free = self.program, self.free
@@ -159,62 +159,84 @@ class DenseGhost:
         weak = pivot < SINGULAR
         if bool(weak.any()):
             self.hold = torch.where(weak, _size(Q.diagonal(dim1=1, dim2=2)), torch.zeros_like(pivot))  # (batch, 1)
-            L, _ = _cholesky(Q + self.hold.unsqueeze(2) * (self.R.mT @ self.R), free.filler)
+            R = self.R * self.active.only(1.0 / self.norms).unsqueeze(2)
+            L, _ = _cholesky(Q + self.hold.unsqueeze(2) * (R.mT @ R), free.filler)
         return _Full(Q, L)
 
     def _whitened(self) -> Tensor:
-        """H^(-1/2) R'; where no variable is held, the program has it for all rows."""
-        program = self.program
+        """H^(-1/2) R', zero at the fillers; where no variable is held, the program has it for all rows."""
+        program, real = self.program, self.active.real
         if self.held or program.diagonal is not None or program.white is None:
-            return self.curvature.half(self.R.mT)
-        return (picked(program.white.R, self.active.index) * self.row_scale.unsqueeze(-1)).mT
+            V = self.curvature.half(self.R.mT)
+        else:
+            V = picked(program.white.R, self.active.index).mT
+        return V if real is None else V * real.unsqueeze(1)
 
-    def _approximate(self, r_x: Tensor, r_a: Tensor) -> tuple[Tensor, Tensor]:
-        held = r_x if self.hold is None else r_x + self.hold * times(self.R.mT, r_a)
-        half = self.curvature.half(held.unsqueeze(-1)).squeeze(-1)
-        t = torch.cholesky_solve(added(-r_a, self.V.mT, half).unsqueeze(-1), self.S).squeeze(-1)
+    def _approximate(self, r_x: Tensor, r_a: Tensor | None) -> tuple[Tensor, Tensor]:
+        if self.hold is not None and r_a is not None:
+            r_x = r_x + self.hold * times(self.R.mT, r_a / self.norms.square())
+        half = self.curvature.half(r_x.unsqueeze(-1)).squeeze(-1)
+        pulled = times(self.V.mT, half) if r_a is None else added(-r_a, self.V.mT, half)
+        t = torch.cholesky_solve(pulled.unsqueeze(-1), self.S).squeeze(-1)
         u = self.curvature.back(added(half, self.V, t, -1.0).unsqueeze(-1))
         return u.squeeze(-1), t
 
-    def solve(self, r_x: Tensor, r_rows: Tensor, r_bounds: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def solve(
+        self, r_x: Tensor, r_rows: Tensor | None = None, r_bounds: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """u (batch, n), t (batch, r), multipliers of the bounds (batch, n), relative residual (batch,).
 
         Args:
-            r_x: (batch, n); r_rows: (batch, r) right-hand sides, read at active rows; r_bounds: (batch, n)
-            values of the held variables, zero at free ones.
+            r_x: (batch, n).
+            r_rows: (batch, r) right-hand sides, read at active rows; None: zero.
+            r_bounds: (batch, n) values of the held variables, zero at free ones; None: zero.
         """
         program = self.program
         if not self.held:
-            u, t, error = self._refine(r_x, self.active.take(r_rows) * self.row_scale)
-            return u, self.active.put(t * self.row_scale, program.r), torch.zeros_like(u), error
-        wanted_x = self.free.take(r_x - program.curved(r_bounds))
-        wanted_a = self.active.take(r_rows - program.rows(r_bounds)) * self.row_scale
-        u, t, error = self._refine(wanted_x, wanted_a)
-        full_u = self.free.put(u, program.n) + r_bounds
-        full_t = self.active.put(t * self.row_scale, program.r)
+            u, t, error = self._refine(r_x, None if r_rows is None else self.active.take(r_rows))
+            return u, self.active.put(t, program.r), torch.zeros_like(u), error
+        wanted_x = r_x
+        if r_bounds is not None:
+            wanted_x = r_x - program.curved(r_bounds)
+            shift = program.rows(r_bounds)
+            r_rows = -shift if r_rows is None else r_rows - shift
+        u, t, error = self._refine(self.free.take(wanted_x), None if r_rows is None else self.active.take(r_rows))
+        full_u, full_t = self.free.put(u, program.n), self.active.put(t, program.r)
+        if r_bounds is not None:
+            full_u = full_u + r_bounds
         left = r_x - program.curved(full_u) - program.pull(full_t)
         return full_u, full_t, torch.where(self.bound_side != 0, left, 0.0), error
 
-    def _refine(self, wanted_x: Tensor, wanted_a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        scale = positive(largest(torch.cat([wanted_x, wanted_a], dim=1)))
-        u, t = torch.zeros_like(wanted_x), torch.zeros_like(wanted_a)
-        left_x, left_a, error = wanted_x, wanted_a, torch.ones_like(scale)
-        for attempt in range(REFINEMENTS):
-            du, dt = self._approximate(left_x, left_a)
-            new_u, new_t = (u + du, t + dt) if attempt else (du, dt)
-            new_x = added(self.curvature.taken(wanted_x, new_u), self.R.mT, new_t, -1.0)
-            new_a = added(wanted_a, self.R, new_u, -1.0)
-            new_error = largest(torch.cat([new_x, new_a], dim=1)) / scale
-            if not attempt and bool((new_error <= ACCURACY).all()):
-                return new_u, new_t, new_error
-            better = (new_error < error).unsqueeze(1)
-            u, t = torch.where(better, new_u, u), torch.where(better, new_t, t)
-            left_x, left_a = torch.where(better, new_x, left_x), torch.where(better, new_a, left_a)
-            done = (new_error <= ACCURACY) | ~(new_error < 0.3 * error)
-            error = torch.where(better.squeeze(1), new_error, error)
+    def _refine(self, wanted_x: Tensor, wanted_a: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """u (batch, f), t (batch, k) and the relative residual (batch,), rows in units of their lengths."""
+        wanted = wanted_x if wanted_a is None else torch.cat([wanted_x, wanted_a / self.norms], dim=1)
+        scale = positive(largest(wanted))
+        u, t = self._approximate(wanted_x, wanted_a)
+        left_x, left_a, error = self._left(wanted_x, wanted_a, u, t, scale)
+        if bool((error <= ACCURACY).all()):
+            return u, t, error
+        best_u, best_t, best_x = torch.zeros_like(u), torch.zeros_like(t), wanted_x
+        best_a, best = torch.zeros_like(t) if wanted_a is None else wanted_a, torch.ones_like(error)
+        for _ in range(REFINEMENTS):
+            better = (error < best).unsqueeze(1)
+            best_u, best_t = torch.where(better, u, best_u), torch.where(better, t, best_t)
+            best_x, best_a = torch.where(better, left_x, best_x), torch.where(better, left_a, best_a)
+            done = (error <= ACCURACY) | ~(error < 0.3 * best)
+            best = torch.where(better.squeeze(1), error, best)
             if bool(done.all()):
                 break
-        return u, t, error
+            du, dt = self._approximate(best_x, best_a)
+            u, t = best_u + du, best_t + dt
+            left_x, left_a, error = self._left(wanted_x, wanted_a, u, t, scale)
+        return best_u, best_t, best
+
+    def _left(
+        self, wanted_x: Tensor, wanted_a: Tensor | None, u: Tensor, t: Tensor, scale: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What u and t leave of the right-hand sides, and its size (batch,)."""
+        left_x = added(self.curvature.taken(wanted_x, u), self.R.mT, t, -1.0)
+        left_a = self.active.only(-times(self.R, u) if wanted_a is None else added(wanted_a, self.R, u, -1.0))
+        return left_x, left_a, largest(torch.cat([left_x, left_a / self.norms], dim=1)) / scale
 
     def dependent(self) -> Tensor:
         """(batch,) whether active rows and bounds, not all of them equalities, depend on each other.
@@ -229,7 +251,7 @@ class DenseGhost:
             pinched |= _pinched(self.row_side[:, k:], program.low[:, k:], program.upp[:, k:])
         if program.bounded:
             pinched |= _pinched(self.bound_side, program.lb, program.ub)
-        return pinched if float(self.row_pivot.min()) >= DEPENDENT else pinched | self._combined()
+        return pinched if self.row_pivot >= DEPENDENT else pinched | self._combined()
 
     def _combined(self) -> Tensor:
         """(batch,) whether combinations of active rows, not all of them equalities, vanish."""
@@ -237,13 +259,12 @@ class DenseGhost:
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(r, generator=generator, dtype=self.R.dtype).to(self.R.device)
         drawn = self.active.take(drawn.expand(batch, -1))
-        u, _, _ = self._refine(drawn.new_zeros(batch, self.R.shape[2]), drawn)
-        left = drawn - times(self.R, u)
+        u, _, _ = self._refine(drawn.new_zeros(batch, self.R.shape[2]), drawn * self.norms)
+        left = self.active.only(drawn - times(self.R, u) / self.norms)
         inequality = self.active.take((~self.program.equal).to(drawn.dtype).expand(batch, -1))
-        combined = times(self.program.R.mT, self.active.put(left * self.row_scale, r))
+        combined = times(self.program.R.mT, self.active.put(left / self.norms, r))
         on_bounds = torch.where(self.bound_side != 0, combined, 0.0).norm(dim=1)
-        norms = self.active.take(self.program.R.norm(dim=2))
-        size = (norms * self.row_scale).amax(dim=1)
+        size = (self.active.take(self.program.norms) / self.norms).amax(dim=1)
         return ((left * inequality).norm(dim=1) > LEFT) | (on_bounds > LEFT * size)
 
     def polished(self, point: Point) -> Point:
@@ -255,7 +276,7 @@ class DenseGhost:
         z = torch.where(held, bound, point.z)
         lam = torch.where(on_row, point.lam, 0.0)
         r_rows = torch.where(on_row, target - program.rows(z), 0.0)
-        u, t, _, _ = self.solve(-program.stationarity(z, lam), r_rows, torch.zeros_like(z))
+        u, t, _, _ = self.solve(-program.stationarity(z, lam), r_rows)
         z, lam = z + u, lam + t
         if not self.held:
             return Point(z, lam, torch.zeros_like(z))
@@ -301,6 +322,24 @@ def _cholesky(H: Tensor, filler: Tensor | None) -> tuple[Tensor, Tensor]:
     if bool(info.any()) or float(pivot.min()) < REGULARISATION:
         L, _ = torch.linalg.cholesky_ex(raised(filled, scale * REGULARISATION))
         pivot = _pivot(L, scale)
+    return L, pivot
+
+
+def _complement(V: Tensor, filler: Tensor | None) -> tuple[Tensor, float]:
+    """The factor of S = V'V (batch or 1, k, k), 1 at the fillers, with a small shift where rows depend on
+    each other, and the least of its pivots relative to the diagonal of S."""
+    S = torch.bmm(V.mT, V)
+    diagonal = S.diagonal(dim1=1, dim2=2)
+    if filler is not None:
+        diagonal.add_(filler)
+    L, info = torch.linalg.cholesky_ex(S)
+    if not S.shape[1]:
+        return L, 1.0
+    pivot = float((L.diagonal(dim1=1, dim2=2).square() / diagonal).min())
+    if bool(info.any()) or pivot < REGULARISATION:
+        size = positive(diagonal)
+        L, _ = torch.linalg.cholesky_ex(raised(S, REGULARISATION * size))
+        pivot = float((L.diagonal(dim1=1, dim2=2).square() / size).min())
     return L, pivot
 
 

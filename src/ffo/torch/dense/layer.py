@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +15,8 @@ import torch
 from ffo.engine.info import Info, Times
 from ffo.errors import Status
 from ffo.ghost.certificate import WEAK, Certificate
-from ffo.program.blocks import MATRICES
+from ffo.program.blocks import MATRICES, SIDES
+from ffo.program.quadratic import Name
 from ffo.torch.base import warn_of_doubt
 from ffo.torch.dense.ghost import DenseGhost
 from ffo.torch.dense.program import DenseProgram, Tensor, diagonal_only
@@ -110,44 +112,59 @@ class DensePlan:
 
     def program(self, values: Mapping[str, Tensor]) -> DenseProgram:
         """The program of float64 values; a missing block is empty, zero or infinite."""
-        p = values["p"]
-        size = self.batch or 1
-        vector = lambda name, length, missing: _rows(values.get(name), size, length, missing, p)  # noqa: E731
-        Q = values["Q"].reshape(-1, self.n, self.n) if "Q" in values else p.new_zeros(1, self.n, self.n)
-        A = values["A"].reshape(-1, self.equalities, self.n) if "A" in values else p.new_zeros(1, 0, self.n)
-        G = values["G"].reshape(-1, self.inequalities, self.n) if "G" in values else p.new_zeros(1, 0, self.n)
+        p, n, size = values["p"], self.n, self.batch or 1
+        Q = _three(values["Q"]) if "Q" in values else p.new_zeros(1, n, n)
+        low, upp = (self._side(values, name, self.inequalities) for name in ("lower", "h"))
+        if self.equalities:
+            b = _two(values["b"], size)
+            low, upp = torch.cat([b, low], dim=1), torch.cat([b, upp], dim=1)
+        matrices = [_three(values[name]) for name in ("A", "G") if name in values]
         return DenseProgram(
             Q=Q if torch.equal(Q, Q.mT) else 0.5 * (Q + Q.mT),
-            p=vector("p", self.n, 0.0),
-            R=_stacked(A, G),
-            low=self._sides(values, "lower", -torch.inf),
-            upp=self._sides(values, "h", torch.inf),
-            lb=vector("lb", self.n, -torch.inf),
-            ub=vector("ub", self.n, torch.inf),
+            p=_two(p, size),
+            R=_stacked(matrices) if matrices else p.new_zeros(1, 0, n),
+            low=low,
+            upp=upp,
+            lb=self._side(values, "lb", n),
+            ub=self._side(values, "ub", n),
             equalities=self.equalities,
+            bounded=_limits(values, "lb") or _limits(values, "ub"),
+            two_sided=_limits(values, "lower"),
         )
 
-    def _sides(self, values: Mapping[str, Tensor], name: str, missing: float) -> Tensor:
-        """(batch, r) of equalities, which have b on both sides, and of the rows of G."""
-        size, p = self.batch or 1, values["p"]
-        side = _rows(values.get(name), size, self.inequalities, missing, p)
-        return (
-            torch.cat([_rows(values.get("b"), size, self.equalities, 0.0, p), side], dim=1) if self.equalities else side
-        )
+    def _side(self, values: Mapping[str, Tensor], name: Name, length: int) -> Tensor:
+        """(batch, length) sides of inequalities, infinite where none are given."""
+        size = self.batch or 1
+        return _two(values[name], size) if name in values else _no_limit(name, size, length, values["p"].device)
 
 
-def _stacked(A: Tensor, G: Tensor) -> Tensor:
-    """(batch or 1, rows of both, n), without a copy where there is only one."""
-    if not (A.shape[1] and G.shape[1]):
-        return A if A.shape[1] else G
-    both = max(len(A), len(G))
-    return torch.cat([A.expand(both, -1, -1), G.expand(both, -1, -1)], dim=1)
+def _limits(values: Mapping[str, Tensor], name: Name) -> bool:
+    """Whether sides are given and some of them are a limit."""
+    return name in values and bool((values[name] != SIDES[name]).any())
 
 
-def _rows(value: Tensor | None, size: int, length: int, missing: float, like: Tensor) -> Tensor:
-    if value is None:
-        return like.new_full((1, 1), missing).expand(size, length)
-    return value.expand(size, length) if value.ndim == 1 else value
+@lru_cache
+def _no_limit(name: Name, size: int, length: int, device: torch.device) -> Tensor:
+    """(size, length) infinite sides, one number in memory."""
+    return torch.full((1, 1), SIDES[name], dtype=torch.float64, device=device).expand(size, length)
+
+
+def _three(M: Tensor) -> Tensor:
+    """(batch or 1, rows, n)."""
+    return M if M.ndim == 3 else M.unsqueeze(0)
+
+
+def _two(v: Tensor, size: int) -> Tensor:
+    """(batch, length)."""
+    return v if v.ndim == 2 else v.expand(size, -1)
+
+
+def _stacked(matrices: Sequence[Tensor]) -> Tensor:
+    """(batch or 1, rows of all, n), without a copy where there is only one."""
+    if len(matrices) == 1:
+        return matrices[0]
+    size = max(len(M) for M in matrices)
+    return torch.cat([M.expand(size, -1, -1) for M in matrices], dim=1)
 
 
 class DenseSolve(torch.autograd.Function):
@@ -163,7 +180,7 @@ class DenseSolve(torch.autograd.Function):
             if not program.convex:
                 raise UnverifiedError
             solution = solve_dense(program)
-            if not bool(solution.solved.all()):
+            if not solution.solved:
                 raise UnverifiedError
             ctx.solved = time.perf_counter()
             ctx.ghost = solution.ghost
@@ -189,11 +206,15 @@ class DenseSolve(torch.autograd.Function):
         warn_of_doubt(ctx.info)
         result: list[Tensor | None] = []
         for name, (shape, dtype) in zip(ctx.plan.names, ctx.shapes, strict=True):
-            result.append(found[name].reshape(shape).to(dtype) if wanted[name] else None)
+            result.append(_as(found[name], shape, dtype) if wanted[name] else None)
         if torch.is_grad_enabled():  # create_graph=True
             causes = [*values, *(g for g in gradients if g is not None)]
             result = [None if r is None else Once.apply(r, *causes) for r in result]
         return (None, None, *result)
+
+
+def _as(v: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    return (v if v.shape == shape else v.reshape(shape)).to(dtype)
 
 
 def _outputs(plan: DensePlan, solution: DenseSolution) -> list[Tensor]:
@@ -218,7 +239,7 @@ def _adjoint(ctx: Any, gradients: tuple[Tensor | None, ...], wanted: Mapping[str
     parts: dict[str, Any] = {
         "p": lambda: u,
         "b": lambda: -t[:, :k],
-        "h": lambda: torch.where(rows > 0, -t, 0.0)[:, k:],
+        "h": lambda: (torch.where(rows > 0, -t, 0.0) if program.two_sided else 0.0 - t)[:, k:],
         "lower": lambda: torch.where(rows < 0, -t, 0.0)[:, k:],
         "ub": lambda: torch.where(bounds > 0, -w, 0.0),
         "lb": lambda: torch.where(bounds < 0, -w, 0.0),
@@ -245,13 +266,13 @@ def _adjoint(ctx: Any, gradients: tuple[Tensor | None, ...], wanted: Mapping[str
 
 def _perturbations(
     plan: DensePlan, ghost: DenseGhost, gradients: tuple[Tensor | None, ...]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Right-hand sides of the ghost for incoming gradients of z, nu, lam and mu."""
-    p, r = ghost.program.p, ghost.program.r
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Right-hand sides of the ghost for incoming gradients of z, nu, lam and mu; None: zero."""
+    p = ghost.program.p
     c_z, *c_duals = (None if g is None else g.reshape(len(p), -1).to(torch.float64) for g in gradients)
     r_x = torch.zeros_like(p) if c_z is None else -c_z
     if all(c is None for c in c_duals):
-        return r_x, p.new_zeros(len(p), r), torch.zeros_like(p)
+        return r_x, None, None
     widths = (plan.equalities, plan.inequalities, plan.n)
     c_nu, c_lam, c_mu = (
         p.new_zeros(len(p), width) if c is None else c for c, width in zip(c_duals, widths, strict=True)

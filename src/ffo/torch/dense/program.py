@@ -22,7 +22,9 @@ SINGULAR = 1e-5
 @dataclass(frozen=True)
 class DenseProgram:
     """Q (batch or 1, n, n), p (batch, n), R (batch or 1, r, n), low and upp (batch, r), lb and ub
-    (batch, n), all float64 on one device; infinite sides are +-inf. The first `equalities` rows are such."""
+    (batch, n), all float64 on one device; infinite sides are +-inf. The first `equalities` rows are such.
+    Where it is known that no variable has a bound, or no inequality a lower side, `bounded` and `two_sided`
+    are false."""
 
     Q: Tensor
     p: Tensor
@@ -32,6 +34,8 @@ class DenseProgram:
     lb: Tensor
     ub: Tensor
     equalities: int
+    bounded: bool = True
+    two_sided: bool = True
 
     @property
     def batch(self) -> int:
@@ -59,9 +63,10 @@ class DenseProgram:
         """(batch or 1, n, n) Cholesky factor of Q, plus a shift in the size of rounding if it needs one
         (see `ffo.engine.convexity`); None where Q is not positive semidefinite."""
         factor, info = torch.linalg.cholesky_ex(self.Q)
-        if bool(info.any()):
-            size = positive(self.Q.abs().amax(dim=(1, 2)))
-            factor, info = torch.linalg.cholesky_ex(raised(self.Q, 1e-9 * math.sqrt(self.n) * size.unsqueeze(1)))
+        if not bool(info.any()):
+            return factor
+        size = positive(self.Q.abs().amax(dim=(1, 2)))
+        factor, info = torch.linalg.cholesky_ex(raised(self.Q, 1e-9 * math.sqrt(self.n) * size.unsqueeze(1)))
         return None if bool(info.any()) else factor
 
     @cached_property
@@ -75,24 +80,14 @@ class DenseProgram:
         if L is None or not self.n:
             return None
         least, most = torch.aminmax(L.diagonal(dim1=1, dim2=2), dim=1)
-        if bool((least < math.sqrt(SINGULAR) * most).any()):
+        if float((least / most).min()) < math.sqrt(SINGULAR):
             return None
         return White(L, triangular(L, self.R.mT, upper=False).mT.contiguous())
 
     @cached_property
     def norms(self) -> Tensor:
         """(batch or 1, r) lengths of the rows, 1 for those that are zero."""
-        return positive(self.R.norm(dim=2))
-
-    @cached_property
-    def bounded(self) -> bool:
-        """Whether any variable of any sample has a bound."""
-        return bool(self.n) and (float(self.lb.max()) > -torch.inf or float(self.ub.min()) < torch.inf)
-
-    @cached_property
-    def two_sided(self) -> bool:
-        """Whether any inequality of any sample has a lower side."""
-        return self.r > self.equalities and float(self.low[:, self.equalities :].max()) > -torch.inf
+        return positive(torch.linalg.vector_norm(self.R, dim=2))
 
     @cached_property
     def equal(self) -> Tensor:
@@ -103,7 +98,7 @@ class DenseProgram:
         """The program of some samples."""
         Q, R = (M if len(M) == 1 else M[samples] for M in (self.Q, self.R))
         p, low, upp, lb, ub = (v[samples] for v in (self.p, self.low, self.upp, self.lb, self.ub))
-        return DenseProgram(Q, p, R, low, upp, lb, ub, self.equalities)
+        return DenseProgram(Q, p, R, low, upp, lb, ub, self.equalities, self.bounded, self.two_sided)
 
     def curved(self, z: Tensor) -> Tensor:
         """(batch, n) Qz."""

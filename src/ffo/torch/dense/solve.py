@@ -39,17 +39,17 @@ _INF, _EQUALITY, _PIVOT = 1e30, 5, 1e-6
 
 @dataclass(frozen=True)
 class DenseSolution:
-    """Verified solutions and their active sets (see `Verdict`): `solved` (batch,) is false where no active
+    """Verified solutions and their active sets (see `Verdict`); `solved` is false if for some sample no active
     set satisfies the conditions. `ghost` is the one of these active sets, if verification had to make it."""
 
     point: Point
     rows: Tensor
     bounds: Tensor
     verdict: Verdict
-    solved: Tensor
+    solved: bool
     iterations: Tensor
     solver: tuple[str, ...]
-    ghost: DenseGhost | None
+    ghost: DenseGhost | None = None
 
 
 def solve_dense(program: DenseProgram, eps: float = 1e-7) -> DenseSolution:
@@ -57,20 +57,19 @@ def solve_dense(program: DenseProgram, eps: float = 1e-7) -> DenseSolution:
     point, iterations, solver = _points(program, eps)
     verdict = judge(program, point)
     rows, bounds = verdict.rows, verdict.bounds
-    solved, ghost = verdict.natural <= EXACT, None
+    solved = verdict.natural <= EXACT
+    if bool(solved.all()):
+        return DenseSolution(point, rows, bounds, verdict, True, iterations, solver)
     for _ in range(STEPS):
-        if bool(solved.all()):
-            break
         ghost = DenseGhost(program, rows, bounds)
         point = point.where(solved, ghost.polished(point))
         verdict = judge(program, point)
         solved = verdict.natural <= ACCEPT
-        if not bool(solved.all()):
-            keep = solved.unsqueeze(1)
-            rows, bounds = torch.where(keep, rows, verdict.rows), torch.where(keep, bounds, verdict.bounds)
-    if ghost is not None and not ghost.at(rows, bounds):
-        ghost = None
-    return DenseSolution(point, rows, bounds, verdict, solved, iterations, solver, ghost)
+        if bool(solved.all()):
+            return DenseSolution(point, rows, bounds, verdict, True, iterations, solver, ghost)
+        keep = solved.unsqueeze(1)
+        rows, bounds = torch.where(keep, rows, verdict.rows), torch.where(keep, bounds, verdict.bounds)
+    return DenseSolution(point, rows, bounds, verdict, False, iterations, solver)
 
 
 def _points(program: DenseProgram, eps: float) -> tuple[Point, Tensor, tuple[str, ...]]:
@@ -126,11 +125,11 @@ def _daqp_on(program: DenseProgram, H: Array, p: Tensor, R: Tensor) -> tuple[Poi
     iterations = np.full(program.batch, -1)
 
     def run(samples: range) -> None:
-        some = slice(samples.start, samples.stop)
+        some, own = slice(samples.start, samples.stop), sense.copy()
         h, c = (itertools.repeat(M[0]) if len(M) == 1 else M[some] for M in (H, C))
         each = zip(samples, h, F[some], c, upper[some], lower[some], strict=False)  # what is shared has no end
         for k, h_k, f_k, c_k, upper_k, lower_k in each:
-            x, _, flag, info = daqp.solve(h_k, f_k, c_k, upper_k, lower_k, sense.copy(), primal_tol=_PIVOT)
+            x, _, flag, info = daqp.solve(h_k, f_k, c_k, upper_k, lower_k, own, primal_tol=_PIVOT)
             if flag == 1:
                 z[k], lam[k], iterations[k] = x, info["lam"], info["iterations"]
 

@@ -38,30 +38,38 @@ def judge(program: DenseProgram, point: Point) -> Verdict:
     costs = [program.p, curved, lam, point.mu] if program.bounded else [program.p, curved, lam]
     force = positive(largest(torch.cat(costs, dim=1))).unsqueeze(1)
     left = added(curved + program.p, program.R.mT, point.lam)
-    unit = length * norms
-    rows = _Sides(value / unit, program.low / unit, program.upp / unit, lam / force)
+    low = program.low if program.two_sided or program.equalities else None
+    rows = _Sides(value, low, program.upp, length * norms, lam / force)
     side, margin = rows.active, rows.margin
     if program.equalities:
         side, margin = torch.where(program.equal, 1, side), torch.where(program.equal, torch.inf, margin)
     if not program.bounded:
         conditions = torch.cat([left / force, rows.residual], dim=1)
         return Verdict(largest(conditions), _least(margin), side, torch.zeros_like(z, dtype=torch.int8))
-    bounds = _Sides(z / length, program.lb / length, program.ub / length, point.mu / force)
+    bounds = _Sides(z, program.lb, program.ub, length, point.mu / force)
     conditions = torch.cat([(left + point.mu) / force, rows.residual, bounds.residual], dim=1)
     return Verdict(largest(conditions), _least(torch.cat([margin, bounds.margin], dim=1)), side, bounds.active)
 
 
 class _Sides:
-    """low <= value <= upp with multipliers, all (batch, k) and in comparable units: y = value + multiplier
-    lies beyond the side that is active (the rule of `ffo.ghost.face`), and what pulling it back within the
-    sides leaves of y - value is the multiplier, at a solution."""
+    """low <= value <= upp in some unit, with multipliers, all (batch, k); low is None where no row has one.
 
-    def __init__(self, value: Tensor, low: Tensor, upp: Tensor, multiplier: Tensor) -> None:
-        y, below = value + multiplier, value - low
-        self.active = (y > upp).to(torch.int8) - (y < low).to(torch.int8)
+    The side that is active is the one whose distance the multiplier exceeds (the rule of `ffo.ghost.face`).
+    At a solution there is nothing in both: the residual is what the distances leave of the multiplier.
+    """
+
+    def __init__(self, value: Tensor, low: Tensor | None, upp: Tensor, unit: Tensor, multiplier: Tensor) -> None:
+        above = (upp - value) / unit
+        if low is None:
+            self.active = (multiplier > above).to(torch.int8)
+            self.residual = torch.minimum(multiplier, above)
+            self.margin = torch.maximum(multiplier.abs(), above)
+            return
+        below = (value - low) / unit
+        self.active = (multiplier > above).to(torch.int8) - (multiplier < -below).to(torch.int8)
         # Sides that cross can be kept to one at a time.
-        self.residual = torch.maximum((value - y.clamp(low, upp)).abs(), -below)
-        self.margin = torch.maximum(torch.minimum(upp - value, below), multiplier.abs())
+        self.residual = torch.maximum(multiplier.clamp(-below, above).abs(), -below)
+        self.margin = torch.maximum(multiplier.abs(), torch.minimum(above, below))
 
 
 def _least(v: Tensor) -> Tensor:
