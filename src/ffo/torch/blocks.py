@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ import torch
 from ffo.errors import InputError
 from ffo.program.blocks import MATRICES, Blocks, check_shapes, is_absent, make_blocks, union_pattern
 from ffo.program.quadratic import MatrixPattern, Name
-from ffo.torch.function import check_tensors
+from ffo.torch.function import Kind, check_kinds
 
 
 @dataclass(frozen=True)
@@ -37,19 +38,21 @@ class Given:
 
 def read_given(given: Mapping[Name, torch.Tensor | None]) -> Given:
     """Check the blocks of a call."""
-    present: dict[Name, torch.Tensor] = {}
-    shapes: dict[Name, tuple[int, ...]] = {}
-    for name, t in given.items():
-        if t is None:
-            continue
+    tensors = {name: t for name, t in given.items() if t is not None}
+    for name, t in tensors.items():
         if not isinstance(t, torch.Tensor):
             raise InputError(f"{name} must be a torch tensor, got {type(t).__name__}")
-        shape = tuple(t.shape)
-        if not is_absent(name, shape):
-            present[name], shapes[name] = t, shape
-    batch = check_shapes(shapes)
-    check_tensors(list(present.values()), list(present), sparse=MATRICES)
-    return Given(present, batch)
+    present, batch = _checked(tuple((name, Kind.of(t)) for name, t in tensors.items()))
+    return Given({name: tensors[name] for name in present}, batch)
+
+
+@lru_cache(maxsize=256)  # of a layer in training, all calls are of one kind
+def _checked(kinds: tuple[tuple[Name, Kind], ...]) -> tuple[tuple[Name, ...], int | None]:
+    """Which blocks are there, and the batch size."""
+    present = {name: kind for name, kind in kinds if not is_absent(name, kind.shape)}
+    batch = check_shapes({name: tuple(kind.shape) for name, kind in present.items()})
+    check_kinds(list(present.values()), tuple(present), tuple(present), sparse=MATRICES)
+    return tuple(present), batch
 
 
 def read_blocks(given: Given) -> Blocks[torch.Tensor]:

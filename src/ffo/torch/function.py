@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -306,20 +306,40 @@ def _fold(
     return joint
 
 
-def check_tensors(parameters: Sequence[Any], names: Sequence[str] | None = None, sparse: Collection[str] = ()) -> None:
-    """All parameters are floating-point tensors of one dtype on one device; `names` are for messages, and
-    those in `sparse` may be so."""
+def check_tensors(parameters: Sequence[Any], names: Sequence[str] | None = None) -> None:
+    """All parameters are dense floating-point tensors of one dtype on one device; `names` are for messages."""
     labels = names or [f"Parameter {i}" for i in range(len(parameters))]
     for label, p in zip(labels, parameters, strict=True):
         if not isinstance(p, torch.Tensor):
             raise NotATensorError(f"{label} must be a torch tensor, got {type(p).__name__}")
-        if not p.is_floating_point():
-            raise InputError(f"{label} must have a floating-point dtype, got {p.dtype}")
-        if p.layout is not torch.strided and label not in sparse:
+    check_kinds([Kind.of(p) for p in parameters], labels, names or range(len(parameters)))
+
+
+class Kind(NamedTuple):
+    """What a tensor is, but for its values."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+    layout: torch.layout
+
+    @classmethod
+    def of(cls, t: torch.Tensor) -> Kind:
+        return cls(t.shape, t.dtype, t.device, t.layout)
+
+
+def check_kinds(
+    kinds: Sequence[Kind], labels: Sequence[str], short: Sequence[Any], sparse: Collection[str] = ()
+) -> None:
+    """Tensors of these kinds have floating-point numbers of one dtype on one device, and are dense but for
+    those in `sparse`; `labels` are for messages, `short` for lists of all of them."""
+    for label, kind in zip(labels, kinds, strict=True):
+        if not kind.dtype.is_floating_point:
+            raise InputError(f"{label} must have a floating-point dtype, got {kind.dtype}")
+        if kind.layout is not torch.strided and label not in sparse:
             raise InputError(f"{label} is a sparse tensor; pass parameter.to_dense()")
     for name in ("dtype", "device"):
-        kinds = {getattr(p, name) for p in parameters}
-        if len(kinds) > 1:
-            short = names or range(len(parameters))
-            listed = ", ".join(f"{k}: {getattr(p, name)}" for k, p in zip(short, parameters, strict=True))
+        found = [getattr(kind, name) for kind in kinds]
+        if len(set(found)) > 1:
+            listed = ", ".join(f"{k}: {v}" for k, v in zip(short, found, strict=True))
             raise InputError(f"All parameters must have the same {name}; got {listed}")

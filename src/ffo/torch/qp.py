@@ -151,4 +151,4 @@ class FFOQPLayer(OptimizationLayer):
             return None
 
     def _report(self, info: Info) -> None:
-        self.info = info
+        self.__dict__["info"] = info  # past torch's search for parameters, which takes longer

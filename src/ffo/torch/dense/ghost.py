@@ -213,7 +213,7 @@ class DenseGhost:
         scale = positive(largest(wanted))
         u, t = self._approximate(wanted_x, wanted_a)
         left_x, left_a, error = self._left(wanted_x, wanted_a, u, t, scale)
-        if bool((error <= ACCURACY).all()):
+        if float(error.max()) <= ACCURACY:
             return u, t, error
         best_u, best_t, best_x = torch.zeros_like(u), torch.zeros_like(t), wanted_x
         best_a, best = torch.zeros_like(t) if wanted_a is None else wanted_a, torch.ones_like(error)

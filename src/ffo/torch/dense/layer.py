@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -51,7 +50,7 @@ def _suits_cpu(values: Mapping[Any, Tensor], n: int, equalities: int, inequaliti
         return True
     if not small and (n > SEPARABLE_SIZE or inequalities or batch * n * equalities > ENTRIES):
         return False
-    with one_thread(values["p"].device):
+    with OneThread(values["p"].device):
         matrices = {name: v.detach() for name, v in values.items() if name in MATRICES}
         diagonal = "Q" in matrices and diagonal_only(matrices["Q"].reshape(-1, n, n))
         if diagonal:
@@ -69,20 +68,22 @@ class UnverifiedError(Exception):
     """Some sample could not be verified: the whole batch goes to the sparse core."""
 
 
-@contextmanager
-def one_thread(device: torch.device) -> Iterator[None]:
+class OneThread:
     """One CPU thread inside: batches of small matrices lose more to threads than they gain (ten times,
     measured on two cores). What the caller has set is restored."""
-    if device.type != "cpu":
-        yield
-        return
-    # Even where it is 1 already: other libraries set OpenMP's number, which torch reports, but not MKL's.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+
+    def __init__(self, device: torch.device) -> None:
+        self.here = device.type == "cpu"
+
+    def __enter__(self) -> None:
+        if self.here:
+            # Even where it is 1 already: other libraries set OpenMP's number, which torch reports, but not MKL's.
+            self.threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+
+    def __exit__(self, *_: object) -> None:
+        if self.here:
+            torch.set_num_threads(self.threads)
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ class DenseSolve(torch.autograd.Function):
         start = time.perf_counter()
         ctx.set_materialize_grads(False)
         wide = {name: v.detach().to(torch.float64) for name, v in zip(plan.names, values, strict=True)}
-        with one_thread(values[0].device):
+        with OneThread(values[0].device):
             program = plan.program(wide)
             if not program.convex:
                 raise UnverifiedError
@@ -200,7 +201,7 @@ class DenseSolve(torch.autograd.Function):
         start = time.perf_counter()
         values = ctx.saved_tensors  # complains of values that were changed in place, which the program may share
         wanted = dict(zip(ctx.plan.names, ctx.needs_input_grad[2:], strict=True))
-        with torch.no_grad(), one_thread(ctx.program.p.device):
+        with torch.no_grad(), OneThread(ctx.program.p.device):
             found = _adjoint(ctx, gradients, wanted)
         ctx.info.times = replace(ctx.info.times, backward=time.perf_counter() - start)
         warn_of_doubt(ctx.info)

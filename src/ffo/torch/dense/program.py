@@ -186,3 +186,9 @@ def positive(v: Tensor) -> Tensor:
 def largest(v: Tensor) -> Tensor:
     """(batch, k) -> (batch,) largest magnitude, 0 of nothing."""
     return v.abs().amax(dim=1) if v.shape[1] else v.new_zeros(v.shape[0])
+
+
+def unit(*vectors: Tensor) -> Tensor:
+    """(batch, k) each -> (batch, 1) largest magnitude in any of them, 1 where that is zero."""
+    v = torch.cat(vectors, dim=1) if len(vectors) > 1 else vectors[0]
+    return positive(v.abs().amax(dim=1, keepdim=True)) if v.shape[1] else v.new_ones(v.shape[0], 1)

@@ -57,9 +57,9 @@ def solve_dense(program: DenseProgram, eps: float = 1e-7) -> DenseSolution:
     point, iterations, solver = _points(program, eps)
     verdict = judge(program, point)
     rows, bounds = verdict.rows, verdict.bounds
-    solved = verdict.natural <= EXACT
-    if bool(solved.all()):
+    if float(verdict.natural.max()) <= EXACT:
         return DenseSolution(point, rows, bounds, verdict, True, iterations, solver)
+    solved = verdict.natural <= EXACT
     for _ in range(STEPS):
         ghost = DenseGhost(program, rows, bounds)
         point = point.where(solved, ghost.polished(point))
@@ -116,8 +116,7 @@ def _daqp_on(program: DenseProgram, H: Array, p: Tensor, R: Tensor) -> tuple[Poi
     if bounded:
         upper = np.concatenate([program.ub.numpy(), upper], axis=1)
         lower = np.concatenate([program.lb.numpy(), lower], axis=1)
-    upper = np.ascontiguousarray(np.minimum(upper, _INF))
-    lower = np.ascontiguousarray(np.maximum(lower, -_INF))
+    upper, lower = np.minimum(upper, _INF, order="C"), np.maximum(lower, -_INF, order="C")
     first = n if bounded else 0
     sense = np.zeros(upper.shape[1], dtype=np.int32)
     sense[first : first + program.equalities] = _EQUALITY

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ffo.torch.dense.program import DenseProgram, Point, Tensor, added, largest, positive
+from ffo.torch.dense.program import DenseProgram, Point, Tensor, added, largest, unit
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,8 @@ def judge(program: DenseProgram, point: Point) -> Verdict:
     """Judge a point, in units in which variables and costs have size 1."""
     z, norms = point.z, program.norms
     value, curved, lam = program.rows(z), program.curved(z), point.lam * norms
-    length = positive(largest(torch.cat([z, value / norms], dim=1))).unsqueeze(1)
-    costs = [program.p, curved, lam, point.mu] if program.bounded else [program.p, curved, lam]
-    force = positive(largest(torch.cat(costs, dim=1))).unsqueeze(1)
+    length, costs = unit(z), (program.p, curved, lam)
+    force = unit(*costs, point.mu) if program.bounded else unit(*costs)
     left = added(curved + program.p, program.R.mT, point.lam)
     low = program.low if program.two_sided or program.equalities else None
     rows = _Sides(value, low, program.upp, length * norms, lam / force)
