@@ -213,7 +213,7 @@ class DenseGhost:
         scale = positive(largest(wanted))
         u, t = self._approximate(wanted_x, wanted_a)
         left_x, left_a, error = self._left(wanted_x, wanted_a, u, t, scale)
-        if float(error.max()) <= ACCURACY:
+        if float(error.amax()) <= ACCURACY:
             return u, t, error
         best_u, best_t, best_x = torch.zeros_like(u), torch.zeros_like(t), wanted_x
         best_a, best = torch.zeros_like(t) if wanted_a is None else wanted_a, torch.ones_like(error)
@@ -335,12 +335,17 @@ def _complement(V: Tensor, filler: Tensor | None) -> tuple[Tensor, float]:
     L, info = torch.linalg.cholesky_ex(S)
     if not S.shape[1]:
         return L, 1.0
-    pivot = float((L.diagonal(dim1=1, dim2=2).square() / diagonal).min())
+    pivot = _least_pivot(L, diagonal)
     if bool(info.any()) or pivot < REGULARISATION:
         size = positive(diagonal)
         L, _ = torch.linalg.cholesky_ex(raised(S, REGULARISATION * size))
-        pivot = float((L.diagonal(dim1=1, dim2=2).square() / size).min())
+        pivot = _least_pivot(L, size)
     return L, pivot
+
+
+def _least_pivot(L: Tensor, size: Tensor) -> float:
+    root = L.diagonal(dim1=1, dim2=2)
+    return float((root * root / size).amin())
 
 
 def _pivot(L: Tensor, scale: Tensor) -> Tensor:

@@ -79,8 +79,8 @@ class DenseProgram:
         L = self.factor
         if L is None or not self.n:
             return None
-        least, most = torch.aminmax(L.diagonal(dim1=1, dim2=2), dim=1)
-        if float((least / most).min()) < math.sqrt(SINGULAR):
+        diagonal = L.diagonal(dim1=1, dim2=2)
+        if float((diagonal.amin(dim=1) / diagonal.amax(dim=1)).amin()) < math.sqrt(SINGULAR):
             return None
         return White(L, triangular(L, self.R.mT, upper=False).mT.contiguous())
 

@@ -57,7 +57,7 @@ def solve_dense(program: DenseProgram, eps: float = 1e-7) -> DenseSolution:
     point, iterations, solver = _points(program, eps)
     verdict = judge(program, point)
     rows, bounds = verdict.rows, verdict.bounds
-    if float(verdict.natural.max()) <= EXACT:
+    if float(verdict.natural.amax()) <= EXACT:
         return DenseSolution(point, rows, bounds, verdict, True, iterations, solver)
     solved = verdict.natural <= EXACT
     for _ in range(STEPS):
