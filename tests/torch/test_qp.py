@@ -51,6 +51,30 @@ def test_gradients_of_all_outputs_in_all_blocks(known: qps.KnownQP, options: dic
 
 
 @route
+@kind
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_solutions_and_gradients_may_be_changed_in_place(
+    known: qps.KnownQP, options: dict[str, object], dtype: torch.dtype
+) -> None:
+    """As optimizers do, and activations; saved values are not touched by it."""
+    layer = FFOQPLayer(duals=True, **options)
+    blocks = {name: v.detach().to(dtype).requires_grad_() for name, v in tensors(known.blocks).items()}
+    outputs = [v for v in call(layer, blocks) if v.numel()]
+    values = [v.detach().clone() for v in outputs]
+    for v in outputs:
+        v.mul_(2.0)
+    loss = sum(v.sum() for v in outputs)
+    first = torch.autograd.grad(loss, tuple(blocks.values()), retain_graph=True)
+    kept = [g.clone() for g in first]
+    for g in first:
+        g.mul_(0.0)
+    for g, expected in zip(torch.autograd.grad(loss, tuple(blocks.values())), kept, strict=True):
+        torch.testing.assert_close(g, expected, rtol=0, atol=0)
+    for v, expected in zip(outputs, values, strict=True):
+        torch.testing.assert_close(v, 2.0 * expected, rtol=0, atol=0)
+
+
+@route
 @pytest.mark.parametrize("shared", [(), *[(k,) for k in qps.ORDER], qps.MATRICES, ("p", "h", "b", "lb", "ub", "lower")])
 def test_blocks_are_batched_or_shared_in_any_mixture(shared: tuple[str, ...], options: dict[str, object]) -> None:
     """The gradient of a shared block is the sum over samples that are solved alone."""

@@ -133,7 +133,8 @@ class DenseGhost:
 
     def __init__(self, program: DenseProgram, rows: Tensor, bounds: Tensor) -> None:
         self.program, self.row_side, self.bound_side = program, rows, bounds
-        self.free = Chosen.of(bounds == 0, program.p.dtype) if program.bounded else Chosen()
+        at_bounds = program.bounded and bool(bounds.any())
+        self.free = Chosen.of(bounds == 0, program.p.dtype) if at_bounds else Chosen()
         self.active = Chosen.of(rows != 0, program.p.dtype) if program.r > program.equalities else Chosen()
         self.held = not self.free.everything
         if self.held:
@@ -294,8 +295,7 @@ def picked(M: Tensor, index: Tensor | None) -> Tensor:
     """(batch or 1, a, b) -> (batch, k, b), whole rows; all of them where there is no index."""
     if index is None:
         return M
-    first = M.shape[1] * torch.arange(M.shape[0], device=M.device).unsqueeze(1)
-    return M.flatten(0, 1)[index + first]
+    return M[torch.arange(M.shape[0], device=M.device).unsqueeze(1), index]
 
 
 def _minor(M: Tensor, rows: Chosen, cols: Chosen) -> Tensor:

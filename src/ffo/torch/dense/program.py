@@ -75,14 +75,18 @@ class DenseProgram:
 
     @cached_property
     def white(self) -> White | None:
-        """The rows in units in which Q is the identity; None where Q is not definite enough for them."""
+        """The program in units in which Q is the identity; None where Q is not definite enough for them."""
         L = self.factor
         if L is None or not self.n:
             return None
         diagonal = L.diagonal(dim1=1, dim2=2)
         if float((diagonal.amin(dim=1) / diagonal.amax(dim=1)).amin()) < math.sqrt(SINGULAR):
             return None
-        return White(L, triangular(L, self.R.mT, upper=False).mT.contiguous())
+        if len(L) < self.batch or len(self.R) < self.batch:
+            p = triangular(L, self.p.unsqueeze(2), upper=False).squeeze(2)
+            return White(L, triangular(L, self.R.mT, upper=False).mT.contiguous(), p)
+        both = triangular(L, torch.cat([self.R, self.p.unsqueeze(1)], dim=1).mT, upper=False).mT
+        return White(L, both[:, :-1], both[:, -1])
 
     @cached_property
     def norms(self) -> Tensor:
@@ -119,10 +123,12 @@ class DenseProgram:
 
 @dataclass(frozen=True)
 class White:
-    """w = L'z, in which Q = LL' is the identity: L (batch or 1, n, n), and R L'^-1 (batch or 1, r, n)."""
+    """w = L'z, in which Q = LL' is the identity: L (batch or 1, n, n), and what the rows and costs become,
+    R L'^-1 (batch or 1, r, n) and L^-1 p (batch, n)."""
 
     L: Tensor
     R: Tensor
+    p: Tensor
 
 
 @dataclass(frozen=True)

@@ -99,9 +99,8 @@ def _daqp(program: DenseProgram) -> tuple[Point, Tensor]:
     """
     white = None if program.bounded or program.diagonal is not None else program.white
     if white is None:
-        return _daqp_on(program, program.Q.numpy(), program.p, program.R)
-    costs = triangular(white.L, program.p.unsqueeze(2), upper=False).squeeze(2)
-    point, iterations = _daqp_on(program, np.eye(program.n)[None], costs, white.R)
+        return _daqp_on(program, _samples(program.Q), program.p, program.R)
+    point, iterations = _daqp_on(program, np.eye(program.n)[None], white.p, white.R)
     z = triangular(white.L.mT, point.z.unsqueeze(2), upper=True).squeeze(2)
     return Point(z, point.lam, point.mu), iterations
 
@@ -111,7 +110,7 @@ def _daqp_on(program: DenseProgram, H: Array, p: Tensor, R: Tensor) -> tuple[Poi
     import daqp
 
     n, bounded = program.n, program.bounded
-    F, C = np.ascontiguousarray(p.numpy()), np.ascontiguousarray(R.numpy())
+    F, C = _samples(p), _samples(R)
     upper, lower = program.upp.numpy(), program.low.numpy()
     if bounded:
         upper = np.concatenate([program.ub.numpy(), upper], axis=1)
@@ -136,3 +135,9 @@ def _daqp_on(program: DenseProgram, H: Array, p: Tensor, R: Tensor) -> tuple[Poi
     mu = lam[:, :first].copy() if bounded else np.zeros_like(z)
     rest = np.ascontiguousarray(lam[:, first:])
     return Point(torch.from_numpy(z), torch.from_numpy(rest), torch.from_numpy(mu)), torch.from_numpy(iterations)
+
+
+def _samples(v: Tensor) -> Array:
+    """(batch or 1, ...) with every sample in one piece."""
+    a = v.numpy()
+    return a if a[0].flags.c_contiguous else np.ascontiguousarray(a)
