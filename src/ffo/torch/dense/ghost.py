@@ -184,8 +184,8 @@ class DenseGhost:
 
     def solve(
         self, r_x: Tensor, r_rows: Tensor | None = None, r_bounds: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """u (batch, n), t (batch, r), multipliers of the bounds (batch, n), relative residual (batch,).
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """u (batch, n), t (batch, r), relative residual (batch,).
 
         Args:
             r_x: (batch, n).
@@ -195,18 +195,22 @@ class DenseGhost:
         program = self.program
         if not self.held:
             u, t, error = self._refine(r_x, None if r_rows is None else self.active.take(r_rows))
-            return u, self.active.put(t, program.r), torch.zeros_like(u), error
+            return u, self.active.put(t, program.r), error
         wanted_x = r_x
         if r_bounds is not None:
             wanted_x = r_x - program.curved(r_bounds)
             shift = program.rows(r_bounds)
             r_rows = -shift if r_rows is None else r_rows - shift
         u, t, error = self._refine(self.free.take(wanted_x), None if r_rows is None else self.active.take(r_rows))
-        full_u, full_t = self.free.put(u, program.n), self.active.put(t, program.r)
-        if r_bounds is not None:
-            full_u = full_u + r_bounds
-        left = r_x - program.curved(full_u) - program.pull(full_t)
-        return full_u, full_t, torch.where(self.bound_side != 0, left, 0.0), error
+        u = self.free.put(u, program.n)
+        return u if r_bounds is None else u + r_bounds, self.active.put(t, program.r), error
+
+    def on_bounds(self, r_x: Tensor, u: Tensor, t: Tensor) -> Tensor:
+        """(batch, n) multipliers of the bounds that belong to a solution u, t: what is left for them of r_x."""
+        if not self.held:
+            return torch.zeros_like(u)
+        left = r_x - self.program.curved(u) - self.program.pull(t)
+        return torch.where(self.bound_side != 0, left, 0.0)
 
     def _refine(self, wanted_x: Tensor, wanted_a: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """u (batch, f), t (batch, k) and the relative residual (batch,), rows in units of their lengths."""
@@ -277,12 +281,9 @@ class DenseGhost:
         z = torch.where(held, bound, point.z)
         lam = torch.where(on_row, point.lam, 0.0)
         r_rows = torch.where(on_row, target - program.rows(z), 0.0)
-        u, t, _, _ = self.solve(-program.stationarity(z, lam), r_rows)
+        u, t, _ = self.solve(-program.stationarity(z, lam), r_rows)
         z, lam = z + u, lam + t
-        if not self.held:
-            return Point(z, lam, torch.zeros_like(z))
-        left = -program.stationarity(z, lam)
-        return Point(z, lam, torch.where(held, left, 0.0))
+        return Point(z, lam, self.on_bounds(-program.p, z, lam))
 
 
 def _pinched(active: Tensor, low: Tensor, upp: Tensor) -> Tensor:

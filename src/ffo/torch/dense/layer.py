@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -230,7 +230,8 @@ def _adjoint(ctx: Any, gradients: tuple[Tensor | None, ...], wanted: Mapping[str
     plan, program, point = ctx.plan, ctx.program, ctx.solution.point
     ghost: DenseGhost = ctx.ghost or DenseGhost(program, ctx.solution.rows, ctx.solution.bounds)
     with torch.inference_mode():
-        u, t, w, residual = ghost.solve(*_perturbations(plan, ghost, gradients))
+        r_x, *r_sides = _perturbations(plan, ghost, gradients)
+        u, t, residual = ghost.solve(r_x, *r_sides)
     constraints = any(want for name, want in wanted.items() if name not in ("Q", "p"))
     ctx.info.certificate = replace(
         ctx.info.certificate,
@@ -239,13 +240,14 @@ def _adjoint(ctx: Any, gradients: tuple[Tensor | None, ...], wanted: Mapping[str
         constraints=np.full(program.batch, constraints),
     )
     rows, bounds, k = ghost.row_side, ghost.bound_side, plan.equalities
+    w = cache(lambda: ghost.on_bounds(r_x, u, t))
     parts: dict[str, Any] = {
         "p": lambda: u.clone(),  # outside of inference mode: what users get is theirs to change
         "b": lambda: -t[:, :k],
         "h": lambda: _after(k, torch.where(rows > 0, -t, 0.0) if program.two_sided else 0.0 - t),
         "lower": lambda: _after(k, torch.where(rows < 0, -t, 0.0)),
-        "ub": lambda: torch.where(bounds > 0, -w, 0.0),
-        "lb": lambda: torch.where(bounds < 0, -w, 0.0),
+        "ub": lambda: torch.where(bounds > 0, -w(), 0.0),
+        "lb": lambda: torch.where(bounds < 0, -w(), 0.0),
     }
     found: dict[str, Tensor] = {}
     for name, want in wanted.items():
