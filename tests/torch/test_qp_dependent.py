@@ -109,6 +109,33 @@ def test_equalities_that_repeat_each_other_are_no_reason_to_warn() -> None:
         torch.testing.assert_close(along @ dA, one_A[0], rtol=1e-8, atol=1e-10)
 
 
+def combined(seed: int) -> dict[str, torch.Tensor]:
+    """A random program, two of whose equalities are combinations of the others."""
+    generator = torch.Generator().manual_seed(seed)
+    normal = lambda *shape: torch.randn(*shape, dtype=D, generator=generator)  # noqa: E731
+    number = lambda low, high: int(torch.randint(low, high, (1,), generator=generator))  # noqa: E731
+    n = number(3, 12)
+    k, m = number(1, max(2, n // 2)), number(1, n)
+    M, A, z = normal(n, n), normal(k, n), normal(n)
+    A = torch.cat([A, normal(2, k) @ A])
+    G = normal(m, n)
+    h = G @ z + torch.rand(m, dtype=D, generator=generator)
+    return {"Q": M @ M.mT + 0.1 * torch.eye(n, dtype=D), "p": 3 * normal(2, n), "G": G, "h": h, "A": A, "b": A @ z}
+
+
+@pytest.mark.parametrize("options", [{}, {"solver_args": {"eps": 1e-10}}], ids=["own", "core"])
+@pytest.mark.parametrize("seed", [5, 29, 65, 81, 99, 103, 141, 177, 185, 315])
+def test_nor_are_equalities_that_are_combinations_of_others(seed: int, options: dict[str, object]) -> None:
+    """However much of a random right-hand side they leave."""
+    blocks = combined(seed)
+    layer = FFOQPLayer(**options)
+    leaves = {k: v.requires_grad_() for k, v in blocks.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GradientWarning)
+        layer(**leaves).sum().backward()
+    assert not layer.info.certificate.dependent.any()
+
+
 @pytest.mark.parametrize("options", [{}, {"solver": "CLARABEL"}], ids=["own", "core"])
 @pytest.mark.parametrize("sides", [("lb", "ub"), ("lower", "h")], ids=["bounds", "rows"])
 def test_sides_that_meet_depend_on_each_other(sides: tuple[str, str], options: dict[str, object]) -> None:

@@ -228,10 +228,12 @@ class SharpFactors:
             z = z + step
             residual = rhs - self._matrix @ z
             shrunk = self._norm(residual) / (self._norm(best_residual) or 1.0)
-            if not shrunk < 0.9:
+            if not shrunk < 1.0:
                 break
             error = shrunk * float(np.linalg.norm(step / self._units) / (np.linalg.norm(z / self._units) or 1.0))
             best, best_residual = z, residual
+            if shrunk > 0.9:  # most of it is in the null space, but what else there was is gone
+                break
         return best, best_residual, error
 
     def _norm(self, residual: Array) -> float:

@@ -33,9 +33,9 @@ from ffo.torch.dense.program import (
 )
 
 REGULARISATION = 1e-8
-#: pivots of S, relative to its diagonal, below which active rows may depend on each other, and the share
-#: of a random right-hand side that is left where they do
-DEPENDENT, LEFT = 1e-5, 1e-3
+#: pivots of S, relative to its diagonal, below which active rows may depend on each other; the share of a
+#: random combination that is left where they do, after how many steps
+DEPENDENT, LEFT, CONTRACTIONS = 1e-5, 1e-3, 4
 REFINEMENTS = 8
 #: entries up to which choosing some costs more than working on all
 IN_PLACE = 16
@@ -246,9 +246,7 @@ class DenseGhost:
     def dependent(self) -> Tensor:
         """(batch,) whether active rows and bounds, not all of them equalities, depend on each other.
 
-        As in `ffo.ghost.direct`: where they do, a random right-hand side cannot be met, and what is left of
-        it is a combination of rows that vanishes (on the free variables; elsewhere bounds take part).
-        Two sides of one row or variable that meet depend on each other too.
+        Two sides of one row or variable that meet do so too.
         """
         program, k = self.program, self.program.equalities
         pinched = torch.zeros(program.batch, dtype=torch.bool, device=program.p.device)
@@ -259,18 +257,26 @@ class DenseGhost:
         return pinched if self.row_pivot >= DEPENDENT else pinched | self._combined()
 
     def _combined(self) -> Tensor:
-        """(batch,) whether combinations of active rows, not all of them equalities, vanish."""
-        batch, r = self.program.batch, self.program.r
+        """(batch,) whether combinations of active rows, not all of them equalities, vanish.
+
+        With D the diagonal of S, v -> e (S + eD)^-1 D v keeps what S maps to zero and takes the rest away. Of a
+        random v it leaves a combination of rows that vanishes on the free variables; elsewhere bounds take part.
+        """
+        program, filler = self.program, self.active.filler
+        S = torch.bmm(self.V.mT, self.V)
+        size = positive(S.diagonal(dim1=1, dim2=2) if filler is None else S.diagonal(dim1=1, dim2=2) + filler)
+        L, _ = torch.linalg.cholesky_ex(raised(S if filler is None else raised(S, filler), REGULARISATION * size))
         generator = torch.Generator().manual_seed(0)
-        drawn = torch.randn(r, generator=generator, dtype=self.R.dtype).to(self.R.device)
-        drawn = self.active.take(drawn.expand(batch, -1))
-        u, _, _ = self._refine(drawn.new_zeros(batch, self.R.shape[2]), drawn * self.norms)
-        left = self.active.only(drawn - times(self.R, u) / self.norms)
-        inequality = self.active.take((~self.program.equal).to(drawn.dtype).expand(batch, -1))
-        combined = times(self.program.R.mT, self.active.put(left / self.norms, r))
-        on_bounds = torch.where(self.bound_side != 0, combined, 0.0).norm(dim=1)
-        size = (self.active.take(self.program.norms) / self.norms).amax(dim=1)
-        return ((left * inequality).norm(dim=1) > LEFT) | (on_bounds > LEFT * size)
+        drawn = torch.randn(program.r, generator=generator, dtype=size.dtype).to(size.device)
+        y = self.active.take(drawn.expand(program.batch, -1))  # in units in which D is the identity
+        root = size.sqrt()
+        for _ in range(CONTRACTIONS):
+            y = REGULARISATION * root * torch.cholesky_solve((root * y).unsqueeze(2), L).squeeze(2)
+        inequality = self.active.pick((~program.equal).to(y.dtype).expand(program.batch, -1))
+        v = self.active.put(y / root, program.r)
+        on_bounds = torch.where(self.bound_side != 0, program.pull(v), 0.0)
+        part = (y.abs() > LEFT).any(dim=1) & (largest(on_bounds) > LEFT * largest(program.norms * v))
+        return part | ((y * inequality).abs() > LEFT).any(dim=1)
 
     def polished(self, point: Point) -> Point:
         """The solution of the equality-constrained program on the active set, from a point near it."""
