@@ -155,7 +155,7 @@ class Engine:
         """
         start = time.perf_counter()
         original = program = self._matrices.recognized(program.pruned())
-        remembered = None if keys is None else self._memory.recall(keys, program.n, program.m)
+        remembered = self._recall(keys, program)
         units = None if self._moderate.holds(program) else scaling(program)
         if units is not None:
             program = units.apply(program)
@@ -184,6 +184,12 @@ class Engine:
             self._remember(keys, outcome)
         outcome.info.times = replace(outcome.info.times, forward=time.perf_counter() - start)
         return outcome
+
+    def _recall(self, keys: Sequence[Hashable] | None, program: ConeProgram) -> Recalled:
+        if keys is None:
+            return None
+        known, x, y, s = self._memory.recall(keys, program.n, program.m, program.m)
+        return known, x, y, s
 
     def _remember(self, keys: Sequence[Hashable], outcome: Outcome) -> None:
         x, y, s, ok = outcome.x, outcome.y, outcome.s, outcome.info.ok

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from itertools import accumulate, pairwise
 from threading import Lock
 
 import numpy as np
@@ -21,52 +22,55 @@ LONGEST_PAUSE = 64
 
 
 class Memory:
-    """The last solution of each key, in one row of one array; the least recently used are forgotten beyond
-    `max_bytes`. Threads may share it.
+    """What was last known of each key, some vectors in one row of one array; the least recently used are
+    forgotten beyond `max_bytes`. Threads may share it; copies of it start empty.
     """
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self.max_bytes = max_bytes
+    def __init__(self, max_bytes: int = MAX_BYTES, dtype: type[np.generic] = np.float64) -> None:
+        self.max_bytes, self.dtype = max_bytes, dtype
         self._places: OrderedDict[Hashable, int] = OrderedDict()
-        self._rows = np.empty((0, 0))
-        self._shape: tuple[int, int] | None = None
+        self._widths: tuple[int, ...] | None = None
+        self._rows = np.empty((0, 0), dtype)
         self._lock = Lock()
+
+    def __reduce__(self) -> tuple[type[Memory], tuple[int, type[np.generic]]]:
+        return Memory, (self.max_bytes, self.dtype)
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def recall(self, keys: Sequence[Hashable], n: int, m: int) -> tuple[Array, Array, Array, Array]:
-        """Positions that are known, and their x, y, s."""
+    def recall(self, keys: Sequence[Hashable], *widths: int) -> tuple[Array, ...]:
+        """Positions that are known, and their vectors, which have these lengths: (known, width) each."""
         with self._lock:
-            self._fit(n, m)
+            self._fit(widths)
             known = [i for i, key in enumerate(keys) if key in self._places]
             for i in known:
                 self._places.move_to_end(keys[i])
             rows = self._rows[np.array([self._places[keys[i]] for i in known], dtype=int)]
-        return np.array(known, dtype=int), rows[:, :n], rows[:, n : n + m], rows[:, n + m :]
+        return np.array(known, dtype=int), *(rows[:, part] for part in _parts(widths))
 
-    def remember(self, keys: Sequence[Hashable], x: Array, y: Array, s: Array) -> None:
-        """Keep the solutions; rows are copied."""
-        n, m = x.shape[1], y.shape[1]
+    def remember(self, keys: Sequence[Hashable], *vectors: Array) -> None:
+        """Keep vectors (len(keys), width) each; they are copied."""
+        widths = tuple(v.shape[1] for v in vectors)
         with self._lock:
-            self._fit(n, m)
+            self._fit(widths)
             places = [self._place(key) for key in keys]  # of places that are taken twice, the last is right
             if len(self._places) > len(self._rows):
                 more = min(max(2 * len(self._rows), len(self._places)), self._limit) - len(self._rows)
-                self._rows = np.concatenate([self._rows, np.empty((more, n + 2 * m))])
-            for part, v in ((slice(0, n), x), (slice(n, n + m), y), (slice(n + m, None), s)):
+                self._rows = np.concatenate([self._rows, np.empty((more, sum(widths)), self.dtype)])
+            for part, v in zip(_parts(widths), vectors, strict=True):
                 self._rows[places, part] = v
 
     @property
     def _limit(self) -> int:
-        """Solutions that there is memory for."""
-        return max(int(self.max_bytes // max(self._rows.shape[1] * 8, 1)), 1)
+        """Keys that there is memory for."""
+        return max(int(self.max_bytes // max(self._rows.shape[1] * self._rows.itemsize, 1)), 1)
 
-    def _fit(self, n: int, m: int) -> None:
-        """Forget solutions of another size."""
-        if self._shape != (n, m):
+    def _fit(self, widths: tuple[int, ...]) -> None:
+        """Forget vectors of other lengths."""
+        if self._widths != widths:
             self._places.clear()
-            self._rows, self._shape = np.empty((0, n + 2 * m)), (n, m)
+            self._rows, self._widths = np.empty((0, sum(widths)), self.dtype), widths
 
     def _place(self, key: Hashable) -> int:
         """The row of a key, a new one or that of the least recently used."""
@@ -76,6 +80,11 @@ class Memory:
             place = self._places.popitem(last=False)[1] if full else len(self._places)
         self._places[key] = place
         return place
+
+
+def _parts(widths: Sequence[int]) -> list[slice]:
+    ends = list(accumulate(widths, initial=0))
+    return [slice(a, b) for a, b in pairwise(ends)]
 
 
 class Matrices:

@@ -46,6 +46,15 @@ class OptimizationLayer(torch.nn.Module):
         other.info = None
         return other
 
+    def _keys(
+        self, keys: Sequence[Hashable] | torch.Tensor | None, warm_start: bool | None, batch: int | None
+    ) -> list[Hashable] | None:
+        """Under which keys the samples of a call are remembered; None: they are not."""
+        given = sample_keys(keys, batch) if warm_start is not False else None
+        if given is None and (self.engine.options.warm_start if warm_start is None else warm_start):
+            return list(range(batch or 1))
+        return given
+
     def _run(
         self,
         canonical: CanonicalProblem,
@@ -53,15 +62,11 @@ class OptimizationLayer(torch.nn.Module):
         batched: tuple[bool, ...],
         batch: int | None,
         solver_args: Mapping[str, Any] | None,
-        keys: Sequence[Hashable] | torch.Tensor | None,
-        warm_start: bool | None,
+        keys: list[Hashable] | None,
     ) -> tuple[torch.Tensor, ...]:
-        """Solve a canonical problem for tensors that have been checked."""
-        given = sample_keys(keys, batch) if warm_start is not False else None
-        if given is None and (self.engine.options.warm_start if warm_start is None else warm_start):
-            given = list(range(batch or 1))
+        """Solve a canonical problem for tensors and keys that have been checked."""
         derivative = torch.is_grad_enabled() and any(p.requires_grad for p in params)
-        call = LayerCall(self, canonical, batched, batch, derivative, given, dict(solver_args or {}))
+        call = LayerCall(self, canonical, batched, batch, derivative, keys, dict(solver_args or {}))
         if not params:
             outputs, _ = call.solve([])
             return tuple(torch.from_numpy(v).to(torch.get_default_dtype()) for v in outputs)

@@ -131,7 +131,8 @@ class FFOLayer(OptimizationLayer):
     ) -> tuple[torch.Tensor, ...]:
         check_tensors(params)
         batched, batch = validate(params, self.canonical.shapes)
-        return self._run(self.canonical, params, batched, batch, solver_args, keys, warm_start)
+        named = self._keys(keys, warm_start, batch)
+        return self._run(self.canonical, params, batched, batch, solver_args, named)
 
     def extra_repr(self) -> str:
         m = self.canonical.map

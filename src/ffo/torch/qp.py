@@ -15,6 +15,7 @@ from ffo.solvers.base import Solver
 from ffo.torch.base import OptimizationLayer
 from ffo.torch.blocks import Given, read_blocks, read_given
 from ffo.torch.dense.layer import DensePlan, DenseSolve, UnverifiedError, worthwhile
+from ffo.torch.dense.warm import ActiveSets, Remembered
 
 
 class QPSolution(NamedTuple):
@@ -81,6 +82,7 @@ class FFOQPLayer(OptimizationLayer):
         super().__init__(options)
         self.duals = duals
         self.reduction = reduction
+        self._sets = ActiveSets()
 
     def forward(
         self,
@@ -114,8 +116,9 @@ class FFOQPLayer(OptimizationLayer):
             z (*batch, n), or a `QPSolution` if the layer was made with `duals=True`.
         """
         given = read_given({"Q": Q, "p": p, "G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub, "lower": lower})
-        if not solver_args and keys is None and not warm_start:
-            found = self._dense(given)
+        named = self._keys(keys, warm_start, given.batch)
+        if not solver_args:
+            found = self._dense(given, named)
             if found is not None:
                 return QPSolution(*found) if self.duals else found[0]
         blocks = read_blocks(given)
@@ -123,13 +126,13 @@ class FFOQPLayer(OptimizationLayer):
         names = blocks.structure.parameters
         values = [blocks.values[name] for name in names]
         batched = tuple(v.ndim == 2 for v in values)
-        found = self._run(canonical, values, batched, blocks.batch, solver_args, keys, warm_start)
+        found = self._run(canonical, values, batched, blocks.batch, solver_args, named)
         return QPSolution(*found) if self.duals else found[0]
 
-    def _dense(self, given: Given) -> tuple[torch.Tensor, ...] | None:
+    def _dense(self, given: Given, keys: list[Hashable] | None) -> tuple[torch.Tensor, ...] | None:
         """The solution by dense batched algebra; None where that does not apply or does not verify."""
         options = self.engine.options
-        plain = not (options.solver_args or options.warm_start or options.smoothing or options.verbose)
+        plain = not (options.solver_args or options.smoothing or options.verbose)
         if not plain or options.solver is not None or options.backward not in ("auto", "direct"):
             return None
         equalities, inequalities = given.rows("A"), given.rows("G")
@@ -145,8 +148,9 @@ class FFOQPLayer(OptimizationLayer):
             duals=self.duals,
             reduction=self.reduction,
         )
+        known = None if keys is None else Remembered(self._sets, keys)
         try:
-            return DenseSolve.apply(plan, self._report, *given.tensors.values())
+            return DenseSolve.apply(plan, known, self._report, *given.tensors.values())
         except UnverifiedError:
             return None
 

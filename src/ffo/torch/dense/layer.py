@@ -20,6 +20,7 @@ from ffo.torch.base import warn_of_doubt
 from ffo.torch.dense.ghost import DenseGhost
 from ffo.torch.dense.program import DenseProgram, Tensor, diagonal_only
 from ffo.torch.dense.solve import DenseSolution, solve_dense
+from ffo.torch.dense.warm import Remembered
 from ffo.torch.function import Once
 
 #: variables up to which dense tensors are treated as dense programs on the CPU (the second where Q is
@@ -169,10 +170,13 @@ def _stacked(matrices: Sequence[Tensor]) -> Tensor:
 
 
 class DenseSolve(torch.autograd.Function):
-    """(plan, report, *values) -> z, or z, nu, lam, mu. `report` receives the `Info` of the call."""
+    """(plan, remembered, report, *values) -> z, or z, nu, lam, mu. `remembered` are active sets of the samples,
+    None without; `report` receives the `Info` of the call."""
 
     @staticmethod
-    def forward(ctx: Any, plan: DensePlan, report: Any, *values: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, plan: DensePlan, remembered: Remembered | None, report: Any, *values: Tensor
+    ) -> tuple[Tensor, ...]:
         start = time.perf_counter()
         ctx.set_materialize_grads(False)
         wide = {name: v.detach().to(torch.float64) for name, v in zip(plan.names, values, strict=True)}
@@ -181,9 +185,12 @@ class DenseSolve(torch.autograd.Function):
             program = plan.program(wide)
             if not program.convex:
                 raise UnverifiedError
-            solution = solve_dense(program)
+            guess = None if remembered is None else remembered.guess(program)
+            solution = solve_dense(program, guess=guess)
             if not solution.solved:
                 raise UnverifiedError
+            if remembered is not None:
+                remembered.keep(guess, solution)
             ctx.solved = time.perf_counter()
             ctx.ghost = solution.ghost
             if ctx.ghost is None and plan.derivative:
@@ -201,7 +208,7 @@ class DenseSolve(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         start = time.perf_counter()
         values = ctx.saved_tensors  # complains of values that were changed in place, which the program may share
-        wanted = dict(zip(ctx.plan.names, ctx.needs_input_grad[2:], strict=True))
+        wanted = dict(zip(ctx.plan.names, ctx.needs_input_grad[3:], strict=True))
         with torch.no_grad(), OneThread(ctx.program.p.device):
             found = _adjoint(ctx, gradients, wanted)
         ctx.info.times = replace(ctx.info.times, backward=time.perf_counter() - start)
@@ -212,7 +219,7 @@ class DenseSolve(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True
             causes = [*values, *(g for g in gradients if g is not None)]
             result = [None if r is None else Once.apply(r, *causes) for r in result]
-        return (None, None, *result)
+        return (None, None, None, *result)
 
 
 def _as(v: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -315,6 +322,7 @@ def _info(solution: DenseSolution, start: float, solved: float) -> Info:
         solver=solution.solver,
         residual=natural.copy(),
         iterations=solution.iterations.cpu().numpy(),
+        warm_hits=solution.warm_hits,
         retried=np.zeros(batch, dtype=bool),
         rescued=np.zeros(batch, dtype=bool),
         certificate=certificate,

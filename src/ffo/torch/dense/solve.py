@@ -10,7 +10,7 @@ read off anew (a semismooth Newton step), a few times.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -40,7 +40,8 @@ _INF, _EQUALITY, _PIVOT = 1e30, 5, 1e-6
 @dataclass(frozen=True)
 class DenseSolution:
     """Verified solutions and their active sets (see `Verdict`); `solved` is false if for some sample no active
-    set satisfies the conditions. `ghost` is the one of these active sets, if verification had to make it."""
+    set satisfies the conditions. `ghost` is the one of these active sets, if verification had to make it;
+    `warm_hits` counts the samples for which no solver was asked."""
 
     point: Point
     rows: Tensor
@@ -50,11 +51,41 @@ class DenseSolution:
     iterations: Tensor
     solver: tuple[str, ...]
     ghost: DenseGhost | None = None
+    warm_hits: int = 0
 
 
-def solve_dense(program: DenseProgram, eps: float = 1e-7) -> DenseSolution:
-    """Solve and verify every sample."""
-    point, iterations, solver = _points(program, eps)
+@dataclass(frozen=True)
+class Guess:
+    """Active sets to be tried (as those of `Verdict`) of the samples that have one, `known` (batch,)."""
+
+    rows: Tensor
+    bounds: Tensor
+    known: Tensor
+
+
+def solve_dense(program: DenseProgram, eps: float = 1e-7, guess: Guess | None = None) -> DenseSolution:
+    """Solve and verify every sample; those whose guess is right are not given to a solver."""
+    if guess is None:
+        return _verified(program, *_points(program, eps))
+    ghost = DenseGhost(program, guess.rows, guess.bounds)
+    point = ghost.polished(Point(*(torch.zeros_like(v) for v in (program.p, program.upp, program.p))))
+    verdict = judge(program, point)
+    right = guess.known & (verdict.natural <= ACCEPT)
+    hits = int(right.sum())
+    if hits == program.batch:
+        iterations, solver = torch.zeros_like(right, dtype=torch.long), ("",) * hits
+        return DenseSolution(point, guess.rows, guess.bounds, verdict, True, iterations, solver, ghost, hits)
+    which = torch.nonzero(~right).squeeze(1)
+    other, counts, names = _points(program.take(which), eps)
+    point = _put(point, which, other)
+    iterations = torch.zeros_like(right, dtype=torch.long).index_put((which,), counts)
+    asked = dict(zip(which.tolist(), names, strict=True))
+    solver = tuple(asked.get(k, "") for k in range(program.batch))
+    return replace(_verified(program, point, iterations, solver), warm_hits=hits)
+
+
+def _verified(program: DenseProgram, point: Point, iterations: Tensor, solver: tuple[str, ...]) -> DenseSolution:
+    """The solution near a point, which is polished where it is not exact."""
     verdict = judge(program, point)
     rows, bounds = verdict.rows, verdict.bounds
     if float(verdict.natural.amax()) <= EXACT:
@@ -72,6 +103,12 @@ def solve_dense(program: DenseProgram, eps: float = 1e-7) -> DenseSolution:
     return DenseSolution(point, rows, bounds, verdict, False, iterations, solver)
 
 
+def _put(point: Point, which: Tensor, other: Point) -> Point:
+    """The point with some samples (by number) replaced."""
+    pairs = ((point.z, other.z), (point.lam, other.lam), (point.mu, other.mu))
+    return Point(*(mine.index_put((which,), theirs) for mine, theirs in pairs))
+
+
 def _points(program: DenseProgram, eps: float) -> tuple[Point, Tensor, tuple[str, ...]]:
     """A point near the solution, the iterations it took, and whose it is, by sample."""
     batch = program.batch
@@ -86,8 +123,7 @@ def _points(program: DenseProgram, eps: float) -> tuple[Point, Tensor, tuple[str
     if bool(missed.any()):
         which = torch.nonzero(missed).squeeze(1)
         other, counts = _daqp(program.take(which))
-        for mine, theirs in ((point.z, other.z), (point.lam, other.lam), (point.mu, other.mu), (iterations, counts)):
-            mine[which] = theirs
+        point, iterations = _put(point, which, other), iterations.index_put((which,), counts)
     return point, iterations, tuple("DAQP" if m else "dual Newton" for m in missed.tolist())
 
 

@@ -1,0 +1,53 @@
+"""Active sets remembered by sample, to be tried before a solver is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ffo.engine.memory import Attempts, Memory
+from ffo.torch.dense.program import DenseProgram
+from ffo.torch.dense.solve import DenseSolution, Guess
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class ActiveSets:
+    """The last active set of each key, one byte for every row and variable; and whether they are worth trying."""
+
+    memory: Memory = field(default_factory=lambda: Memory(dtype=np.int8))
+    attempts: Attempts = field(default_factory=Attempts)
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What is remembered of the samples of one call."""
+
+    sets: ActiveSets
+    keys: list[Hashable]
+
+    def guess(self, program: DenseProgram) -> Guess | None:
+        """The active sets, if most samples have one and those of the last calls were right."""
+        known, rows, bounds = self.sets.memory.recall(self.keys, program.r, program.n)
+        if 2 * len(known) < program.batch or not self.sets.attempts.due():
+            return None
+        device = program.p.device
+        spread = lambda v: torch.from_numpy(_spread(v, known, program.batch)).to(device)  # noqa: E731
+        return Guess(spread(rows), spread(bounds), spread(np.ones((len(known), 1), dtype=bool)).squeeze(1))
+
+    def keep(self, guess: Guess | None, solution: DenseSolution) -> None:
+        """Remember the active sets of a solution that was found with that guess."""
+        if guess is not None:
+            self.sets.attempts.record(2 * solution.warm_hits >= len(self.keys))
+        self.sets.memory.remember(self.keys, solution.rows.cpu().numpy(), solution.bounds.cpu().numpy())
+
+
+def _spread(v: Array, known: Array, batch: int) -> Array:
+    """(known, width) -> (batch, width), zero elsewhere."""
+    found = np.zeros((batch, v.shape[1]), v.dtype)
+    found[known] = v
+    return found
