@@ -42,7 +42,7 @@ def step(layer: FFOQPLayer, blocks: Blocks, **call: object) -> list[torch.Tensor
     """Solution, multipliers, and gradients of a fixed loss in all blocks."""
     leaves = {name: v.detach().clone().requires_grad_() for name, v in blocks.items()}
     outputs = layer(**leaves, **call)
-    loss = sum((torch.linspace(-1, 1, v.numel(), dtype=D).reshape(v.shape) * v).sum() for v in outputs)
+    loss = sum((torch.linspace(-1, 1, v.numel(), dtype=D, device=v.device).reshape(v.shape) * v).sum() for v in outputs)
     return [v.detach() for v in outputs] + list(torch.autograd.grad(loss, list(leaves.values())))
 
 
@@ -79,6 +79,19 @@ def test_right_sets_save_the_solver(n: int, rows: int, asked: list[int]) -> None
     assert (layer.info.iterations == 0).all()
     assert layer.info.certificate.good.all()
     same(found, cold(moved))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@size
+def test_sets_of_samples_on_a_device(n: int, rows: int, asked: list[int]) -> None:
+    layer, blocks = FFOQPLayer(duals=True), program(n, rows)
+    there = {name: v.cuda() for name, v in blocks.items()}
+    found = [step(layer, there, keys=range(BATCH)) for _ in range(2)]
+    assert asked == [BATCH]
+    assert layer.info.warm_hits == BATCH
+    for outcome in found:
+        assert all(v.is_cuda for v in outcome)
+        same([v.cpu() for v in outcome], cold(blocks))
 
 
 @size
