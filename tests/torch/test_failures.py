@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import ffo.engine.engine as engine_module
 from ffo.cones import Nonneg, Zero
 from ffo.errors import (
     FFOError,
@@ -245,6 +246,41 @@ def test_a_lie_is_never_passed_on(lie: Callable[[Solution], Solution]) -> None:
     else:
         assert x[1].isnan().all()
     torch.testing.assert_close(x[[0, 2, 3]], expected[[0, 2, 3]], atol=1e-6, rtol=0)
+
+
+class Denier(Liar):
+    """Calls a problem infeasible although it has a point near the solution."""
+
+    def solve(self, program: ConeProgram, warm: Solution | None = None) -> Solution:
+        found = super().solve(program, warm)
+        status = np.where(np.isin(np.arange(program.batch), self.samples), Status.INFEASIBLE, found.status)
+        return Solution(found.x, found.y, found.s, status, found.iterations)
+
+
+def test_a_verdict_of_infeasibility_is_refuted_by_a_solution() -> None:
+    params = qp_batch()
+    near = lambda s: Solution(s.x + 1e-4, s.y, s.s, s.status, s.iterations)  # noqa: E731
+    layer = qp_layer(solver=Denier(near))
+    (x,) = layer(*params)
+    assert layer.info.rescued.tolist() == [False, True, False, False]
+    torch.testing.assert_close(x, qp_layer()(*params)[0], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("solver", ["CLARABEL", "SCS", "ECOS", None])
+def test_a_certificate_of_infeasibility_is_not_disputed(monkeypatch: pytest.MonkeyPatch, solver: str | None) -> None:
+    """Newton's method has nowhere to go from it, and takes its time."""
+    tried: list[np.ndarray] = []
+    original = engine_module.linearize_some
+    monkeypatch.setattr(
+        engine_module, "linearize_some", lambda program, who, *a: tried.append(who) or original(program, who, *a)
+    )
+    x, radius = cp.Variable(30), cp.Parameter()
+    problem = cp.Problem(cp.Minimize(cp.sum_squares(x)), [cp.norm(x) <= radius, cp.sum(x) >= 100, x <= 5])
+    layer = FFOLayer(problem, [radius], [x], solver=solver, on_fail="nan")
+    (found,) = layer(torch.tensor([20.0, 1.0, 2.0], dtype=torch.float64))
+    assert layer.info.status == [Status.SOLVED, Status.INFEASIBLE, Status.INFEASIBLE]
+    assert found[0].isfinite().all()
+    assert not any({1, 2} & set(who.tolist()) for who in tried)
 
 
 @pytest.mark.parametrize("lie", [far_away, all_nan])

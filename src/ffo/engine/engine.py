@@ -53,8 +53,7 @@ MANY, LARGE, PAYING = 4_000, 500, 0.5
 DIRECT_LIMIT = 200_000
 #: positions in the batch that are known, and their x, y, s; None without keys
 Recalled = tuple[Array, Array, Array, Array] | None
-#: failures whose point, if there is one, may still be near the solution (a solution found by Newton's
-#: method refutes a verdict of infeasibility or unboundedness)
+#: failures whose point, if there is one, may still be near the solution
 _REPAIRABLE = (
     Status.INACCURATE,
     Status.ITERATION_LIMIT,
@@ -63,6 +62,9 @@ _REPAIRABLE = (
     Status.INFEASIBLE,
     Status.UNBOUNDED,
 )
+#: relative residual of a point from which a verdict of infeasibility or unboundedness is not disputed (that of a
+#: certificate of either is 1); below, a solution found by Newton's method refutes it
+FAR = 0.5
 
 
 class Engine:
@@ -338,7 +340,8 @@ class _Run:
         if (self.status == Status.SOLVED).all() or not self.way.polishes:
             return
         finite = np.isfinite(self.x).all(axis=1) & np.isfinite(self.y).all(axis=1) & np.isfinite(self.s).all(axis=1)
-        failed = np.flatnonzero(np.isin(self.status, _REPAIRABLE) & finite)
+        settled = np.isin(self.status, (Status.INFEASIBLE, Status.UNBOUNDED)) & ~(self.residual < FAR)
+        failed = np.flatnonzero(np.isin(self.status, _REPAIRABLE) & finite & ~settled)
         if not len(failed):
             return
         start = time.perf_counter()
