@@ -262,10 +262,10 @@ class DenseGhost:
         With D the diagonal of S, v -> e (S + eD)^-1 D v keeps what S maps to zero and takes the rest away. Of a
         random v it leaves a combination of rows that vanishes on the free variables; elsewhere bounds take part.
         """
-        program, filler = self.program, self.active.filler
-        S = torch.bmm(self.V.mT, self.V)
-        size = positive(S.diagonal(dim1=1, dim2=2) if filler is None else S.diagonal(dim1=1, dim2=2) + filler)
-        L, _ = torch.linalg.cholesky_ex(raised(S if filler is None else raised(S, filler), REGULARISATION * size))
+        program = self.program
+        S = _gram(self.V, self.active.filler)
+        size = positive(S.diagonal(dim1=1, dim2=2))
+        L, _ = torch.linalg.cholesky_ex(raised(S, REGULARISATION * size))
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(program.r, generator=generator, dtype=size.dtype).to(size.device)
         y = self.active.take(drawn.expand(program.batch, -1))  # in units in which D is the identity
@@ -332,16 +332,22 @@ def _cholesky(H: Tensor, filler: Tensor | None) -> tuple[Tensor, Tensor]:
     return L, pivot
 
 
+def _gram(V: Tensor, filler: Tensor | None) -> Tensor:
+    """V'V (batch or 1, k, k), 1 at the fillers."""
+    S = torch.bmm(V.mT, V)
+    if filler is not None:
+        S.diagonal(dim1=1, dim2=2).add_(filler)
+    return S
+
+
 def _complement(V: Tensor, filler: Tensor | None) -> tuple[Tensor, float]:
     """The factor of S = V'V (batch or 1, k, k), 1 at the fillers, with a small shift where rows depend on
     each other, and the least of its pivots relative to the diagonal of S."""
-    S = torch.bmm(V.mT, V)
-    diagonal = S.diagonal(dim1=1, dim2=2)
-    if filler is not None:
-        diagonal.add_(filler)
+    S = _gram(V, filler)
     L, info = torch.linalg.cholesky_ex(S)
     if not S.shape[1]:
         return L, 1.0
+    diagonal = S.diagonal(dim1=1, dim2=2)
     pivot = _least_pivot(L, diagonal)
     if bool(info.any()) or pivot < REGULARISATION:
         size = positive(diagonal)
