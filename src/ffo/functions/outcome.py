@@ -123,8 +123,7 @@ class Runner:
         run.reject()
         constraints = run.points.multipliers.shape[1]
         if keys is not None:
-            known, *point = self._memory.recall(keys, y.shape[1], constraints)
-            run.from_memory(known, point[0], point[1])
+            run.from_memory(*self._memory.recall(keys, y.shape[1], constraints))
         named = self.options.solver if self.options.solver is not None else choose(problem, y, constraints)
         run.solve(get_solver(named, {**self.options.solver_args, **(overrides or {})}), derivative)
         for other in self.options.retry or ():
@@ -134,7 +133,7 @@ class Runner:
         if keys is not None:
             good = outcome.solved.cpu().numpy()
             y_np, m_np = (v[outcome.solved].cpu().numpy() for v in (run.points.y, run.points.multipliers))
-            self._memory.remember([keys[int(k)] for k in good], y_np, m_np, np.zeros_like(m_np))
+            self._memory.remember([keys[int(k)] for k in good], y_np, m_np)
         outcome.info.times = replace(outcome.info.times, forward=time.perf_counter() - start)
         return outcome
 

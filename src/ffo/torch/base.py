@@ -46,15 +46,6 @@ class OptimizationLayer(torch.nn.Module):
         other.info = None
         return other
 
-    def _keys(
-        self, keys: Sequence[Hashable] | torch.Tensor | None, warm_start: bool | None, batch: int | None
-    ) -> list[Hashable] | None:
-        """Under which keys the samples of a call are remembered; None: they are not."""
-        given = sample_keys(keys, batch) if warm_start is not False else None
-        if given is None and (self.engine.options.warm_start if warm_start is None else warm_start):
-            return list(range(batch or 1))
-        return given
-
     def _run(
         self,
         canonical: CanonicalProblem,
@@ -221,6 +212,20 @@ class LayerCall:
 def _only(solved: NumpyArray, v: NumpyArray) -> NumpyArray:
     """(batch, ·) with zeros where a sample was not solved."""
     return v if solved.all() else np.where(solved[:, None], v, 0.0)
+
+
+def call_keys(
+    keys: Sequence[Hashable] | torch.Tensor | None, warm_start: bool | None, by_position: bool, batch: int | None
+) -> list[Hashable] | None:
+    """Under which keys the samples of a call are remembered; None: they are not.
+
+    Args:
+        keys, warm_start: as in `FFOLayer.forward`; by_position: the layer's own `warm_start`.
+    """
+    given = sample_keys(keys, batch) if warm_start is not False else None
+    if given is None and (by_position if warm_start is None else warm_start):
+        return list(range(batch or 1))
+    return given
 
 
 def sample_keys(keys: Sequence[Hashable] | torch.Tensor | None, batch: int | None) -> list[Hashable] | None:

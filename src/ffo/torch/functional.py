@@ -15,7 +15,7 @@ from ffo.errors import DerivativeError, InputError
 from ffo.functions.outcome import Outcome, Runner
 from ffo.functions.problem import Functions, Problem, graph_nodes
 from ffo.functions.solvers import FunctionSolver
-from ffo.torch.base import sample_keys, warn_of_doubt
+from ffo.torch.base import call_keys, warn_of_doubt
 from ffo.torch.function import Once, check_tensors
 
 Tensor = torch.Tensor
@@ -163,9 +163,7 @@ class FFOFunctionLayer(torch.nn.Module):
             raise DerivativeError(_TRANSFORMED)
         layout = self._layout(theta, y0)
         weights = self.functions.weights
-        given = sample_keys(keys, layout.batch) if warm_start is not False else None
-        if given is None and (self.runner.options.warm_start if warm_start is None else warm_start):
-            given = list(range(layout.batch or 1))
+        given = call_keys(keys, warm_start, self.runner.options.warm_start, layout.batch)
         inputs = [*theta, *weights.values()]
         derivative = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
         call = _Call(self, layout, tuple(weights), derivative, given, dict(solver_args or {}))

@@ -13,7 +13,7 @@ from ffo.errors import InputError
 from ffo.ghost.problem import Way
 from ffo.program.cvxpy import canonicalize
 from ffo.solvers.base import Solver
-from ffo.torch.base import OptimizationLayer
+from ffo.torch.base import OptimizationLayer, call_keys
 from ffo.torch.function import check_tensors
 
 
@@ -131,7 +131,7 @@ class FFOLayer(OptimizationLayer):
     ) -> tuple[torch.Tensor, ...]:
         check_tensors(params)
         batched, batch = validate(params, self.canonical.shapes)
-        named = self._keys(keys, warm_start, batch)
+        named = call_keys(keys, warm_start, self.engine.options.warm_start, batch)
         return self._run(self.canonical, params, batched, batch, solver_args, named)
 
     def extra_repr(self) -> str:
