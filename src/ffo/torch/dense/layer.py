@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, Literal
@@ -28,8 +28,9 @@ from ffo.torch.function import Once
 CPU_SIZE, SEPARABLE_SIZE, DEVICE_SIZE = 500, 4000, 2000
 #: numbers that the matrices of a batch may have on the CPU, were they not shared
 ENTRIES = 100_000_000
-#: variables up to which they are even if most entries are zero, and the share of nonzeros beyond
-TINY, FILL = 30, 0.25
+#: variables up to which they are even if most entries are zero; the share of nonzeros beyond, in a sample of
+#: about so many matrices and rows of each
+TINY, FILL, SAMPLED = 30, 0.25, 16
 
 
 def worthwhile(values: Mapping[Any, Tensor], n: int, equalities: int, inequalities: int, batch: int) -> bool:
@@ -51,18 +52,21 @@ def _suits_cpu(values: Mapping[Any, Tensor], n: int, equalities: int, inequaliti
         return True
     if not small and (n > SEPARABLE_SIZE or inequalities or batch * n * equalities > ENTRIES):
         return False
+    matrices = {name: v.detach() for name, v in values.items() if name in MATRICES}
     with OneThread(values["p"].device):
-        matrices = {name: v.detach() for name, v in values.items() if name in MATRICES}
-        diagonal = "Q" in matrices and diagonal_only(matrices["Q"].reshape(-1, n, n))
-        if diagonal:
-            del matrices["Q"]
-        return (small or diagonal) and _share(matrices.values()) >= FILL
+        shares = {name: _share(v) for name, v in matrices.items()}
+        if max(shares.values(), default=0.0) < FILL:
+            return False
+        diagonal = "Q" in matrices and diagonal_only(_three(matrices["Q"]))
+    sizes = {name: v.numel() for name, v in matrices.items() if not (diagonal and name == "Q")}
+    filled = sum(shares[name] * size for name, size in sizes.items())
+    return (small or diagonal) and filled >= FILL * sum(sizes.values())
 
 
-def _share(matrices: Iterable[Tensor]) -> float:
-    """Nonzeros among all entries."""
-    matrices = list(matrices)
-    return sum(int(torch.count_nonzero(v)) for v in matrices) / max(1, sum(v.numel() for v in matrices))
+def _share(M: Tensor) -> float:
+    """Nonzeros among the entries of some rows of a matrix or of a batch of them."""
+    some = M[(*(slice(None, None, 1 + size // SAMPLED) for size in M.shape[:-1]),)]
+    return int(torch.count_nonzero(some)) / max(1, some.numel())
 
 
 class UnverifiedError(Exception):
