@@ -136,7 +136,11 @@ class DensePlan:
     def _side(self, values: Mapping[str, Tensor], name: Name, length: int) -> Tensor:
         """(batch, length) sides of inequalities, infinite where none are given."""
         size = self.batch or 1
-        return _two(values[name], size) if name in values else _no_limit(name, size, length, values["p"].device)
+        if name in values:
+            return _two(values[name], size)
+        # Where tensors are traced (torch.export) they are no numbers, and must not be remembered as such.
+        make = _no_limit.__wrapped__ if torch._C._len_torch_dispatch_stack() else _no_limit
+        return make(name, size, length, values["p"].device)
 
 
 def _limits(values: Mapping[str, Tensor], name: Name) -> bool:
