@@ -10,7 +10,7 @@ import torch
 from ffo.engine import Info, Options, Smoothing
 from ffo.errors import InputError
 from ffo.ghost.problem import Way
-from ffo.program.quadratic import quadratic_problem
+from ffo.program.quadratic import Name, quadratic_problem
 from ffo.solvers.base import Solver
 from ffo.torch.base import OptimizationLayer
 from ffo.torch.blocks import Given, read_blocks, read_given
@@ -113,7 +113,20 @@ class FFOQPLayer(OptimizationLayer):
         Returns:
             z (*batch, n), or a `QPSolution` if the layer was made with `duals=True`.
         """
-        given = read_given({"Q": Q, "p": p, "G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub, "lower": lower})
+        blocks: dict[Name, torch.Tensor | None]
+        blocks = {"Q": Q, "p": p, "G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub, "lower": lower}
+        if torch.compiler.is_compiling():  # a solve is no part of a graph: torch.compile breaks it here
+            return torch.compiler.disable(self._solve)(blocks, solver_args, keys, warm_start)
+        return self._solve(blocks, solver_args, keys, warm_start)
+
+    def _solve(
+        self,
+        tensors: Mapping[Name, torch.Tensor | None],
+        solver_args: Mapping[str, Any] | None,
+        keys: Sequence[Hashable] | torch.Tensor | None,
+        warm_start: bool | None,
+    ) -> torch.Tensor | QPSolution:
+        given = read_given(tensors)
         if not solver_args and keys is None and not warm_start:
             found = self._dense(given)
             if found is not None:
