@@ -20,7 +20,7 @@ from ffo.torch.base import warn_of_doubt
 from ffo.torch.dense.ghost import DenseGhost
 from ffo.torch.dense.program import DenseProgram, Tensor, diagonal_only
 from ffo.torch.dense.solve import DenseSolution, solve_dense
-from ffo.torch.function import Once
+from ffo.torch.function import Once, refuse_legacy_batches
 
 #: variables up to which dense tensors are treated as dense programs on the CPU (the second where Q is
 #: diagonal and all rows are equalities), and everywhere else
@@ -204,6 +204,9 @@ class DenseSolve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         start = time.perf_counter()
+        for g in gradients:
+            if g is not None:
+                refuse_legacy_batches(g)
         values = ctx.saved_tensors  # complains of values that were changed in place, which the program may share
         wanted = dict(zip(ctx.plan.names, ctx.needs_input_grad[2:], strict=True))
         with torch.no_grad(), OneThread(ctx.program.p.device):
