@@ -24,12 +24,17 @@ def nearly_dependent(seed: int, apart: float) -> tuple[dict[str, np.ndarray], np
     Q = M @ M.T + 0.3 * np.eye(n)
     blocks = {"Q": Q, "p": -(Q @ z + G.T @ [1.0, 0.7, 0.5, 0.0]), "G": G, "h": G @ z + [0.0, 0.0, 0.0, 1.0]}
     kkt = np.block([[Q, G[:active].T], [G[:active], np.zeros((active, active))]])
-    return blocks, w, np.linalg.solve(kkt, np.concatenate([-w, np.zeros(active)]))[:n]
+    wanted = np.concatenate([-w, np.zeros(active)])
+    found = np.zeros(n + active, dtype=np.longdouble)
+    for _ in range(6):  # refined in longer numbers: the matrix is nearly singular
+        found = found + np.linalg.solve(kkt, (wanted - kkt.astype(np.longdouble) @ found).astype(float))
+    return blocks, w, found[:n].astype(float)
 
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("apart", [1e-3, 1e-4, 1e-5])
 def test_no_wrong_gradient_is_called_good(apart: float, scale: float) -> None:
+    good = 0
     for seed in range(10):
         blocks, w, expected = nearly_dependent(seed, apart)
         p = torch.tensor(scale * blocks["p"], requires_grad=True)
@@ -39,7 +44,9 @@ def test_no_wrong_gradient_is_called_good(apart: float, scale: float) -> None:
             warnings.simplefilter("ignore", GradientWarning)
             (z * torch.tensor(w)).sum().backward()
         if layer.info.certificate.good.all():
+            good += 1
             np.testing.assert_allclose(scale * p.grad, expected, atol=1e-5 * np.abs(expected).max(), err_msg=str(seed))
+    assert good == 10 or not 1e-4 <= scale <= 1e8
 
 
 @pytest.mark.parametrize("scale", SCALES)

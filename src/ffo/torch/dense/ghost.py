@@ -36,6 +36,9 @@ REGULARISATION = 1e-8
 #: pivots of S, relative to its diagonal, below which active rows may depend on each other, and the share
 #: of a random right-hand side that is left where they do
 DEPENDENT, LEFT = 1e-5, 1e-3
+#: pivots of S, relative to its diagonal, that are nothing but rounding: rows that are merely close to each
+#: other have larger ones, and shifted by more than those S would not even be refined
+ROUNDING = 1e-13
 REFINEMENTS = 8
 #: entries up to which choosing some costs more than working on all
 IN_PLACE = 16
@@ -340,7 +343,7 @@ def _cholesky(H: Tensor, filler: Tensor | None) -> tuple[Tensor, Tensor]:
 
 def _complement(V: Tensor, filler: Tensor | None) -> tuple[Tensor, float]:
     """The factor of S = V'V (batch or 1, k, k), 1 at the fillers, with a small shift where rows depend on
-    each other, and the least of its pivots relative to the diagonal of S."""
+    each other to rounding, and the least of its pivots relative to the diagonal of S."""
     S = torch.bmm(V.mT, V)
     diagonal = S.diagonal(dim1=1, dim2=2)
     if filler is not None:
@@ -349,7 +352,7 @@ def _complement(V: Tensor, filler: Tensor | None) -> tuple[Tensor, float]:
     if not S.shape[1]:
         return L, 1.0
     pivot = _least_pivot(L, diagonal)
-    if bool(info.any()) or pivot < REGULARISATION:
+    if bool(info.any()) or pivot < ROUNDING:
         size = positive(diagonal)
         L, _ = torch.linalg.cholesky_ex(raised(S, REGULARISATION * size))
         pivot = _least_pivot(L, size)
