@@ -75,9 +75,13 @@ class Slot:
 _is_legacy_batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda t: False)
 
 
-def to_numpy(t: torch.Tensor) -> NumpyArray:
+def refuse_legacy_batches(t: torch.Tensor) -> None:
     if _is_legacy_batched(t):
         raise DerivativeError(_LEGACY)
+
+
+def to_numpy(t: torch.Tensor) -> NumpyArray:
+    refuse_legacy_batches(t)
     return t.detach().to(device="cpu", dtype=torch.float64).contiguous().numpy()
 
 

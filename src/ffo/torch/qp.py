@@ -115,29 +115,20 @@ class FFOQPLayer(OptimizationLayer):
         Returns:
             z (*batch, n), or a `QPSolution` if the layer was made with `duals=True`.
         """
-        blocks: dict[Name, torch.Tensor | None] = {
-            "Q": Q,
-            "p": p,
-            "G": G,
-            "h": h,
-            "A": A,
-            "b": b,
-            "lb": lb,
-            "ub": ub,
-            "lower": lower,
-        }
+        blocks: dict[Name, torch.Tensor | None]
+        blocks = {"Q": Q, "p": p, "G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub, "lower": lower}
         if torch.compiler.is_compiling():  # a solve is no part of a graph: torch.compile breaks it here
             return torch.compiler.disable(self._solve)(blocks, solver_args, keys, warm_start)
         return self._solve(blocks, solver_args, keys, warm_start)
 
     def _solve(
         self,
-        all_blocks: Mapping[Name, torch.Tensor | None],
+        tensors: Mapping[Name, torch.Tensor | None],
         solver_args: Mapping[str, Any] | None,
         keys: Sequence[Hashable] | torch.Tensor | None,
         warm_start: bool | None,
     ) -> torch.Tensor | QPSolution:
-        given = read_given(all_blocks)
+        given = read_given(tensors)
         named = call_keys(keys, warm_start, self.engine.options.warm_start, given.batch)
         if not solver_args:
             found = self._dense(given, named)

@@ -36,6 +36,9 @@ REGULARISATION = 1e-8
 #: pivots of S, relative to its diagonal, below which active rows may depend on each other; the share of a
 #: random combination that is left where they do, after how many steps
 DEPENDENT, LEFT, CONTRACTIONS = 1e-5, 1e-3, 4
+#: pivots of S, relative to its diagonal, that are nothing but rounding: rows that are merely close to each
+#: other have larger ones, and shifted by more than those S would not even be refined
+ROUNDING = 1e-13
 REFINEMENTS = 8
 #: entries up to which choosing some costs more than working on all
 IN_PLACE = 16
@@ -104,6 +107,11 @@ class _Diagonal:
 
     back = half
 
+    @property
+    def size(self) -> Tensor:
+        """(batch, 1) largest curvature along a variable."""
+        return self.h.amax(dim=1, keepdim=True)
+
 
 @dataclass(frozen=True)
 class _Full:
@@ -121,6 +129,11 @@ class _Full:
 
     def back(self, X: Tensor) -> Tensor:
         return triangular(self.L.mT, X, upper=True)
+
+    @property
+    def size(self) -> Tensor:
+        """(batch, 1) largest curvature along a variable, 1 where there is none."""
+        return _size(self.Q.diagonal(dim1=1, dim2=2))
 
 
 class DenseGhost:
@@ -144,6 +157,8 @@ class DenseGhost:
             self.R, self.norms = picked(program.R, self.active.index), self.active.pick(program.norms)
         self.hold: Tensor | None = None
         self.curvature = self._curvature()
+        #: (batch, k) what a residual of a row is divided by to be a force: costs may have any size
+        self.units = self.norms / self.curvature.size
         self.V = self._whitened()  # (batch or 1, f, k)
         self.S, self.row_pivot = _complement(self.V, self.active.filler)
 
@@ -213,8 +228,8 @@ class DenseGhost:
         return torch.where(self.bound_side != 0, left, 0.0)
 
     def _refine(self, wanted_x: Tensor, wanted_a: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """u (batch, f), t (batch, k) and the relative residual (batch,), rows in units of their lengths."""
-        wanted = wanted_x if wanted_a is None else torch.cat([wanted_x, wanted_a / self.norms], dim=1)
+        """u (batch, f), t (batch, k) and the relative residual (batch,), rows in `units`."""
+        wanted = wanted_x if wanted_a is None else torch.cat([wanted_x, wanted_a / self.units], dim=1)
         scale = positive(largest(wanted))
         u, t = self._approximate(wanted_x, wanted_a)
         left_x, left_a, error = self._left(wanted_x, wanted_a, u, t, scale)
@@ -241,7 +256,7 @@ class DenseGhost:
         """What u and t leave of the right-hand sides, and its size (batch,)."""
         left_x = added(self.curvature.taken(wanted_x, u), self.R.mT, t, -1.0)
         left_a = self.active.only(-times(self.R, u) if wanted_a is None else added(wanted_a, self.R, u, -1.0))
-        return left_x, left_a, largest(torch.cat([left_x, left_a / self.norms], dim=1)) / scale
+        return left_x, left_a, largest(torch.cat([left_x, left_a / self.units], dim=1)) / scale
 
     def dependent(self) -> Tensor:
         """(batch,) whether active rows and bounds, not all of them equalities, depend on each other.
@@ -342,14 +357,14 @@ def _gram(V: Tensor, filler: Tensor | None) -> Tensor:
 
 def _complement(V: Tensor, filler: Tensor | None) -> tuple[Tensor, float]:
     """The factor of S = V'V (batch or 1, k, k), 1 at the fillers, with a small shift where rows depend on
-    each other, and the least of its pivots relative to the diagonal of S."""
+    each other to rounding, and the least of its pivots relative to the diagonal of S."""
     S = _gram(V, filler)
     L, info = torch.linalg.cholesky_ex(S)
     if not S.shape[1]:
         return L, 1.0
     diagonal = S.diagonal(dim1=1, dim2=2)
     pivot = _least_pivot(L, diagonal)
-    if bool(info.any()) or pivot < REGULARISATION:
+    if bool(info.any()) or pivot < ROUNDING:
         size = positive(diagonal)
         L, _ = torch.linalg.cholesky_ex(raised(S, REGULARISATION * size))
         pivot = _least_pivot(L, size)

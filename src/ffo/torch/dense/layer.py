@@ -21,7 +21,7 @@ from ffo.torch.dense.ghost import DenseGhost
 from ffo.torch.dense.program import DenseProgram, Tensor, diagonal_only
 from ffo.torch.dense.solve import DenseSolution, solve_dense
 from ffo.torch.dense.warm import Remembered
-from ffo.torch.function import Once
+from ffo.torch.function import Once, refuse_legacy_batches
 
 #: variables up to which dense tensors are treated as dense programs on the CPU (the second where Q is
 #: diagonal and all rows are equalities), and everywhere else
@@ -141,7 +141,11 @@ class DensePlan:
     def _side(self, values: Mapping[str, Tensor], name: Name, length: int) -> Tensor:
         """(batch, length) sides of inequalities, infinite where none are given."""
         size = self.batch or 1
-        return _two(values[name], size) if name in values else _no_limit(name, size, length, values["p"].device)
+        if name in values:
+            return _two(values[name], size)
+        # Where tensors are traced (torch.export) they are no numbers, and must not be remembered as such.
+        make = _no_limit.__wrapped__ if torch._C._len_torch_dispatch_stack() else _no_limit
+        return make(name, size, length, values["p"].device)
 
 
 def _limits(values: Mapping[str, Tensor], name: Name) -> bool:
@@ -211,6 +215,9 @@ class DenseSolve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         start = time.perf_counter()
+        for g in gradients:
+            if g is not None:
+                refuse_legacy_batches(g)
         values = ctx.saved_tensors  # complains of values that were changed in place, which the program may share
         wanted = dict(zip(ctx.plan.names, ctx.needs_input_grad[3:], strict=True))
         with torch.no_grad(), OneThread(ctx.program.p.device):
