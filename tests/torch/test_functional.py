@@ -14,7 +14,6 @@ from torch.autograd.functional import jacobian
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 from ffo.errors import DerivativeError, InputError
-from ffo.torch import FFOQPLayer
 
 # torch's own forward mode compiles its decompositions that way
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
@@ -203,20 +202,3 @@ def test_compiled_models_break_their_graph_at_the_layer() -> None:
     params = [v.clone().requires_grad_() for v in subject.values]
     torch.compile(model, backend="aot_eager")(*params).backward()
     close([p.grad for p in params], [2 * torch.from_numpy(e) for e in expected])
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch")
-@pytest.mark.parametrize("n", [3, 40], ids=["dense", "sparse"])
-def test_compiled_models_break_their_graph_at_a_layer_by_matrices(n: int) -> None:
-    layer, lb = FFOQPLayer(), torch.zeros(n, dtype=torch.float64)
-
-    def model(Q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-        return (layer(Q * 1.0, p + 0.0, lb=lb) ** 2).sum() * 2.0
-
-    found = []
-    for function in (model, torch.compile(model, backend="aot_eager")):
-        Q = torch.eye(n, dtype=torch.float64).requires_grad_()
-        p = torch.linspace(-1.0, 1.0, 4 * n, dtype=torch.float64).reshape(4, n).requires_grad_()
-        function(Q, p).backward()
-        found.append([Q.grad, p.grad])
-    close(found[1], found[0])

@@ -161,6 +161,9 @@ class DenseGhost:
         self.units = self.norms / self.curvature.size
         self.V = self._whitened()  # (batch or 1, f, k)
         self.S, self.row_pivot = _complement(self.V, self.active.filler)
+        if self.row_pivot < DEPENDENT:  # what such rows leave of a residual is all that holds u in some direction
+            pivots = self.S.diagonal(dim1=1, dim2=2).square() / self.S.square().sum(dim=2)
+            self.units = self.units * pivots.amin(dim=1, keepdim=True).sqrt()
 
     def _curvature(self) -> _Diagonal | _Full:
         program, free = self.program, self.free
