@@ -31,6 +31,12 @@ ACCURACY = 1e-13
 SMALL_ERROR = 1e-9
 #: relative residual or error above which a sample is solved again in the least-squares sense
 INCONSISTENT = 1e-8
+#: relative residual above which there is none, to the accuracy of the matrix
+RESOLVED = 1e-11
+#: share of the size of a solution that rounding may leave
+ROUNDING = 1e-13
+#: eigenvalues, relative to the largest, that count as zero; steps of refinement
+NULL, REFINED = 1e-13, 2
 #: unknowns up to which that is done by a singular value decomposition, beyond by a sharper factorization
 LEAST_SQUARES_DENSE = 400
 #: relative residual that factors of a neighbouring system must reach, or new ones are made
@@ -87,7 +93,7 @@ class DirectSolver(GhostSolver):
         for k in self._doubtful(relative, error, accuracy is None):
             at = np.flatnonzero(system.sample == k)
             better, doubt = self._least_squares(k, at, rhs[at])
-            if not relative[k] <= doubt or accuracy is not None:
+            if not relative[k] <= doubt or doubt >= 1.0 or accuracy is not None:
                 z[at], relative[k] = better, doubt
         return system.sensitivity(z, relative)
 
@@ -131,18 +137,20 @@ class DirectSolver(GhostSolver):
 
     def _least_squares(self, k: int, at: Array, rhs: Array) -> tuple[Array, float]:
         """Least-squares solution of one sample (what is left when the derivative is not unique), of small
-        norm, and its relative residual or error."""
+        norm, and its relative residual or error: 1 where there is seen to be no solution, because along what is
+        left of the right-hand side it could be anything."""
         units = self._units[at]
         matrix = _restricted(self.system, at)
         if not np.isfinite(rhs).all() or not np.isfinite(matrix.data).all():
             return np.full(len(rhs), np.nan), np.inf
+        size = np.linalg.norm(rhs * units) or 1.0
         if len(rhs) > LEAST_SQUARES_DENSE:
             z, left, error = self._sharp(k, at).solve(rhs)
-        else:
-            scaled = matrix.toarray() * units[:, None] * units
-            z = units * scipy.linalg.lstsq(scaled, units * rhs, cond=1e-13)[0]
-            left, error = rhs - matrix @ z, 0.0
-        return z, max(float(np.linalg.norm(left * units) / (np.linalg.norm(rhs * units) or 1.0)), error)
+            return z, max(float(np.linalg.norm(left * units) / size), error)
+        found, error = _spectral(matrix.toarray() * units[:, None] * units, units * rhs, at < self.system.primal)
+        residual = float(np.linalg.norm((rhs - matrix @ (units * found)) * units))
+        none = residual > RESOLVED * size + ROUNDING * np.linalg.norm(found)
+        return units * found, 1.0 if none else float(max(residual / size, error))
 
     def _sharp(self, k: int, at: Array) -> _SharpSample:
         """Factors of one sample's matrix with hardly any regularisation; made once."""
@@ -166,6 +174,22 @@ class DirectSolver(GhostSolver):
 
     def choose(self, mine: Array, z: Array, other: Array) -> Array:
         return np.where(mine[self.system.sample], z, other)
+
+
+def _spectral(K: Array, rhs: Array, primal: Array) -> tuple[Array, float]:
+    """The least-squares solution of smallest norm of a symmetric system, and its relative error, as the last step
+    of refinement shows it: the larger of the errors in the unknowns that are `primal` and in the others."""
+    values, vectors = scipy.linalg.eigh(K)
+    size = np.abs(values)
+    kept = size > NULL * size.max(initial=0.0)
+    values, vectors = values[kept], vectors[:, kept]
+    solve = lambda r: vectors @ ((vectors.T @ r) / values)  # noqa: E731
+    z = solve(rhs)
+    for _ in range(REFINED):
+        step = solve(rhs - K @ z)
+        z = z + step
+    errors = (np.linalg.norm(step[part]) / (np.linalg.norm(z[part]) or 1.0) for part in (primal, ~primal))
+    return z, float(max(errors))
 
 
 class _SharpSample:
