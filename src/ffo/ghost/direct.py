@@ -31,13 +31,13 @@ ACCURACY = 1e-13
 SMALL_ERROR = 1e-9
 #: relative residual or error above which a sample is solved again in the least-squares sense
 INCONSISTENT = 1e-8
-#: relative residual above which there is none, to the accuracy of the matrix
+#: relative residual above which such a system has no solution, to the accuracy of its matrix
 RESOLVED = 1e-11
 #: share of the size of a solution that rounding may leave
 ROUNDING = 1e-13
 #: eigenvalues, relative to the largest, that count as zero; steps of refinement
 NULL, REFINED = 1e-13, 2
-#: unknowns up to which that is done by a singular value decomposition, beyond by a sharper factorization
+#: unknowns up to which it is solved by an eigenvalue decomposition, beyond by a sharper factorization
 LEAST_SQUARES_DENSE = 400
 #: relative residual that factors of a neighbouring system must reach, or new ones are made
 BORROWED = 1e-11
