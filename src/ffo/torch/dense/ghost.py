@@ -115,10 +115,11 @@ class _Diagonal:
 
 @dataclass(frozen=True)
 class _Full:
-    """Q (batch, f, f), and the factor of H = LL'."""
+    """Q (batch, f, f), the factor of H = LL', and about the largest curvature (batch or 1, 1)."""
 
     Q: Tensor
     L: Tensor
+    size: Tensor
 
     def taken(self, r: Tensor, u: Tensor) -> Tensor:
         """r - Qu."""
@@ -129,11 +130,6 @@ class _Full:
 
     def back(self, X: Tensor) -> Tensor:
         return triangular(self.L.mT, X, upper=True)
-
-    @property
-    def size(self) -> Tensor:
-        """(batch, 1) largest curvature along a variable, 1 where there is none."""
-        return _size(self.Q.diagonal(dim1=1, dim2=2))
 
 
 class DenseGhost:
@@ -172,15 +168,15 @@ class DenseGhost:
             return _Diagonal(h if free.filler is None else h + free.filler)
         Q = _minor(program.Q, free, free)
         if not self.held and program.white is not None:
-            return _Full(Q, program.white.L)
+            return _Full(Q, program.white.L, program.white.size)
         L, pivot = _cholesky(Q, free.filler)
         # Where Q alone is singular, active rows hold u: H + R'R has the same solution, for r_x + R'r_a.
-        weak = pivot < SINGULAR
+        weak, size = pivot < SINGULAR, _size(Q.diagonal(dim1=1, dim2=2))
         if bool(weak.any()):
-            self.hold = torch.where(weak, _size(Q.diagonal(dim1=1, dim2=2)), torch.zeros_like(pivot))  # (batch, 1)
+            self.hold = torch.where(weak, size, torch.zeros_like(pivot))  # (batch, 1)
             R = self.R * self.active.only(1.0 / self.norms).unsqueeze(2)
             L, _ = _cholesky(Q + self.hold.unsqueeze(2) * (R.mT @ R), free.filler)
-        return _Full(Q, L)
+        return _Full(Q, L, size)
 
     def _whitened(self) -> Tensor:
         """H^(-1/2) R', zero at the fillers; where no variable is held, the program has it for all rows."""

@@ -59,15 +59,15 @@ class DenseProgram:
         return None if bool((least <= SINGULAR * most).any()) else diagonal
 
     @cached_property
-    def factor(self) -> Tensor | None:
-        """(batch or 1, n, n) Cholesky factor of Q, plus a shift in the size of rounding if it needs one
-        (see `ffo.engine.convexity`); None where Q is not positive semidefinite."""
-        factor, info = torch.linalg.cholesky_ex(self.Q)
+    def factor(self) -> Factor | None:
+        """Of Q, plus a shift in the size of rounding if it needs one (see `ffo.engine.convexity`); None where Q
+        is not positive semidefinite."""
+        L, info = torch.linalg.cholesky_ex(self.Q)
         if not bool(info.any()):
-            return factor
+            return Factor(L, shifted=False)
         size = positive(self.Q.abs().amax(dim=(1, 2)))
-        factor, info = torch.linalg.cholesky_ex(raised(self.Q, 1e-9 * math.sqrt(self.n) * size.unsqueeze(1)))
-        return None if bool(info.any()) else factor
+        L, info = torch.linalg.cholesky_ex(raised(self.Q, 1e-9 * math.sqrt(self.n) * size.unsqueeze(1)))
+        return None if bool(info.any()) else Factor(L, shifted=True)
 
     @cached_property
     def convex(self) -> bool:
@@ -76,17 +76,19 @@ class DenseProgram:
     @cached_property
     def white(self) -> White | None:
         """The program in units in which Q is the identity; None where Q is not definite enough for them."""
-        L = self.factor
-        if L is None or not self.n:
+        if self.factor is None or not self.n:
             return None
+        L = self.factor.L
         diagonal = L.diagonal(dim1=1, dim2=2)
-        if float((diagonal.amin(dim=1) / diagonal.amax(dim=1)).amin()) < math.sqrt(SINGULAR):
+        most = diagonal.amax(dim=1, keepdim=True)
+        if float((diagonal.amin(dim=1, keepdim=True) / most).amin()) < math.sqrt(SINGULAR):
             return None
+        size = unit(self.Q.diagonal(dim1=1, dim2=2)) if self.factor.shifted else most * most
         if len(L) < self.batch or len(self.R) < self.batch:
             p = triangular(L, self.p.unsqueeze(2), upper=False).squeeze(2)
-            return White(L, triangular(L, self.R.mT, upper=False).mT.contiguous(), p)
+            return White(L, triangular(L, self.R.mT, upper=False).mT.contiguous(), p, size)
         both = triangular(L, torch.cat([self.R, self.p.unsqueeze(1)], dim=1).mT, upper=False).mT
-        return White(L, both[:, :-1], both[:, -1])
+        return White(L, both[:, :-1], both[:, -1], size)
 
     @cached_property
     def norms(self) -> Tensor:
@@ -122,13 +124,23 @@ class DenseProgram:
 
 
 @dataclass(frozen=True)
+class Factor:
+    """L (batch or 1, n, n) with LL' = Q, or Q plus a small shift."""
+
+    L: Tensor
+    shifted: bool
+
+
+@dataclass(frozen=True)
 class White:
     """w = L'z, in which Q = LL' is the identity: L (batch or 1, n, n), and what the rows and costs become,
-    R L'^-1 (batch or 1, r, n) and L^-1 p (batch, n)."""
+    R L'^-1 (batch or 1, r, n) and L^-1 p (batch, n); `size` (batch or 1, 1) is about the largest curvature, 1 where
+    there is none."""
 
     L: Tensor
     R: Tensor
     p: Tensor
+    size: Tensor
 
 
 @dataclass(frozen=True)
