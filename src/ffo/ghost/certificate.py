@@ -100,9 +100,9 @@ class Certificate:
 
         Whether the solution is unique shows only when a derivative is taken: read this after backward.
         """
-        solved = np.isnan(self.ghost_residual) | (self.ghost_residual <= RESIDUAL)
-        quiet = ~self.unsettled & ~self.weakly_active & ~self.indefinite & (self.margin_ratio <= MARGIN_RATIO)
-        return quiet & (self.error <= ERROR) & solved & ~(self.dependent & self.constraints)
+        bad = self.unsettled | self.weakly_active | self.indefinite | (self.dependent & self.constraints)
+        bad |= self.ghost_residual > RESIDUAL  # not before any backward, where it is NaN
+        return (self.margin_ratio <= MARGIN_RATIO) & (self.error <= ERROR) & ~bad
 
     def with_ghost_residual(self, residual: Array) -> Certificate:
         return replace(self, ghost_residual=residual)

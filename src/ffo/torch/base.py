@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -20,14 +20,16 @@ from ffo.torch.function import Slot, Solve
 NumpyArray = np.ndarray
 
 
+class Report(Protocol):
+    """What a call found out, of which an `Info` can be made."""
+
+    def info(self) -> Info: ...
+
+
 class OptimizationLayer(torch.nn.Module):
-    """A layer that solves a parametrised problem for each sample of a batch.
+    """A layer that solves a parametrised problem for each sample of a batch."""
 
-    Attributes:
-        info: report on the last call; None before any.
-    """
-
-    info: Info | None
+    _last: Info | Report | None
     #: whether gradients of parameters shared by the batch are sums or means over it
     reduction: Literal["sum", "mean"] = "sum"
 
@@ -36,6 +38,16 @@ class OptimizationLayer(torch.nn.Module):
         self.engine = Engine(options)
         self.sampler = Sampler(options.smoothing) if options.smoothing else None
         self.info = None
+
+    @property
+    def info(self) -> Info | None:
+        """Report on the last call; None before any."""
+        last = self._last
+        return last if last is None or isinstance(last, Info) else last.info()
+
+    @info.setter
+    def info(self, info: Info | None) -> None:
+        self._last = info
 
     def smoothed(self, smoothing: float | Smoothing | None) -> Self:
         """The same layer with other smoothing, with draws and memories of its own."""

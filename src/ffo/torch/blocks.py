@@ -16,24 +16,33 @@ from ffo.torch.function import Kind, check_kinds
 
 
 @dataclass(frozen=True)
+class Form:
+    """What the kinds of a call's blocks say.
+
+    Attributes:
+        names: of the blocks that are there.
+        n: variables; equalities, inequalities: rows of A and of G.
+        batch: samples, None if no block has a batch dimension.
+        shared: blocks without one.
+        dense: whether no block is sparse; device: of all of them.
+    """
+
+    names: tuple[Name, ...]
+    n: int
+    equalities: int
+    inequalities: int
+    batch: int | None
+    shared: frozenset[Name]
+    dense: bool
+    device: torch.device
+
+
+@dataclass(frozen=True)
 class Given:
-    """The blocks of a call as they were given, those that are none left out, and the batch size (None:
-    unbatched)."""
+    """The blocks of a call as they were given, those that are none left out."""
 
     tensors: dict[Name, torch.Tensor]
-    batch: int | None
-
-    @property
-    def n(self) -> int:
-        return self.tensors["p"].shape[-1]
-
-    @property
-    def dense(self) -> bool:
-        return all(t.layout is torch.strided for t in self.tensors.values())
-
-    def rows(self, name: Name) -> int:
-        """Rows of a matrix, 0 where it is absent."""
-        return self.tensors[name].shape[-2] if name in self.tensors else 0
+    form: Form
 
 
 def read_given(given: Mapping[Name, torch.Tensor | None]) -> Given:
@@ -42,17 +51,26 @@ def read_given(given: Mapping[Name, torch.Tensor | None]) -> Given:
     for name, t in tensors.items():
         if not isinstance(t, torch.Tensor):
             raise InputError(f"{name} must be a torch tensor, got {type(t).__name__}")
-    present, batch = _checked(tuple((name, Kind.of(t)) for name, t in tensors.items()))
-    return Given({name: tensors[name] for name in present}, batch)
+    form = _checked(tuple((name, Kind.of(t)) for name, t in tensors.items()))
+    return Given({name: tensors[name] for name in form.names}, form)
 
 
 @lru_cache(maxsize=256)  # of a layer in training, all calls are of one kind
-def _checked(kinds: tuple[tuple[Name, Kind], ...]) -> tuple[tuple[Name, ...], int | None]:
-    """Which blocks are there, and the batch size."""
+def _checked(kinds: tuple[tuple[Name, Kind], ...]) -> Form:
     present = {name: kind for name, kind in kinds if not is_absent(name, kind.shape)}
     batch = check_shapes({name: tuple(kind.shape) for name, kind in present.items()})
     check_kinds(list(present.values()), tuple(present), tuple(present), sparse=MATRICES)
-    return tuple(present), batch
+    rows = {name: kind.shape[-2] for name, kind in present.items() if name in MATRICES}
+    return Form(
+        names=tuple(present),
+        n=present["p"].shape[-1],
+        equalities=rows.get("A", 0),
+        inequalities=rows.get("G", 0),
+        batch=batch,
+        shared=frozenset(k for k, kind in present.items() if len(kind.shape) == (2 if k in MATRICES else 1)),
+        dense=all(kind.layout is torch.strided for kind in present.values()),
+        device=present["p"].device,
+    )
 
 
 def read_blocks(given: Given) -> Blocks[torch.Tensor]:
@@ -64,7 +82,7 @@ def read_blocks(given: Given) -> Blocks[torch.Tensor]:
             values[name], patterns[name] = _matrix(name, t)
         else:
             values[name] = t
-    return make_blocks(values, patterns, given.n, given.batch, _equal)
+    return make_blocks(values, patterns, given.form.n, given.form.batch, _equal)
 
 
 def _matrix(name: Name, t: torch.Tensor) -> tuple[torch.Tensor, MatrixPattern]:

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from ffo.engine import Info, Options, Smoothing
+from ffo.engine import Options, Smoothing
 from ffo.errors import InputError
 from ffo.ghost.problem import Way
 from ffo.program.quadratic import Name, quadratic_problem
@@ -15,6 +15,7 @@ from ffo.solvers.base import Solver
 from ffo.torch.base import OptimizationLayer, call_keys
 from ffo.torch.blocks import Given, read_blocks, read_given
 from ffo.torch.dense.layer import DensePlan, DenseSolve, UnverifiedError, worthwhile
+from ffo.torch.dense.report import DenseReport
 from ffo.torch.dense.warm import ActiveSets, Remembered
 
 
@@ -129,7 +130,7 @@ class FFOQPLayer(OptimizationLayer):
         warm_start: bool | None,
     ) -> torch.Tensor | QPSolution:
         given = read_given(tensors)
-        named = call_keys(keys, warm_start, self.engine.options.warm_start, given.batch)
+        named = call_keys(keys, warm_start, self.engine.options.warm_start, given.form.batch)
         if not solver_args:
             found = self._dense(given, named)
             if found is not None:
@@ -148,24 +149,15 @@ class FFOQPLayer(OptimizationLayer):
         plain = not (options.solver_args or options.smoothing or options.verbose)
         if not plain or options.solver is not None or options.backward not in ("auto", "direct"):
             return None
-        equalities, inequalities = given.rows("A"), given.rows("G")
-        if not given.dense or not worthwhile(given.tensors, given.n, equalities, inequalities, given.batch or 1):
+        if not worthwhile(given):
             return None
-        plan = DensePlan(
-            names=tuple(given.tensors),
-            n=given.n,
-            equalities=equalities,
-            inequalities=inequalities,
-            batch=given.batch,
-            derivative=torch.is_grad_enabled() and any(t.requires_grad for t in given.tensors.values()),
-            duals=self.duals,
-            reduction=self.reduction,
-        )
+        derivative = torch.is_grad_enabled() and any(t.requires_grad for t in given.tensors.values())
+        plan = DensePlan(given.form, derivative, self.duals, self.reduction)
         known = None if keys is None else Remembered(self._sets, keys)
         try:
             return DenseSolve.apply(plan, known, self._report, *given.tensors.values())
         except UnverifiedError:
             return None
 
-    def _report(self, info: Info) -> None:
-        self.__dict__["info"] = info  # past torch's search for parameters, which takes longer
+    def _report(self, report: DenseReport) -> None:
+        self.__dict__["_last"] = report  # past torch's search for parameters, which takes longer

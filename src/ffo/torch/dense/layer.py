@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
-from ffo.engine.info import Info, Times
-from ffo.errors import Status
-from ffo.ghost.certificate import WEAK, Certificate
+from ffo.engine.info import Times
 from ffo.program.blocks import MATRICES, SIDES
 from ffo.program.quadratic import Name
-from ffo.torch.base import warn_of_doubt
+from ffo.torch.blocks import Form, Given
 from ffo.torch.dense.ghost import DenseGhost
 from ffo.torch.dense.program import DenseProgram, Tensor, diagonal_only
+from ffo.torch.dense.report import Backward, DenseReport
 from ffo.torch.dense.solve import DenseSolution, solve_dense
 from ffo.torch.dense.warm import Remembered
 from ffo.torch.function import Once, refuse_legacy_batches
@@ -33,27 +31,30 @@ ENTRIES = 100_000_000
 TINY, FILL, SAMPLED = 30, 0.25, 16
 
 
-def worthwhile(values: Mapping[Any, Tensor], n: int, equalities: int, inequalities: int, batch: int) -> bool:
+def worthwhile(given: Given) -> bool:
     """Whether dense batched algebra beats the sparse core on these blocks.
 
     What is not finite shows in the residual of any point; the core then says what is wrong.
     """
-    if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
-        return False  # torch.func and forward mode go through the core
-    if values["p"].device.type != "cpu":
-        return n + equalities + inequalities <= DEVICE_SIZE
-    return _suits_cpu(values, n, equalities, inequalities, batch)
+    form = given.form
+    if not form.dense or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False  # torch.func goes through the core, as does forward mode
+    if torch.autograd.forward_ad._current_level >= 0:
+        return False
+    if form.device.type != "cpu":
+        return form.n + form.equalities + form.inequalities <= DEVICE_SIZE
+    return _suits_cpu(given)
 
 
-def _suits_cpu(values: Mapping[Any, Tensor], n: int, equalities: int, inequalities: int, batch: int) -> bool:
-    rows = equalities + inequalities
+def _suits_cpu(given: Given) -> bool:
+    n, rows, batch = given.form.n, given.form.equalities + given.form.inequalities, given.form.batch or 1
     small = n <= CPU_SIZE and rows <= 4 * n + 4 * TINY and batch * n * (n + rows) <= ENTRIES
     if small and n <= TINY:
         return True
-    if not small and (n > SEPARABLE_SIZE or inequalities or batch * n * equalities > ENTRIES):
+    if not small and (n > SEPARABLE_SIZE or given.form.inequalities or batch * n * given.form.equalities > ENTRIES):
         return False
-    matrices = {name: v.detach() for name, v in values.items() if name in MATRICES}
-    with OneThread(values["p"].device):
+    matrices = {name: v.detach() for name, v in given.tensors.items() if name in MATRICES}
+    with OneThread(given.form.device):
         shares = {name: _share(v) for name, v in matrices.items()}
         if max(shares.values(), default=0.0) < FILL:
             return False
@@ -93,35 +94,25 @@ class OneThread:
 
 @dataclass(frozen=True)
 class DensePlan:
-    """Which blocks there are, and what is wanted of them.
+    """What is wanted of the blocks of a call, of this form.
 
     Attributes:
-        names: blocks in the order their values are passed, each with or without a batch dimension.
-        n: variables; equalities, inequalities: rows of A and of G.
-        batch: samples, None if no block has a batch dimension.
         derivative: whether a backward pass may come; duals: whether multipliers are wanted.
         reduction: of the gradients of blocks that the batch shares.
     """
 
-    names: tuple[str, ...]
-    n: int
-    equalities: int
-    inequalities: int
-    batch: int | None
+    form: Form
     derivative: bool
     duals: bool
     reduction: Literal["sum", "mean"]
 
-    def shared(self, name: str, shape: torch.Size) -> bool:
-        """Whether the batch shares a block of this shape."""
-        return len(shape) == (2 if name in MATRICES else 1)
-
     def program(self, values: Mapping[str, Tensor]) -> DenseProgram:
         """The program of float64 values; a missing block is empty, zero or infinite."""
-        p, n, size = values["p"], self.n, self.batch or 1
+        form, p = self.form, values["p"]
+        n, size = form.n, form.batch or 1
         Q = _three(values["Q"]) if "Q" in values else p.new_zeros(1, n, n)
-        low, upp = (self._side(values, name, self.inequalities) for name in ("lower", "h"))
-        if self.equalities:
+        low, upp = (self._side(values, name, form.inequalities) for name in ("lower", "h"))
+        if form.equalities:
             b = _two(values["b"], size)
             low, upp = torch.cat([b, low], dim=1), torch.cat([b, upp], dim=1)
         matrices = [_three(values[name]) for name in ("A", "G") if name in values]
@@ -133,19 +124,19 @@ class DensePlan:
             upp=upp,
             lb=self._side(values, "lb", n),
             ub=self._side(values, "ub", n),
-            equalities=self.equalities,
+            equalities=form.equalities,
             bounded=_limits(values, "lb") or _limits(values, "ub"),
             two_sided=_limits(values, "lower"),
         )
 
     def _side(self, values: Mapping[str, Tensor], name: Name, length: int) -> Tensor:
         """(batch, length) sides of inequalities, infinite where none are given."""
-        size = self.batch or 1
+        size = self.form.batch or 1
         if name in values:
             return _two(values[name], size)
         # Where tensors are traced (torch.export) they are no numbers, and must not be remembered as such.
         make = _no_limit.__wrapped__ if torch._C._len_torch_dispatch_stack() else _no_limit
-        return make(name, size, length, values["p"].device)
+        return make(name, size, length, self.form.device)
 
 
 def _limits(values: Mapping[str, Tensor], name: Name) -> bool:
@@ -179,7 +170,7 @@ def _stacked(matrices: Sequence[Tensor]) -> Tensor:
 
 class DenseSolve(torch.autograd.Function):
     """(plan, remembered, report, *values) -> z, or z, nu, lam, mu. `remembered` are active sets of the samples,
-    None without; `report` receives the `Info` of the call."""
+    None without; `report` receives the `DenseReport` of the call."""
 
     @staticmethod
     def forward(
@@ -187,10 +178,9 @@ class DenseSolve(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         start = time.perf_counter()
         ctx.set_materialize_grads(False)
-        wide = {name: v.detach().to(torch.float64) for name, v in zip(plan.names, values, strict=True)}
         # Nothing in here is differentiated; in inference mode operations take a tenth less time.
-        with torch.inference_mode(), OneThread(values[0].device):
-            program = plan.program(wide)
+        with torch.inference_mode(), OneThread(plan.form.device):
+            program = plan.program({name: v.to(torch.float64) for name, v in zip(plan.form.names, values, strict=True)})
             if not program.convex:
                 raise UnverifiedError
             guess = None if remembered is None else remembered.guess(program)
@@ -199,15 +189,16 @@ class DenseSolve(torch.autograd.Function):
                 raise UnverifiedError
             if remembered is not None:
                 remembered.keep(guess, solution)
-            ctx.solved = time.perf_counter()
+            solved = time.perf_counter()
             ctx.ghost = solution.ghost
             if ctx.ghost is None and plan.derivative:
                 ctx.ghost = DenseGhost(program, solution.rows, solution.bounds)
         ctx.plan, ctx.solution, ctx.program = plan, solution, program
         ctx.save_for_backward(*values)
         ctx.shapes = [(v.shape, v.dtype) for v in values]
-        ctx.info = _info(solution, start, ctx.solved)
-        report(ctx.info)
+        now = time.perf_counter()
+        ctx.report = DenseReport(solution, Times(solve=solved - start, polish=now - solved, forward=now - start))
+        report(ctx.report)
         outputs = _outputs(plan, solution)
         # copies: an output that ctx kept would keep ctx, as its grad_fn, and neither would ever be freed
         return tuple(v.to(values[0].dtype, copy=True) for v in outputs)
@@ -219,13 +210,13 @@ class DenseSolve(torch.autograd.Function):
             if g is not None:
                 refuse_legacy_batches(g)
         values = ctx.saved_tensors  # complains of values that were changed in place, which the program may share
-        wanted = dict(zip(ctx.plan.names, ctx.needs_input_grad[3:], strict=True))
-        with torch.no_grad(), OneThread(ctx.program.p.device):
-            found = _adjoint(ctx, gradients, wanted)
-        ctx.info.times = replace(ctx.info.times, backward=time.perf_counter() - start)
-        warn_of_doubt(ctx.info)
+        wanted = dict(zip(ctx.plan.form.names, ctx.needs_input_grad[3:], strict=True))
+        with torch.no_grad(), OneThread(ctx.plan.form.device):
+            found, residual, dependent = _adjoint(ctx, gradients, wanted)
+        constraints = any(want for name, want in wanted.items() if name not in ("Q", "p"))
+        ctx.report.finish(Backward(residual, dependent, constraints, time.perf_counter() - start))
         result: list[Tensor | None] = []
-        for name, (shape, dtype) in zip(ctx.plan.names, ctx.shapes, strict=True):
+        for name, (shape, dtype) in zip(ctx.plan.form.names, ctx.shapes, strict=True):
             result.append(_as(found[name], shape, dtype) if wanted[name] else None)
         if torch.is_grad_enabled():  # create_graph=True
             causes = [*values, *(g for g in gradients if g is not None)]
@@ -238,26 +229,22 @@ def _as(v: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
 
 
 def _outputs(plan: DensePlan, solution: DenseSolution) -> list[Tensor]:
-    point, k = solution.point, plan.equalities
+    point, k = solution.point, plan.form.equalities
     outputs = [point.z, point.lam[:, :k], point.lam[:, k:], point.mu] if plan.duals else [point.z]
-    return outputs if plan.batch is not None else [v[0] for v in outputs]
+    return outputs if plan.form.batch is not None else [v[0] for v in outputs]
 
 
-def _adjoint(ctx: Any, gradients: tuple[Tensor | None, ...], wanted: Mapping[str, bool]) -> dict[str, Tensor]:
-    """Gradients of the blocks: the perturbed ghost, and the finite difference along it (see ghost.oracle)."""
+def _adjoint(
+    ctx: Any, gradients: tuple[Tensor | None, ...], wanted: Mapping[str, bool]
+) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
+    """Gradients of the blocks: the perturbed ghost, and the finite difference along it (see ghost.oracle); its
+    residual, and which samples' constraints are dependent (see `Backward`)."""
     plan, program, point = ctx.plan, ctx.program, ctx.solution.point
     ghost: DenseGhost = ctx.ghost or DenseGhost(program, ctx.solution.rows, ctx.solution.bounds)
     with torch.inference_mode():
         r_x, *r_sides = _perturbations(plan, ghost, gradients)
         u, t, residual = ghost.solve(r_x, *r_sides)
-    constraints = any(want for name, want in wanted.items() if name not in ("Q", "p"))
-    ctx.info.certificate = replace(
-        ctx.info.certificate,
-        dependent=ghost.dependent().cpu().numpy(),
-        ghost_residual=residual.cpu().numpy(),
-        constraints=np.full(program.batch, constraints),
-    )
-    rows, bounds, k = ghost.row_side, ghost.bound_side, plan.equalities
+    rows, bounds, k = ghost.row_side, ghost.bound_side, plan.form.equalities
     w = cache(lambda: ghost.on_bounds(r_x, u, t))
     parts: dict[str, Any] = {
         "p": lambda: u.clone(),  # outside of inference mode: what users get is theirs to change
@@ -271,7 +258,7 @@ def _adjoint(ctx: Any, gradients: tuple[Tensor | None, ...], wanted: Mapping[str
     for name, want in wanted.items():
         if not want:
             continue
-        shared = plan.shared(name, ctx.shapes[plan.names.index(name)][0])
+        shared = name in plan.form.shared
         if name in parts:
             value = parts[name]()
             value = value.sum(dim=0) if shared else value
@@ -284,7 +271,7 @@ def _adjoint(ctx: Any, gradients: tuple[Tensor | None, ...], wanted: Mapping[str
         if shared and plan.reduction == "mean":
             value = value / program.batch
         found[name] = value
-    return found
+    return found, residual, ghost.dependent()
 
 
 def _after(k: int, v: Tensor) -> Tensor:
@@ -301,7 +288,7 @@ def _perturbations(
     r_x = torch.zeros_like(p) if c_z is None else -c_z
     if all(c is None for c in c_duals):
         return r_x, None, None
-    widths = (plan.equalities, plan.inequalities, plan.n)
+    widths = (plan.form.equalities, plan.form.inequalities, plan.form.n)
     c_nu, c_lam, c_mu = (
         p.new_zeros(len(p), width) if c is None else c for c, width in zip(c_duals, widths, strict=True)
     )
@@ -314,28 +301,3 @@ def _outer(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor], summed: 
     if summed:
         return torch.cat([a, c]).mT @ torch.cat([b, d])
     return torch.addcmul(a.unsqueeze(2) * b.unsqueeze(1), c.unsqueeze(2), d.unsqueeze(1))
-
-
-def _info(solution: DenseSolution, start: float, solved: float) -> Info:
-    natural = solution.verdict.natural.cpu().numpy()
-    margin = solution.verdict.margin.cpu().numpy()
-    batch = len(natural)
-    certificate = Certificate.before_backward(
-        unsettled=np.zeros(batch, dtype=bool),
-        margin_ratio=natural / np.maximum(margin, 1e-300),
-        weakly_active=margin <= WEAK,
-        error=natural,
-        natural_residual=natural,
-    )
-    now = time.perf_counter()
-    return Info(
-        status=[Status.SOLVED] * batch,
-        solver=solution.solver,
-        residual=natural.copy(),
-        iterations=solution.iterations.cpu().numpy(),
-        warm_hits=solution.warm_hits,
-        retried=np.zeros(batch, dtype=bool),
-        rescued=np.zeros(batch, dtype=bool),
-        certificate=certificate,
-        times=Times(solve=solved - start, polish=now - solved, forward=now - start),
-    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -136,7 +137,7 @@ def _daqp(program: DenseProgram) -> tuple[Point, Tensor]:
     white = None if program.bounded or program.diagonal is not None else program.white
     if white is None:
         return _daqp_on(program, _samples(program.Q), program.p, program.R)
-    point, iterations = _daqp_on(program, np.eye(program.n)[None], white.p, white.R)
+    point, iterations = _daqp_on(program, _identity(program.n), white.p, white.R)
     z = triangular(white.L.mT, point.z.unsqueeze(2), upper=True).squeeze(2)
     return Point(z, point.lam, point.mu), iterations
 
@@ -145,35 +146,43 @@ def _daqp_on(program: DenseProgram, H: Array, p: Tensor, R: Tensor) -> tuple[Poi
     """DAQP on these matrices and costs within the sides of the program."""
     import daqp
 
-    n, bounded = program.n, program.bounded
+    n, r, first = program.n, program.r, program.n if program.bounded else 0
     F, C = _samples(p), _samples(R)
-    upper, lower = program.upp.numpy(), program.low.numpy()
-    if bounded:
-        upper = np.concatenate([program.ub.numpy(), upper], axis=1)
-        lower = np.concatenate([program.lb.numpy(), lower], axis=1)
+    upper, lower = program.upp.detach().numpy(), program.low.detach().numpy()
+    if first:
+        upper = np.concatenate([program.ub.detach().numpy(), upper], axis=1)
+        lower = np.concatenate([program.lb.detach().numpy(), lower], axis=1)
+    elif not (program.two_sided or program.equalities):
+        lower = lower[:1]  # the batch shares them, all infinite
     upper, lower = np.minimum(upper, _INF, order="C"), np.maximum(lower, -_INF, order="C")
-    first = n if bounded else 0
-    sense = np.zeros(upper.shape[1], dtype=np.int32)
-    sense[first : first + program.equalities] = _EQUALITY
-    z, lam = np.zeros(F.shape), np.zeros(upper.shape)
-    iterations = np.full(program.batch, -1)
+    sense = np.zeros(first + r, dtype=np.int32)
+    if program.equalities:
+        sense[first : first + program.equalities] = _EQUALITY
+    z, lam, iterations = np.zeros(F.shape), np.zeros(upper.shape), np.empty(len(F), dtype=np.int64)
+    iterations.fill(-1)
 
     def run(samples: range) -> None:
         some, own = slice(samples.start, samples.stop), sense.copy()
-        h, c = (itertools.repeat(M[0]) if len(M) == 1 else M[some] for M in (H, C))
-        each = zip(samples, h, F[some], c, upper[some], lower[some], strict=False)  # what is shared has no end
+        h, c, low = (itertools.repeat(v[0]) if len(v) == 1 else v[some] for v in (H, C, lower))
+        each = zip(samples, h, F[some], c, upper[some], low, strict=False)  # what is shared has no end
         for k, h_k, f_k, c_k, upper_k, lower_k in each:
             x, _, flag, info = daqp.solve(h_k, f_k, c_k, upper_k, lower_k, own, primal_tol=_PIVOT)
             if flag == 1:
                 z[k], lam[k], iterations[k] = x, info["lam"], info["iterations"]
 
     share(run, program.batch, cheap=n < THREADED)
-    mu = lam[:, :first].copy() if bounded else np.zeros_like(z)
+    mu = lam[:, :first].copy() if first else np.zeros(F.shape)
     rest = np.ascontiguousarray(lam[:, first:])
     return Point(torch.from_numpy(z), torch.from_numpy(rest), torch.from_numpy(mu)), torch.from_numpy(iterations)
 
 
+@lru_cache(maxsize=8)
+def _identity(n: int) -> Array:
+    """(1, n, n)."""
+    return np.eye(n)[None]
+
+
 def _samples(v: Tensor) -> Array:
     """(batch or 1, ...) with every sample in one piece."""
-    a = v.numpy()
+    a = v.detach().numpy()
     return a if a[0].flags.c_contiguous else np.ascontiguousarray(a)
