@@ -186,4 +186,6 @@ def test_the_dense_ghost_knows_dependent_rows(
     given = program((units * np.array(R)).tolist(), equal)
     rows = torch.ones(1, len(R), dtype=torch.int8)
     ghost = DenseGhost(given, rows, torch.tensor([bounds], dtype=torch.int8))
-    assert ghost.dependent().tolist() == [expected]
+    found = ghost.dependent()
+    assert (found is not None) == expected
+    assert found is None or found.tolist() == [True]

@@ -24,11 +24,11 @@ from ffo.torch.dense.program import (
     DenseProgram,
     Point,
     Tensor,
-    added,
     largest,
+    plus,
     positive,
+    product,
     raised,
-    times,
     triangular,
 )
 
@@ -99,8 +99,8 @@ class _Diagonal:
     h: Tensor
 
     def taken(self, r: Tensor, u: Tensor) -> Tensor:
-        """r - Qu."""
-        return torch.addcmul(r, self.h, u, value=-1.0)
+        """r - Qu, columns (batch, f, 1)."""
+        return torch.addcmul(r, self.h.unsqueeze(2), u, value=-1.0)
 
     def half(self, X: Tensor) -> Tensor:
         return X / self.h.sqrt().unsqueeze(2)
@@ -122,8 +122,8 @@ class _Full:
     size: Tensor
 
     def taken(self, r: Tensor, u: Tensor) -> Tensor:
-        """r - Qu."""
-        return added(r, self.Q, u, -1.0)
+        """r - Qu, columns (batch, f, 1)."""
+        return plus(r, self.Q, u, -1.0)
 
     def half(self, X: Tensor) -> Tensor:
         return triangular(self.L, X, upper=False)
@@ -144,7 +144,7 @@ class DenseGhost:
         self.program, self.row_side, self.bound_side = program, rows, bounds
         at_bounds = program.bounded and bool(bounds.any())
         self.free = Chosen.of(bounds == 0, program.p.dtype) if at_bounds else Chosen()
-        self.active = Chosen.of(rows != 0, program.p.dtype) if program.r > program.equalities else Chosen()
+        self.active = Chosen.of(rows.to(torch.bool), program.p.dtype) if program.r > program.equalities else Chosen()
         self.held = not self.free.everything
         if self.held:
             self.R = _minor(program.R, self.active, self.free)
@@ -153,13 +153,13 @@ class DenseGhost:
             self.R, self.norms = picked(program.R, self.active.index), self.active.pick(program.norms)
         self.hold: Tensor | None = None
         self.curvature = self._curvature()
-        #: (batch, k) what a residual of a row is divided by to be a force: costs may have any size
-        self.units = self.norms / self.curvature.size
+        #: (batch or 1, k) what makes a residual of a row a force (costs may have any size), zero at the fillers
+        self.weights = self.active.only(self.curvature.size) / self.norms
         self.V = self._whitened()  # (batch or 1, f, k)
         self.S, self.row_pivot = _complement(self.V, self.active.filler)
         if self.row_pivot < DEPENDENT:  # what such rows leave of a residual is all that holds u in some direction
             pivots = self.S.diagonal(dim1=1, dim2=2).square() / self.S.square().sum(dim=2)
-            self.units = self.units * pivots.amin(dim=1, keepdim=True).sqrt()
+            self.weights = self.weights / pivots.amin(dim=1, keepdim=True).sqrt()
 
     def _curvature(self) -> _Diagonal | _Full:
         program, free = self.program, self.free
@@ -188,13 +188,13 @@ class DenseGhost:
         return V if real is None else V * real.unsqueeze(1)
 
     def _approximate(self, r_x: Tensor, r_a: Tensor | None) -> tuple[Tensor, Tensor]:
+        """u and t, all of them columns (batch, f or k, 1)."""
         if self.hold is not None and r_a is not None:
-            r_x = r_x + self.hold * times(self.R.mT, r_a / self.norms.square())
-        half = self.curvature.half(r_x.unsqueeze(-1)).squeeze(-1)
-        pulled = times(self.V.mT, half) if r_a is None else added(-r_a, self.V.mT, half)
-        t = torch.cholesky_solve(pulled.unsqueeze(-1), self.S).squeeze(-1)
-        u = self.curvature.back(added(half, self.V, t, -1.0).unsqueeze(-1))
-        return u.squeeze(-1), t
+            r_x = plus(r_x, self.R.mT, (self.hold / self.norms.square()).unsqueeze(2) * r_a)
+        half = self.curvature.half(r_x)
+        pulled = product(self.V.mT, half) if r_a is None else plus(-r_a, self.V.mT, half)
+        t = torch.cholesky_solve(pulled, self.S)
+        return self.curvature.back(plus(half, self.V, t, -1.0)), t
 
     def solve(
         self, r_x: Tensor, r_rows: Tensor | None = None, r_bounds: Tensor | None = None
@@ -227,48 +227,54 @@ class DenseGhost:
         return torch.where(self.bound_side != 0, left, 0.0)
 
     def _refine(self, wanted_x: Tensor, wanted_a: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """u (batch, f), t (batch, k) and the relative residual (batch,), rows in `units`."""
-        wanted = wanted_x if wanted_a is None else torch.cat([wanted_x, wanted_a / self.units], dim=1)
-        scale = positive(largest(wanted))
-        u, t = self._approximate(wanted_x, wanted_a)
-        left_x, left_a, error = self._left(wanted_x, wanted_a, u, t, scale)
+        """u (batch, f), t (batch, k), zero at the fillers, and the relative residual (batch,)."""
+        forces = wanted_x if wanted_a is None else torch.cat([wanted_x, wanted_a * self.weights], dim=1)
+        scale = positive(largest(forces))
+        r_x, r_a = wanted_x.unsqueeze(2), None if wanted_a is None else wanted_a.unsqueeze(2)
+        u, t = self._approximate(r_x, r_a)
+        left_x, left_a, error = self._left(r_x, r_a, u, t, scale)
         if float(error.amax()) <= ACCURACY:
-            return u, t, error
-        best_u, best_t, best_x = torch.zeros_like(u), torch.zeros_like(t), wanted_x
-        best_a, best = torch.zeros_like(t) if wanted_a is None else wanted_a, torch.ones_like(error)
+            return u.squeeze(2), t.squeeze(2), error
+        best_u, best_t, best_x = torch.zeros_like(u), torch.zeros_like(t), r_x
+        best_a, best = torch.zeros_like(t) if r_a is None else r_a, torch.ones_like(error)
         for _ in range(REFINEMENTS):
-            better = (error < best).unsqueeze(1)
-            best_u, best_t = torch.where(better, u, best_u), torch.where(better, t, best_t)
-            best_x, best_a = torch.where(better, left_x, best_x), torch.where(better, left_a, best_a)
+            better = error < best
+            these = better.reshape(-1, 1, 1)
+            best_u, best_t = torch.where(these, u, best_u), torch.where(these, t, best_t)
+            best_x, best_a = torch.where(these, left_x, best_x), torch.where(these, left_a, best_a)
             done = (error <= ACCURACY) | ~(error < 0.3 * best)
-            best = torch.where(better.squeeze(1), error, best)
+            best = torch.where(better, error, best)
             if bool(done.all()):
                 break
-            du, dt = self._approximate(best_x, best_a)
+            du, dt = self._approximate(best_x, self.active.only(best_a.squeeze(2)).unsqueeze(2))
             u, t = best_u + du, best_t + dt
-            left_x, left_a, error = self._left(wanted_x, wanted_a, u, t, scale)
-        return best_u, best_t, best
+            left_x, left_a, error = self._left(r_x, r_a, u, t, scale)
+        return best_u.squeeze(2), best_t.squeeze(2), best
 
     def _left(
-        self, wanted_x: Tensor, wanted_a: Tensor | None, u: Tensor, t: Tensor, scale: Tensor
+        self, r_x: Tensor, r_a: Tensor | None, u: Tensor, t: Tensor, scale: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What u and t leave of the right-hand sides, and its size (batch,)."""
-        left_x = added(self.curvature.taken(wanted_x, u), self.R.mT, t, -1.0)
-        left_a = self.active.only(-times(self.R, u) if wanted_a is None else added(wanted_a, self.R, u, -1.0))
-        return left_x, left_a, largest(torch.cat([left_x, left_a / self.units], dim=1)) / scale
+        """What u and t leave of the right-hand sides (whatever at the fillers), columns, and its size (batch,)."""
+        left_x = plus(self.curvature.taken(r_x, u), self.R.mT, t, -1.0)
+        left_a = -product(self.R, u) if r_a is None else plus(r_a, self.R, u, -1.0)
+        forces = torch.cat([left_x, left_a * self.weights.unsqueeze(2)], dim=1)
+        return left_x, left_a, largest(forces.squeeze(2)) / scale
 
-    def dependent(self) -> Tensor:
-        """(batch,) whether active rows and bounds, not all of them equalities, depend on each other.
+    def dependent(self) -> Tensor | None:
+        """(batch,) whether active rows and bounds, not all of them equalities, depend on each other; None: nowhere.
 
         Two sides of one row or variable that meet do so too.
         """
         program, k = self.program, self.program.equalities
-        pinched = torch.zeros(program.batch, dtype=torch.bool, device=program.p.device)
+        found = []
         if program.two_sided:
-            pinched |= _pinched(self.row_side[:, k:], program.low[:, k:], program.upp[:, k:])
+            found.append(_pinched(self.row_side[:, k:], program.low[:, k:], program.upp[:, k:]))
         if program.bounded:
-            pinched |= _pinched(self.bound_side, program.lb, program.ub)
-        return pinched if self.row_pivot >= DEPENDENT else pinched | self._combined()
+            found.append(_pinched(self.bound_side, program.lb, program.ub))
+        if self.row_pivot < DEPENDENT:
+            found.append(self._combined())
+        some = torch.stack(found).any(dim=0) if found else None
+        return some if some is not None and bool(some.any()) else None
 
     def _combined(self) -> Tensor:
         """(batch,) whether combinations of active rows, not all of them equalities, vanish.

@@ -110,6 +110,10 @@ class DenseProgram:
         """(batch, n) Qz."""
         return times(self.Q, z) if self.diagonal is None else self.diagonal * z
 
+    def gradient(self, z: Tensor) -> Tensor:
+        """(batch, n) Qz + p."""
+        return added(self.p, self.Q, z) if self.diagonal is None else torch.addcmul(self.p, self.diagonal, z)
+
     def rows(self, z: Tensor) -> Tensor:
         """(batch, r) Rz."""
         return times(self.R, z)
@@ -120,7 +124,7 @@ class DenseProgram:
 
     def stationarity(self, z: Tensor, lam: Tensor) -> Tensor:
         """(batch, n) Qz + p + R'lam, which is -mu at a solution."""
-        return added(self.curved(z) + self.p, self.R.mT, lam)
+        return added(self.gradient(z), self.R.mT, lam)
 
 
 @dataclass(frozen=True)
@@ -169,15 +173,25 @@ def diagonal_only(Q: Tensor) -> bool:
 
 
 def times(M: Tensor, v: Tensor) -> Tensor:
-    """(batch or 1, a, b) and (batch, b) -> (batch, a), one product when M is shared."""
-    return v @ M[0].mT if len(M) == 1 else torch.bmm(M, v.unsqueeze(2)).squeeze(2)
+    """(batch or 1, a, b) and (batch, b) -> (batch, a)."""
+    return product(M, v.unsqueeze(2)).squeeze(2)
 
 
 def added(c: Tensor, M: Tensor, v: Tensor, weight: float = 1.0) -> Tensor:
     """c + weight * Mv, for c (batch, a) and the others as in `times`."""
+    return plus(c.unsqueeze(2), M, v.unsqueeze(2), weight).squeeze(2)
+
+
+def product(M: Tensor, x: Tensor) -> Tensor:
+    """(batch or 1, a, b) and columns (batch, b, 1) -> (batch, a, 1), one product when M is shared."""
+    return (x.squeeze(2) @ M[0].mT).unsqueeze(2) if len(M) == 1 else torch.bmm(M, x)
+
+
+def plus(c: Tensor, M: Tensor, x: Tensor, weight: float = 1.0) -> Tensor:
+    """c + weight * Mx, for c (batch, a, 1) and the others as in `product`."""
     if len(M) == 1:
-        return torch.addmm(c, v, M[0].mT, alpha=weight)
-    return torch.baddbmm(c.unsqueeze(2), M, v.unsqueeze(2), alpha=weight).squeeze(2)
+        return torch.addmm(c.squeeze(2), x.squeeze(2), M[0].mT, alpha=weight).unsqueeze(2)
+    return torch.baddbmm(c, M, x, alpha=weight)
 
 
 def raised(H: Tensor, shift: Tensor) -> Tensor:
