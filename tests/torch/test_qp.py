@@ -375,3 +375,17 @@ def test_a_call_leaves_nothing_behind(options: dict[str, object], dtype: torch.d
     for backward in (True, False, True, False):
         solve(backward)
     assert alive() <= before
+
+
+@route
+@pytest.mark.parametrize("n", [1, 16, 17, 40])
+@pytest.mark.parametrize("off_diagonal", [0.0, 0.1])
+def test_all_variables_of_all_samples_may_be_at_bounds(n: int, off_diagonal: float, options: dict[str, object]) -> None:
+    """Nothing is free then: the gradient lives on the bounds alone."""
+    p = torch.full((3, n), -5.0 - n, dtype=torch.float64, requires_grad=True)
+    ub = torch.ones(n, dtype=torch.float64, requires_grad=True)
+    z = FFOQPLayer(**options)(torch.eye(n, dtype=torch.float64) + off_diagonal, p, ub=ub)
+    np.testing.assert_allclose(z.detach(), 1.0, atol=1e-12)
+    z.sum().backward()
+    np.testing.assert_allclose(p.grad, 0.0, atol=1e-12)
+    np.testing.assert_allclose(ub.grad, 3.0, atol=1e-12)

@@ -110,7 +110,7 @@ class _Diagonal:
     @property
     def size(self) -> Tensor:
         """(batch, 1) largest curvature along a variable."""
-        return self.h.amax(dim=1, keepdim=True)
+        return _size(self.h)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,8 @@ class DenseGhost:
     """The factorized ghost of a batch at an active set.
 
     Args:
-        rows: (batch, r) in {-1, 0, 1}: active lower side, inactive, active upper side.
+        rows: (batch, r) in {-1, 0, 1}: active lower side, inactive, active upper side; boolean where there are no
+            lower ones.
         bounds: (batch, n) the same for variables.
     """
 
@@ -153,7 +154,8 @@ class DenseGhost:
             self.R, self.norms = picked(program.R, self.active.index), self.active.pick(program.norms)
         self.hold: Tensor | None = None
         self.curvature = self._curvature()
-        #: (batch or 1, k) what makes a residual of a row a force (costs may have any size), zero at the fillers
+        #: (batch or 1, k) what makes a residual of a row a force (costs may have any size), zero at the fillers;
+        #: more where rows are close to each other
         self.weights = self.active.only(self.curvature.size) / self.norms
         self.V = self._whitened()  # (batch or 1, f, k)
         self.S, self.row_pivot = _complement(self.V, self.active.filler)
