@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import pickle
 
@@ -12,7 +13,7 @@ import torch
 
 from ffo.engine.info import Times
 from ffo.torch import FFOQPLayer
-from ffo.torch.dense.program import Point
+from ffo.torch.dense.program import DenseProgram, Point
 from ffo.torch.dense.report import Backward, DenseReport
 from ffo.torch.dense.solve import DenseSolution
 from ffo.torch.dense.verify import Verdict
@@ -91,3 +92,25 @@ def test_the_worst_of_a_batch_is_judged_as_the_certificate_judges_it(
     certificate = report.info().certificate
     assert certificate is not None
     assert report._quiet(done) == certificate.good.all()
+
+
+@pytest.mark.parametrize("change", ["state", "cost", "side"])
+def test_inputs_that_take_in_outputs_are_freed(change: str) -> None:
+    """A state that is updated in place by the solution must not keep the graphs of all steps alive."""
+    layer, eye = FFOQPLayer(), torch.eye(3, dtype=D)
+    weight = torch.ones((), dtype=D, requires_grad=True)
+    gc.collect()
+    before = sum(type(o) is DenseProgram for o in gc.get_objects())
+    for _ in range(10):
+        state, side = torch.ones(4, 3, dtype=D), torch.ones(3, dtype=D)
+        z = layer((eye + 0.1) * weight, state, eye, side)
+        z.sum().backward()
+        if change == "state":
+            state += 0.01 * z
+        elif change == "cost":
+            state[:] = z
+        else:
+            side += z.sum()
+    del z, state, side
+    gc.collect()
+    assert sum(type(o) is DenseProgram for o in gc.get_objects()) <= before + 1

@@ -29,7 +29,7 @@ class Report(Protocol):
 class OptimizationLayer(torch.nn.Module):
     """A layer that solves a parametrised problem for each sample of a batch."""
 
-    _last: Info | Report | None
+    _last: Info | Report | None = None
     #: whether gradients of parameters shared by the batch are sums or means over it
     reduction: Literal["sum", "mean"] = "sum"
 

@@ -155,9 +155,9 @@ class FFOQPLayer(OptimizationLayer):
         plan = DensePlan(given.form, derivative, self.duals, self.reduction)
         known = None if keys is None else Remembered(self._sets, keys)
         try:
-            return DenseSolve.apply(plan, known, self._report, *given.tensors.values())
+            return DenseSolve.apply(plan, known, self._receive, *given.tensors.values())
         except UnverifiedError:
             return None
 
-    def _report(self, report: DenseReport) -> None:
+    def _receive(self, report: DenseReport) -> None:
         self.__dict__["_last"] = report  # past torch's search for parameters, which takes longer

@@ -37,10 +37,10 @@ def worthwhile(given: Given) -> bool:
     What is not finite shows in the residual of any point; the core then says what is wrong.
     """
     form = given.form
-    if not form.dense or torch._C._functorch.peek_interpreter_stack() is not None:
-        return False  # torch.func goes through the core, as does forward mode
-    if torch.autograd.forward_ad._current_level >= 0:
+    if not form.dense:
         return False
+    if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
+        return False  # torch.func and forward mode go through the core
     if form.device.type != "cpu":
         return form.n + form.equalities + form.inequalities <= DEVICE_SIZE
     return _suits_cpu(given)
@@ -106,7 +106,7 @@ class DensePlan:
     duals: bool
     reduction: Literal["sum", "mean"]
 
-    def program(self, values: Mapping[str, Tensor]) -> DenseProgram:
+    def program(self, values: Mapping[Name, Tensor]) -> DenseProgram:
         """The program of float64 values; a missing block is empty, zero or infinite."""
         form, p = self.form, values["p"]
         n, size = form.n, form.batch or 1
@@ -129,7 +129,7 @@ class DensePlan:
             two_sided=_limits(values, "lower"),
         )
 
-    def _side(self, values: Mapping[str, Tensor], name: Name, length: int) -> Tensor:
+    def _side(self, values: Mapping[Name, Tensor], name: Name, length: int) -> Tensor:
         """(batch, length) sides of inequalities, infinite where none are given."""
         size = self.form.batch or 1
         if name in values:
@@ -139,7 +139,7 @@ class DensePlan:
         return make(name, size, length, self.form.device)
 
 
-def _limits(values: Mapping[str, Tensor], name: Name) -> bool:
+def _limits(values: Mapping[Name, Tensor], name: Name) -> bool:
     """Whether sides are given and some of them are a limit."""
     return name in values and bool((values[name] != SIDES[name]).any())
 
@@ -169,18 +169,21 @@ def _stacked(matrices: Sequence[Tensor]) -> Tensor:
 
 
 class DenseSolve(torch.autograd.Function):
-    """(plan, remembered, report, *values) -> z, or z, nu, lam, mu. `remembered` are active sets of the samples,
-    None without; `report` receives the `DenseReport` of the call."""
+    """(plan, remembered, receive, *values) -> z, or z, nu, lam, mu. `remembered` are active sets of the samples,
+    None without; `receive` is given the `DenseReport` of the call."""
 
     @staticmethod
     def forward(
-        ctx: Any, plan: DensePlan, remembered: Remembered | None, report: Any, *values: Tensor
+        ctx: Any, plan: DensePlan, remembered: Remembered | None, receive: Any, *values: Tensor
     ) -> tuple[Tensor, ...]:
         start = time.perf_counter()
         ctx.set_materialize_grads(False)
         # Nothing in here is differentiated; in inference mode operations take a tenth less time.
         with torch.inference_mode(), OneThread(plan.form.device):
-            program = plan.program({name: v.to(torch.float64) for name, v in zip(plan.form.names, values, strict=True)})
+            # Detached: an input that is changed in place later, by what is computed from the output, would keep
+            # itself alive through ctx.
+            wide = {name: v.detach().to(torch.float64) for name, v in zip(plan.form.names, values, strict=True)}
+            program = plan.program(wide)
             if not program.convex:
                 raise UnverifiedError
             guess = None if remembered is None else remembered.guess(program)
@@ -198,7 +201,7 @@ class DenseSolve(torch.autograd.Function):
         ctx.shapes = [(v.shape, v.dtype) for v in values]
         now = time.perf_counter()
         ctx.report = DenseReport(solution, Times(solve=solved - start, polish=now - solved, forward=now - start))
-        report(ctx.report)
+        receive(ctx.report)
         outputs = _outputs(plan, solution)
         # copies: an output that ctx kept would keep ctx, as its grad_fn, and neither would ever be freed
         return tuple(v.to(values[0].dtype, copy=True) for v in outputs)

@@ -148,10 +148,10 @@ def _daqp_on(program: DenseProgram, H: Array, p: Tensor, R: Tensor) -> tuple[Poi
 
     n, r, first = program.n, program.r, program.n if program.bounded else 0
     F, C = _samples(p), _samples(R)
-    upper, lower = program.upp.detach().numpy(), program.low.detach().numpy()
+    upper, lower = program.upp.numpy(), program.low.numpy()
     if first:
-        upper = np.concatenate([program.ub.detach().numpy(), upper], axis=1)
-        lower = np.concatenate([program.lb.detach().numpy(), lower], axis=1)
+        upper = np.concatenate([program.ub.numpy(), upper], axis=1)
+        lower = np.concatenate([program.lb.numpy(), lower], axis=1)
     elif not (program.two_sided or program.equalities):
         lower = lower[:1]  # the batch shares them, all infinite
     upper, lower = np.minimum(upper, _INF, order="C"), np.maximum(lower, -_INF, order="C")
@@ -184,5 +184,5 @@ def _identity(n: int) -> Array:
 
 def _samples(v: Tensor) -> Array:
     """(batch or 1, ...) with every sample in one piece."""
-    a = v.detach().numpy()
+    a = v.numpy()
     return a if a[0].flags.c_contiguous else np.ascontiguousarray(a)
