@@ -18,10 +18,11 @@ FILES = sorted(SOURCE.rglob("*.py"))
 CORE = {
     "errors": set(),
     "threads": set(),
+    "probes": set(),
     "cones": {"errors"},
     "program": {"errors", "cones"},
     "solvers": {"errors", "threads", "cones", "program"},
-    "ghost": {"errors", "threads", "cones", "program"},
+    "ghost": {"errors", "threads", "probes", "cones", "program"},
 }
 LOWER = set(CORE)
 FRONT_END_BASE = LOWER | {"engine", "functions", "bilevel"}

@@ -23,6 +23,7 @@ from ffo.functions.lbfgs import minimize
 from ffo.functions.polish import Polished, polish
 from ffo.functions.problem import Problem, Tensor, pull
 from ffo.functions.products import Constraints, Differences
+from ffo.probes import PROBE
 
 OUTER = 60
 #: how often L-BFGS starts again within one inner problem
@@ -84,7 +85,7 @@ class _Run:
         self.multipliers = zero.clone()  # of the scaled constraints
         gradient = problem.gradient(y, zero)
         self.length = torch.maximum(largest(y), torch.ones_like(y[:, 0]))
-        source = torch.Generator(device=y.device).manual_seed(0)
+        source = torch.Generator(device=y.device).manual_seed(PROBE)
         z = torch.randint(0, 2, y.shape, generator=source, device=y.device).to(y.dtype) * 2 - 1
         mean = (z * Differences(problem, y, zero, torch.ones_like(y))(z)).mean(1).abs()
         self.penalty = 10.0 * torch.maximum(mean, gradient.norm(dim=1) / self.length / y.shape[1] ** 0.5)

@@ -20,6 +20,7 @@ from ffo.ghost.direct import INCONSISTENT, SMALL_ERROR, DirectSolver
 from ffo.ghost.face import ActiveSet
 from ffo.ghost.problem import GhostSolver, GhostSystem, Sensitivity
 from ffo.ghost.refinement import refine
+from ffo.probes import PROBE
 from ffo.program.cone import ConeProgram
 
 Array = np.ndarray
@@ -129,7 +130,7 @@ class BallSolver(GhostSolver):
     def regular(self) -> Array:
         """(batch,) whether the solution is safely unique, multipliers included: that of a random right-hand
         side would be large along any null vector."""
-        rhs = np.random.default_rng(0).standard_normal(self.keep.shape[1]) * self.keep
+        rhs = np.random.default_rng(PROBE).standard_normal(self.keep.shape[1]) * self.keep
         z, _, relative, error = refine(self, rhs / self._factors.scale, ACCURACY, SMALL_ERROR)
         grown = _norm(z / self._factors.scale) > SINGULAR * _norm(rhs)
         return ~(self._clash | grown | ~(np.maximum(relative, error) <= INCONSISTENT))

@@ -23,6 +23,7 @@ from ffo.ghost.layout import BoundRows, CutFactors, Layout
 from ffo.ghost.polish import Part, Polished, polish
 from ffo.ghost.problem import GhostSolver, GhostSystem, Sensitivity
 from ffo.ghost.refinement import refine
+from ffo.probes import PROBE
 from ffo.program.cone import ConeProgram
 from ffo.program.sparse import span
 
@@ -228,7 +229,7 @@ class FlatSolver(GhostSolver):
         suspect = self._factors.suspect
         singular = suspect
         if suspect.any():
-            rhs = np.random.default_rng(0).standard_normal(self.keep.shape[1]) * self.keep
+            rhs = np.random.default_rng(PROBE).standard_normal(self.keep.shape[1]) * self.keep
             found = refine(_Kept(self), rhs, ROUNDING, SMALL_ERROR)
             singular = suspect & ~(np.maximum(found.relative, found.error) <= INCONSISTENT)
             self._factors.acquit(np.flatnonzero(suspect & ~singular))

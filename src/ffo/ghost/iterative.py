@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ffo.ghost.problem import GhostSolver, GhostSystem, Sensitivity, Way
+from ffo.probes import PROBE
 
 Array = np.ndarray
 
@@ -66,7 +67,7 @@ class IterativeSolver(GhostSolver):
         system, unit = self.system, np.sqrt(self._preconditioner)
         rows = slice(system.primal, system.primal + system.rows)
         rhs = np.zeros(system.size)
-        rhs[rows] = np.random.default_rng(0).standard_normal(system.rows) * system.active.inequality
+        rhs[rows] = np.random.default_rng(PROBE).standard_normal(system.rows) * system.active.inequality
         rhs /= unit
         # MINRES compares preconditioned residuals with the tolerance in units of those of the right-hand side.
         tolerance = 0.5 * LEFT * system.norms(rhs) / np.maximum(system.norms(rhs * unit), 1e-300)
