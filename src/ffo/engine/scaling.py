@@ -200,7 +200,8 @@ class Scaled(Outcome):
         solved = self.info.ok[:, None]
         x, y = np.where(solved, self.x, 0.0), np.where(solved, self.y, 0.0)
         v, db = found.v * c.E / c.length, found.db * c.E / c.length
-        return DataGradient(x, y, found.u * c.D / c.force, v, db)
+        loose = None if found.loose is None else found.loose * c.D
+        return DataGradient(x, y, found.u * c.D / c.force, v, db, loose=loose)
 
     def tangent(self, change: ConeProgram) -> tuple[Array, Array]:
         self.prepare()
