@@ -119,16 +119,13 @@ class Joint(Outcome):
         batch, n = self.x.shape
         m = self.y.shape[1]
         total = DataGradient(*(np.zeros((batch, k)) for k in (n, m, n, m, m)))
-        loose = np.zeros((batch, n))
         for group, part in self.groups:
             found = part.adjoint(c_x[group.samples], group.pick(c_y), constraints)
-            if found.loose is not None:
-                loose[group.samples] = found.loose
             total.x[group.samples], total.u[group.samples] = found.x, found.u
             for name in ("y", "v", "db"):
                 group.put(getattr(total, name), getattr(found, name))
         self._report()
-        return replace(total, loose=loose if loose.any() else None)
+        return total
 
     def tangent(self, change: ConeProgram) -> tuple[Array, Array]:
         self.prepare()

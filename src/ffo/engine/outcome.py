@@ -74,14 +74,12 @@ class Outcome:
         batch, n = self.x.shape
         m = self.y.shape[1]
         total = DataGradient(*(np.zeros((batch, k)) for k in (n, m, n, m, m)))
-        residual, loose = np.full(batch, np.nan), np.zeros((batch, n))
+        residual = np.full(batch, np.nan)
         for who, piece in self.pieces:
             part, residual[who] = piece.adjoint(c_x[who], c_y[who])
             for name in ("x", "y", "u", "v", "db"):
                 getattr(total, name)[who] = getattr(part, name)
-            if part.loose is not None:
-                loose[who] = part.loose
-        return replace(total, loose=loose if loose.any() else None), residual
+        return total, residual
 
     def tangent(self, change: ConeProgram) -> tuple[Array, Array]:
         """Derivative (dx, dy) along a change of the data; zero for failed samples."""

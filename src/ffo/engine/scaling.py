@@ -200,8 +200,7 @@ class Scaled(Outcome):
         solved = self.info.ok[:, None]
         x, y = np.where(solved, self.x, 0.0), np.where(solved, self.y, 0.0)
         v, db = found.v * c.E / c.length, found.db * c.E / c.length
-        loose = None if found.loose is None else found.loose * c.D
-        return DataGradient(x, y, found.u * c.D / c.force, v, db, loose=loose)
+        return DataGradient(x, y, found.u * c.D / c.force, v, db)
 
     def tangent(self, change: ConeProgram) -> tuple[Array, Array]:
         self.prepare()

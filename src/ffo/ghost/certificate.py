@@ -37,8 +37,9 @@ class Certificate:
         natural_residual: relative residual of the optimality conditions of the returned solution.
         ghost_residual: relative residual of the last backward (ghost) solve, or its relative error
             where that is larger (estimated by the direct way); NaN before any. Large where the
-            solution is not unique, or nearly so: then the gradient is a least-squares one. Infinite where
-            the ghost has solutions, but several, with different gradients in what was asked for.
+            solution is not unique, or nearly so: then the gradient is a least-squares one. It stays small
+            where the loss sees only what all solutions share (multipliers, say, or some variables): then
+            gradients in costs and matrices are one choice of many, and are not flagged.
         dependent: active constraints, not all of them equalities, depend on each other: the solution has
             one-sided derivatives in their right-hand sides and coefficients only. Derivatives in the
             objective are not touched.
@@ -107,11 +108,6 @@ class Certificate:
 
     def with_ghost_residual(self, residual: Array) -> Certificate:
         return replace(self, ghost_residual=residual)
-
-    def without_derivative(self, samples: Array) -> Certificate:
-        """The same where the derivative that was asked for does not exist in some samples (batch,), because their
-        solutions are not unique: however well the ghost is solved, its solution is one of many."""
-        return replace(self, ghost_residual=np.where(samples, np.inf, self.ghost_residual))
 
     def asked(self, constraints: bool) -> Certificate:
         """The same for a backward pass that was asked for derivatives in A or b, or was not."""

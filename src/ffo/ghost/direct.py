@@ -136,30 +136,6 @@ class DirectSolver(GhostSolver):
             found[k] = taking_part and np.linalg.norm(left * units) > LEFT
         return found
 
-    @cached_property
-    def _loose(self) -> Array | None:
-        system = self.system
-        suspect = self._factors.smallest_pivot <= SMALL_PIVOT
-        if not suspect.any():
-            return None
-        random = np.zeros(system.size)
-        random[: system.primal] = np.random.default_rng(PROBE).standard_normal(system.primal)
-        random *= suspect[system.sample]
-        left_over = refine(self, random, MET, np.inf).relative
-        found = np.zeros(system.size)
-        for k in np.flatnonzero(suspect & ~(left_over <= MET)).tolist():
-            at = np.flatnonzero(system.sample == k)
-            sharp = self._sharp(k, at)
-            left = sharp.solve(random[at])[1]
-            if np.linalg.norm(left * self._units[at]) > LEFT:
-                found[at] = sharp.vanishing(left)
-        u = found[: system.primal].reshape(system.batch, system.n)
-        return u if u.any() else None
-
-    def loose(self) -> Array | None:
-        """As `dependent`, for x: where no vector v has Pv = 0 and TAv = 0, any right-hand side can be met."""
-        return self._loose
-
     def _least_squares(self, k: int, at: Array, rhs: Array) -> tuple[Array, float]:
         """Least-squares solution of one sample (what is left when the derivative is not unique), of small
         norm, and its relative residual or error: 1 where there is seen to be no solution, because along what is

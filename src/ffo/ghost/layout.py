@@ -28,8 +28,7 @@ Array = np.ndarray
 
 #: memory given to remembered factors, and layouts that are kept
 MAX_BYTES, KEPT = 256 * 2**20, 4
-#: pivots of rows (and of variables, under the full regularisation, of which null vectors make pivots up to
-#: hundreds of times as large) and of variables up to which a matrix with largest entries of 1 may be singular
+#: pivots of rows and of variables (the largest entries of the matrix being 1) up to which it may be singular
 ROW_PIVOT, VARIABLE_PIVOT = 1e-4, 1e-6
 #: regularisation that is enough where no pivot is small, and leaves less than asks for refinement
 SLIGHT = 1e-15
@@ -313,7 +312,7 @@ def _factorized(layout: Layout, keep: Array, gather: bool) -> tuple[list[tuple[i
         return _factorized(layout, keep, gather)
     sample, unknown = np.divmod(np.flatnonzero(keep), keep.shape[1])
     pivots = np.concatenate([np.abs(factors.pivots) for _, _, factors in blocks] or [np.zeros(0)])
-    small = ~(pivots > np.where(layout.slight & (unknown < layout.n), VARIABLE_PIVOT, ROW_PIVOT))
+    small = ~(pivots > np.where(unknown < layout.n, VARIABLE_PIVOT, ROW_PIVOT))
     if small.any() and layout.slight:
         layout.slight = False
         return _factorized(layout, keep, gather)

@@ -72,22 +72,12 @@ class Linearization:
             u[mine], w[mine], residual[mine] = found.u[part.mine], found.w[part.mine], found.residual[part.mine]
         return Sensitivity(u, w, residual)
 
-    def loose(self) -> Array | None:
-        """As `GhostSolver.loose`."""
-        found = None
-        for part in self.parts:
-            mine = part.solver.loose()
-            if mine is not None:
-                found = np.zeros_like(self.x) if found is None else found
-                found[part.members[part.mine]] = mine[part.mine]
-        return found
-
     def adjoint(self, c_x: Array, c_y: Array, c_s: Array | None = None) -> tuple[DataGradient, Array]:
         """Loss gradients in the solution -> gradient in the data, and the ghost residual (batch,)."""
         r_x = -c_x if c_s is None else -(c_x - self.program.A.tdot(c_s))
         found = self.sensitivity(r_x, -c_y)
         v = found.w if c_s is None else found.w - c_s
-        return DataGradient(self.x, self.y, found.u, v, -v, loose=self.loose()), found.residual
+        return DataGradient(self.x, self.y, found.u, v, -v), found.residual
 
     def tangent(self, change: ConeProgram) -> Sensitivity:
         """Derivative u = dx, w = dy of the solution along a change of the data (dP, dq, dA, db)."""
@@ -106,10 +96,6 @@ class _Some(Linearization):
         full_x[self.samples], full_s[self.samples] = r_x, r_s
         found = self.whole.sensitivity(full_x, full_s)
         return Sensitivity(found.u[self.samples], found.w[self.samples], found.residual[self.samples])
-
-    def loose(self) -> Array | None:
-        found = self.whole.loose()
-        return None if found is None else found[self.samples]
 
 
 def linearize(program: ConeProgram, solution: Solution, way: Way) -> Linearization:

@@ -61,11 +61,6 @@ class GhostSolver(ABC):
         """
         return np.zeros(1, dtype=bool)
 
-    def loose(self) -> Array | None:
-        """(batch, n) a direction in which neither the objective nor active constraints hold x, of any length, zero
-        where there is none; None: nowhere, or nobody looked for it."""
-        return None
-
 
 class Way(ABC):
     """A way to solve ghost systems. Stateless; makes a `GhostSolver` for each system."""

@@ -66,9 +66,6 @@ class _Resolving(GhostSolver):
     def dependent(self) -> Array:
         return DirectSolver(self.system).dependent()
 
-    def loose(self) -> Array | None:
-        return DirectSolver(self.system).loose()
-
 
 class _GhostResolve(_Resolving):
     def solve(self, r_x: Array, r_s: Array, accuracy: Array | None = None) -> Sensitivity:

@@ -92,8 +92,7 @@ class DataGradient:
     """Gradient of a loss in the data of every sample, in factored form (see `ghost.oracle`).
 
     dL/dq = u (or dq, where that is known otherwise), dL/db = db, dL/dP = sym(u x'), dL/dA = y u' + v x';
-    all (batch, ·). Where x is not unique, u could as well be longer by any multiple of `loose`, a vector (zero
-    elsewhere; None: nowhere).
+    all (batch, ·).
     """
 
     x: Array
@@ -102,7 +101,6 @@ class DataGradient:
     v: Array
     db: Array
     dq: Array | None = None
-    loose: Array | None = None
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,10 @@ import torch
 from ffo.engine import Engine, Info, Options, Outcome, Smoothing
 from ffo.engine.smoothing import Sampler, centred
 from ffo.errors import GradientWarning, InputError
-from ffo.program.affine import DataGradient
 from ffo.program.canonical import CanonicalProblem
 from ffo.torch.function import Slot, Solve
 
 NumpyArray = np.ndarray
-
-#: entries of a direction along which x is not held, relative to the largest, that are more than rounding
-UNDETERMINED = 1e-6
 
 
 class Report(Protocol):
@@ -153,13 +149,10 @@ class LayerCall:
         data = outcome.adjoint(_only(solved, c_x), _only(solved, c_y), constraints)
         if record.score is not None:
             data = replace(data, dq=self._score_gradient(record, spread))
-        values = record.values
-        alone = [np.broadcast_to(v, (self.batch or 1, v.shape[-1])) for v in values]  # as if all were batched
-        if data.loose is not None:
-            free = np.repeat(self._undetermined(data, alone, wanted), record.draws)
-            outcome.info.certificate = outcome.info.certificate.without_derivative(free)  # type: ignore[union-attr]
         warn_of_doubt(outcome.info)
-        values = alone if apart else values
+        values = record.values
+        if apart:  # as if every parameter were batched
+            values = [np.broadcast_to(v, (self.batch or 1, v.shape[-1])) for v in values]
         found = self.canonical.map.adjoint(data, values, wanted)
         if self.layer.reduction == "mean" and not apart:
             size = self.batch or 1
@@ -168,19 +161,6 @@ class LayerCall:
             None if g is None else g.reshape(g.shape[:-1] + shape)
             for g, shape in zip(found, self.canonical.shapes, strict=True)
         ]
-
-    def _undetermined(self, data: DataGradient, values: list[NumpyArray], wanted: Sequence[bool]) -> NumpyArray:
-        """(batch,) whether wanted gradients could as well be others, because x is not unique; values (batch, ·)."""
-        assert data.loose is not None
-        size = np.abs(data.loose)
-        u = np.where(size > UNDETERMINED * size.max(axis=1, keepdims=True, initial=0.0), data.loose, 0.0)
-        nothing = np.zeros_like(data.y)
-        found = self.canonical.map.adjoint(DataGradient(data.x, data.y, u, nothing, nothing), values, wanted)
-        free = np.zeros(self.batch or 1, dtype=bool)
-        for g in found:
-            if g is not None:
-                free |= g.reshape(len(free), -1).any(axis=1)
-        return free
 
     def tangent(self, record: LayerRecord, tangents: list[NumpyArray | None]) -> list[NumpyArray]:
         outcome = record.outcome

@@ -289,7 +289,9 @@ class DenseGhost:
         S = _gram(self.V, self.active.filler)
         size = positive(S.diagonal(dim1=1, dim2=2))
         L, _ = torch.linalg.cholesky_ex(raised(S, REGULARISATION * size))
-        y = self.active.take(_drawn(program.r, size).expand(program.batch, -1))  # in units in which D is the identity
+        generator = torch.Generator().manual_seed(PROBE)
+        drawn = torch.randn(program.r, generator=generator, dtype=size.dtype).to(size.device)
+        y = self.active.take(drawn.expand(program.batch, -1))  # in units in which D is the identity
         root = size.sqrt()
         for _ in range(CONTRACTIONS):
             y = REGULARISATION * root * torch.cholesky_solve((root * y).unsqueeze(2), L).squeeze(2)
@@ -298,16 +300,6 @@ class DenseGhost:
         on_bounds = torch.where(self.bound_side != 0, program.pull(v), 0.0)
         part = (y.abs() > LEFT).any(dim=1) & (largest(on_bounds) > LEFT * largest(program.norms * v))
         return part | ((y * inequality).abs() > LEFT).any(dim=1)
-
-    def loose(self) -> Tensor | None:
-        """(batch,) whether z is not unique: a direction is held neither by curvature nor by active rows and bounds,
-        and a random right-hand side cannot be met; None: nowhere."""
-        if self.hold is None:
-            return None
-        program = self.program
-        _, _, error = self._refine(self.free.take(_drawn(program.n, program.p).expand(program.batch, -1)), None)
-        found = error > LEFT
-        return found if bool(found.any()) else None
 
     def polished(self, point: Point) -> Point:
         """The solution of the equality-constrained program on the active set, from a point near it."""
@@ -321,12 +313,6 @@ class DenseGhost:
         u, t, _ = self.solve(-program.stationarity(z, lam), r_rows)
         z, lam = z + u, lam + t
         return Point(z, lam, self.on_bounds(-program.p, z, lam))
-
-
-def _drawn(count: int, like: Tensor) -> Tensor:
-    """(count,) random numbers, the same at every call."""
-    generator = torch.Generator().manual_seed(PROBE)
-    return torch.randn(count, generator=generator, dtype=like.dtype).to(like.device)
 
 
 def _pinched(active: Tensor, low: Tensor, upp: Tensor) -> Tensor:

@@ -247,9 +247,6 @@ def _adjoint(
     with torch.inference_mode():
         r_x, *r_sides = _perturbations(plan, ghost, gradients)
         u, t, residual = ghost.solve(r_x, *r_sides)
-        if any(want for name, want in wanted.items() if name in (*MATRICES, "p")):  # in which u takes part
-            loose = ghost.loose()
-            residual = residual if loose is None else residual.masked_fill(loose, torch.inf)
     rows, bounds, k = ghost.row_side, ghost.bound_side, plan.form.equalities
     w = cache(lambda: ghost.on_bounds(r_x, u, t))
     parts: dict[str, Any] = {
