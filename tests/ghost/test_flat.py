@@ -225,3 +225,15 @@ def test_some_settled_some_not_are_put_together(monkeypatch: pytest.MonkeyPatch)
     np.testing.assert_allclose(mine.v, exact.v, atol=1e-8)
     some = found.take(np.array([1, 2])).adjoint(*(c[1:3] for c in loss.parts))[0]
     np.testing.assert_allclose(some.u, exact.u[1:3], atol=1e-8)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_programs_drawn_at_random_are_not_mistaken_for_regular_ones(seed: int) -> None:
+    """The first numbers of a seed that data may be drawn with are in the range of P: as a probe they would be met."""
+    n, rng = 4, np.random.default_rng(seed)
+    B = rng.standard_normal((2, n))
+    cones = Product([(Nonneg(), 1)])
+    program = ConeProgram.from_matrices(B.T @ B, np.zeros((1, n)), rng.standard_normal((1, n)), np.zeros((1, 1)), cones)
+    solver = FlatSolver(program, Direct().layout(program), np.ones((1, 1), dtype=bool), remember=False)
+    assert solver._factors.suspect.all()
+    assert not solver.regular.any()

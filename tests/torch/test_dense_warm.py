@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from qps import same
 
 import ffo.torch.dense.solve as dense_solve
 from ffo.errors import InfeasibleError
@@ -48,11 +49,6 @@ def step(layer: FFOQPLayer, blocks: Blocks, **call: object) -> list[torch.Tensor
 
 def cold(blocks: Blocks) -> list[torch.Tensor]:
     return step(FFOQPLayer(duals=True, solver_args={"eps": 1e-10}), blocks)
-
-
-def same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    for f, e in zip(found, expected, strict=True):
-        torch.testing.assert_close(f, e, rtol=1e-6, atol=1e-8)
 
 
 @pytest.fixture

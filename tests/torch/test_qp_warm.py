@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from qps import same
 
 import ffo.ghost.layout as layout_module
 from ffo.torch import FFOQPLayer
@@ -36,11 +37,6 @@ def step(layer: FFOQPLayer, blocks: Blocks, wanted: str = "p", **call: object) -
     weights = torch.linspace(-1.0, 1.0, z.numel(), dtype=z.dtype).reshape(z.shape)
     (gradient,) = torch.autograd.grad((z * weights).sum(), [leaf])
     return z.detach(), gradient
-
-
-def same(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> None:
-    for f, e in zip(found, expected, strict=True):
-        torch.testing.assert_close(f, e, rtol=1e-8, atol=1e-8)
 
 
 @pytest.fixture
