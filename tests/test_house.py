@@ -19,10 +19,11 @@ CORE = {
     "errors": set(),
     "threads": set(),
     "probes": set(),
-    "cones": {"errors"},
+    "kernels": set(),
+    "cones": {"errors", "kernels"},
     "program": {"errors", "cones"},
-    "solvers": {"errors", "threads", "cones", "program"},
-    "ghost": {"errors", "threads", "probes", "cones", "program"},
+    "solvers": {"errors", "threads", "kernels", "cones", "program"},
+    "ghost": {"errors", "threads", "probes", "kernels", "cones", "program"},
 }
 LOWER = set(CORE)
 FRONT_END_BASE = LOWER | {"engine", "functions", "bilevel"}
