@@ -1,0 +1,183 @@
+"""Badly scaled data, brought to unit size before anything looks at it.
+
+Tolerances of solvers, judges of residuals and regularised factorizations all mean something at unit size
+only. With sizes f of the objective's gradient and l of the right-hand sides, and diagonal D and E, the
+program in x = l D x', s = l E^-1 s', y = f E y' has the data
+
+    P' = (l/f) D P D,   q' = D q / f,   A' = E A D,   b' = E b / l,
+
+and E is constant on the blocks of curved cones, which it therefore leaves alone. Data of moderate size is
+left as it is: nothing is computed twice for the common case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ffo.program.affine import DataGradient
+from ffo.program.cone import ConeProgram
+from ffo.program.presolve import PresolveStep, Triple
+from ffo.program.sparse import SparseBatch, SymmetricBatch, distinct
+
+Array = np.ndarray
+
+#: sizes within [1 / MODERATE, MODERATE] are left alone
+MODERATE = 1e3
+PASSES = 8
+#: right-hand sides that stand for infinity, and sizes relative to the largest one that stand for zero
+INFINITE, ROUNDING = 1e12, 1e-13
+
+
+@dataclass(frozen=True)
+class Scaling(PresolveStep):
+    """D (batch or 1, n), E (batch or 1, m), l and f (batch, 1)."""
+
+    D: Array
+    E: Array
+    length: Array
+    force: Array
+
+    def take(self, samples: Array) -> Scaling:
+        D = self.D if len(self.D) == 1 else self.D[samples]
+        E = self.E if len(self.E) == 1 else self.E[samples]
+        return Scaling(D, E, self.length[samples], self.force[samples])
+
+    def apply(self, program: ConeProgram) -> ConeProgram:
+        """The data in the new units; linear in the data."""
+        P, A = program.P, program.A
+        ratio = self.length / self.force  # (batch, 1)
+        if len(self.D) == 1 and P.shared and (ratio == ratio[0]).all():
+            P_values = P.values * ratio[0, 0] * self.D[0, P.indices] * self.D[0, P.columns]
+        else:
+            P_values = P.values * ratio * self.D[:, P.indices] * self.D[:, P.columns]
+        A_values = A.values * (self.E[:, A.indices] * self.D[:, A.columns])
+        if len(self.D) == 1 and A.shared:
+            A_values = A_values[0]
+        return replace(
+            program,
+            P=SymmetricBatch(P.indptr, P.indices, P_values, P.shape),
+            q=self.D * program.q / self.force,
+            A=SparseBatch(A.indptr, A.indices, A_values, A.shape),
+            b=self.E * program.b / self.length,
+        )
+
+    def inward(self, x: Array, y: Array, s: Array) -> Triple:
+        return x / (self.length * self.D), y / (self.force * self.E), s * self.E / self.length
+
+    def outward(self, x: Array, y: Array, s: Array) -> Triple:
+        return x * self.length * self.D, y * self.force * self.E, s * self.length / self.E
+
+    def tangent(self, dx: Array, dy: Array) -> tuple[Array, Array]:
+        return dx * self.length * self.D, dy * self.force * self.E
+
+    def adjoint(self, c_x: Array, c_y: Array) -> tuple[Array, Array]:
+        return c_x * self.length * self.D, c_y * self.force * self.E
+
+    def gradient(self, found: DataGradient) -> DataGradient:
+        # dL/dA = E (y' u'^T + v' x'^T) D = y u^T + v x^T  with  y = f E y', x = l D x', and likewise P
+        x, y = self.tangent(found.x, found.y)
+        over = self.E / self.length
+        return DataGradient(x, y, found.u * self.D / self.force, found.v * over, found.db * over)
+
+
+class Moderate:
+    """Knows with which gradients of the objective the matrices and the right-hand side used last, shared by
+    their batch, are left alone. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._last: tuple[SymmetricBatch, SparseBatch, Array, float, float] | None = None
+
+    def holds(self, program: ConeProgram) -> bool:
+        """Whether a program is known to be left alone."""
+        P, A, b = program.P, program.A, distinct(program.b)
+        if not (P.own and A.own and program.shared_matrices and len(b) == 1 and program.n):
+            return False
+        last = self._last
+        if last is None or last[0] is not P or last[1] is not A or not np.array_equal(last[2], b):
+            last = self._last = (P, A, b.copy(), *_moderate_forces(program))
+        low, high = last[3:]
+        force = np.abs(program.q).max(axis=1)
+        return bool(low <= force.min() and force.max() <= high)
+
+
+def _moderate_forces(program: ConeProgram) -> tuple[float, float]:
+    """Sizes of the gradient between which `scaling` leaves a program alone (inf, 0 without any)."""
+    P, A = program.P, program.A
+    length = float(_median(np.abs(distinct(program.b)))[0])
+    a, p = A.largest_of_columns[0], np.maximum(P.largest_of_columns, P.largest_of_rows)[0]
+    lean = (a < 1 / MODERATE) & (p > 0)
+    fixed = np.concatenate([[length], A.largest_of_rows[0], a[~lean]])
+    if not length > 0 or not _moderate(fixed):
+        return np.inf, 0.0
+    # columns have size max(a, p length / force)
+    low = max(1 / MODERATE, p.max(initial=0.0) * length / MODERATE)
+    return low, float(min(MODERATE, (p[lean] * length * MODERATE).min(initial=np.inf)))
+
+
+def scaling(program: ConeProgram) -> Scaling | None:
+    """How to bring a program to unit size; None where it is near enough."""
+    if not program.n:
+        return None
+    length, force = _sizes(program)
+    P, A, ratio = program.P, program.A, length / force
+    if program.shared_matrices:
+        ratio = np.array([ratio.min(axis=0), ratio.max(axis=0)])  # columns grow with it: the ends tell
+    columns = np.maximum(A.largest_of_columns, ratio * np.maximum(P.largest_of_columns, P.largest_of_rows))
+    if _moderate(np.concatenate([v.ravel() for v in (length, force, A.largest_of_rows, columns)])):
+        return None
+    plain = Scaling(np.ones((1, program.n)), np.ones((1, program.m)), length, force)
+    if program.P.shared and _moderate(length / force / np.median(length / force)):
+        plain = replace(plain, length=force * np.median(length / force))  # P stays shared
+    return _equilibrated(program, plain)
+
+
+def _sizes(program: ConeProgram) -> tuple[Array, Array]:
+    """(batch, 1) each: a typical right-hand side (the median: large ones may stand for infinity, and
+    rounding error for zero) and the size of the gradient of the objective."""
+    length = np.broadcast_to(_median(np.abs(distinct(program.b))), program.batch)
+    force = np.abs(program.q).max(axis=1)
+    curvature = program.P.largest
+    with np.errstate(all="ignore"):
+        length = np.where(np.isnan(length), force / curvature, length)
+        length = np.where(np.isfinite(length) & (length > 0), length, 1.0)
+        force = np.where(force > 0, force, curvature * length)
+    force = np.where(np.isfinite(force) & (force > 0), force, 1.0)
+    return length[:, None], force[:, None]
+
+
+def _median(b: Array) -> Array:
+    """(batch,) medians of the finite entries beyond rounding error; NaN without any. Faster than nanmedian."""
+    largest = np.where(b < INFINITE, b, 0.0).max(axis=1, keepdims=True, initial=0.0)
+    known = np.isfinite(b) & (b > ROUNDING * largest)
+    count, each = known.sum(axis=1), np.arange(len(b))
+    if not count.any():
+        return np.full(len(b), np.nan)
+    ordered = np.sort(np.where(known, b, np.inf), axis=1)
+    middle = (ordered[each, np.maximum(count - 1, 0) // 2] + ordered[each, count // 2]) / 2
+    return np.where(count > 0, middle, np.nan)
+
+
+def _moderate(v: Array) -> bool:
+    v = v[np.isfinite(v) & (v > 0)]
+    return bool(((v <= MODERATE) & (v >= 1 / MODERATE)).all())
+
+
+def _largest(program: ConeProgram) -> tuple[Array, Array]:
+    """Largest entries of the rows of A (batch or 1, m) and of the columns of P and A (batch or 1, n)."""
+    P, A = program.P, program.A
+    columns = np.maximum(A.largest_of_columns, np.maximum(P.largest_of_columns, P.largest_of_rows))
+    return A.largest_of_rows, columns
+
+
+def _equilibrated(program: ConeProgram, start: Scaling) -> Scaling:
+    """Rows and columns towards unit largest entry (Ruiz), blocks of curved cones as wholes."""
+    found = start
+    for _ in range(PASSES):
+        rows, columns = _largest(found.apply(program))
+        rows = program.cones.block_means(rows)
+        E = found.E / np.sqrt(np.where(rows > 0, rows, 1.0))
+        D = found.D / np.sqrt(np.where(columns > 0, columns, 1.0))
+        found = replace(found, D=D, E=E)
+    return found
