@@ -68,8 +68,7 @@ class OptimizationLayer(torch.nn.Module):
         keys: list[Hashable] | None,
     ) -> tuple[torch.Tensor, ...]:
         """Solve a canonical problem for tensors and keys that have been checked."""
-        derivative = torch.is_grad_enabled() and any(p.requires_grad for p in params)
-        call = LayerCall(self, canonical, batched, batch, derivative, keys, dict(solver_args or {}))
+        call = LayerCall(self, canonical, batched, batch, keys, dict(solver_args or {}))
         if not params:
             outputs, _ = call.solve([])
             return tuple(torch.from_numpy(v).to(torch.get_default_dtype()) for v in outputs)
@@ -100,7 +99,6 @@ class LayerCall:
     canonical: CanonicalProblem
     batched: tuple[bool, ...]
     batch: int | None
-    derivative: bool
     keys: list[Hashable] | None
     overrides: dict[str, Any]
 
@@ -126,7 +124,6 @@ class LayerCall:
             keys = None if keys is None else [(k, d) for k in keys for d in range(draws)]
         outcome = self.layer.engine.run(
             program,
-            self.derivative,
             keys,
             self.overrides,
             check_convexity=self.canonical.map.touches("P"),
@@ -141,7 +138,6 @@ class LayerCall:
         self, record: LayerRecord, gradients: list[NumpyArray | None], wanted: Sequence[bool], apart: bool
     ) -> list[NumpyArray | None]:
         outcome, recovery = record.outcome, self.canonical.recovery
-        outcome.prepare()
         spread = [None if g is None else self._spread(g, record.draws) for g in gradients]
         solved = record.solved
         c_x, c_y = recovery.adjoint(spread, _only(solved, outcome.x))
