@@ -9,11 +9,12 @@ import cvxpy as cp
 import torch
 
 from ffo.engine import Options, Smoothing
+from ffo.engine.call import call_keys
 from ffo.errors import InputError
 from ffo.ghost.problem import Way
 from ffo.program.cvxpy import canonicalize
 from ffo.solvers.base import Solver
-from ffo.torch.base import OptimizationLayer, call_keys
+from ffo.torch.base import OptimizationLayer
 from ffo.torch.function import check_tensors
 
 
