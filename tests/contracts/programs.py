@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
-from ghost.test_newton import ball_program
+from balls import ball_program
 from ghost.yardstick import Entries, Loss, projection_jacobian
 from problems import MIXED, Known, known_program, with_pair
 

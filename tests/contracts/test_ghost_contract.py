@@ -55,7 +55,6 @@ class Backend:
 #: answers as the square root of that, and less where the solution curves strongly
 BACKENDS: dict[str, Backend] = {
     "direct": Backend(partial(linearize, way=Direct()), 1e-8, 1e-10),
-    "direct, factors remembered": Backend(partial(linearize, way=Direct(remember=True)), 1e-8, 1e-10),
     "iterative": Backend(partial(linearize, way=Iterative()), 1e-8, 1e-8),
     "resolve the ghost": Backend(partial(linearize, way=Resolve(black_box)), 1e-6, 1e-6),
     "resolve the original": Backend(partial(linearize, way=Resolve(black_box, target="original")), 2e-2, 2e-2),

@@ -24,8 +24,7 @@ from ffo.engine.outcome import Outcome
 from ffo.errors import Status
 from ffo.ghost.direct import Direct
 from ffo.ghost.iterative import Iterative
-from ffo.ghost.oracle import linearize
-from ffo.ghost.problem import Way
+from ffo.ghost.oracle import Way, linearize
 from ffo.ghost.resolve import Resolve
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.sparse import SparseBatch, SymmetricBatch

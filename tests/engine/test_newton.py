@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from ffo.ghost.ball import BallLayout
 from ghost.test_newton import decision
 from ghost.yardstick import tight
 
@@ -14,7 +15,6 @@ import ffo.engine.stages as stages_module
 from ffo.engine import Engine, Options
 from ffo.engine.memory import LONGEST_PAUSE, Attempts
 from ffo.errors import Status
-from ffo.ghost.ball import BallLayout
 from ffo.program.cone import ConeProgram
 from ffo.program.sparse import SymmetricBatch
 

@@ -9,8 +9,7 @@ from problems import Known, known_program, point
 from ffo.cones import Nonneg, Product, SecondOrder, Zero
 from ffo.ghost.direct import Direct
 from ffo.ghost.iterative import Iterative
-from ffo.ghost.oracle import Linearization, linearize
-from ffo.ghost.problem import Way
+from ffo.ghost.oracle import Linearization, Way, linearize
 from ffo.ghost.resolve import Resolve
 from ffo.program.affine import DataGradient
 from ffo.program.cone import ConeProgram

@@ -13,8 +13,7 @@ from cones.contract import finite_difference
 from problems import point
 
 from ffo.cones import Product
-from ffo.ghost.direct import Direct
-from ffo.ghost.polish import polish
+from ffo.ghost.direct import newton
 from ffo.program.affine import DataGradient
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.sparse import SparseBatch
@@ -94,7 +93,7 @@ class Entries:
 def tight(program: ConeProgram) -> Solution:
     """The solution to about 1e-13: an interior-point answer, polished."""
     answer = get_solver("CLARABEL", {"eps": 1e-12}).solve(program)
-    done = polish(program, answer.x, answer.y, answer.s, Direct())
+    done = newton(program, answer.x, answer.y, answer.s)
     assert done.certificate.natural_residual.max() <= 1e-11
     return point(done.x, done.y, done.s)
 

@@ -13,19 +13,15 @@ import numpy as np
 from ffo.engine.info import Info, Times
 from ffo.engine.outcome import Outcome, Piece, merged_certificate
 from ffo.errors import Status, solver_error
-from ffo.ghost.oracle import Linearization, linearize
-from ffo.ghost.problem import Way
+from ffo.ghost.oracle import Linearization, Way, linearize
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.presolve import Presolve
 from ffo.solvers.base import Solver
-from ffo.solvers.verdict import judge
 
 Array = np.ndarray
 
-#: residuals up to which Newton's method from a remembered or failed point counts as solved: the natural
-#: one, in units of the point it started from, and the measured one, which no diverged start can shrink
+#: natural residual up to which Newton's method from a remembered or failed point counts as solved
 ACCEPT = 1e-10
-MEASURED = 1e-8
 #: the status of a sample that nobody has answered yet
 OPEN = -1
 
@@ -115,11 +111,7 @@ class Batch:
 
     def accept_solutions(self, samples: Array, found: Linearization, among: Array | bool = True) -> Array:
         """Take over what is a solution by itself, wherever it was started; true where that is so."""
-        measured = found.measured  # absolute, so that small ones settle the matter
-        if measured is None or not (measured <= MEASURED).all():
-            none = np.zeros(len(samples), dtype=int)
-            measured, _ = judge(Solution(found.x, found.y, found.s, none, none), found.program, MEASURED)
-        good = (found.certificate.natural_residual <= ACCEPT) & (measured <= MEASURED) & among
+        good = (found.certificate.natural_residual <= ACCEPT) & among
         self.accept(samples, found, good)
         return np.asarray(good)
 

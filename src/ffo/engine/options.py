@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ffo.errors import InputError
-from ffo.ghost.problem import Way
+from ffo.ghost.oracle import Way
 from ffo.solvers.base import Solver
 
 BACKWARDS = ("auto", "direct", "iterative", "resolve")

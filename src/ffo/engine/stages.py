@@ -9,9 +9,8 @@ import numpy as np
 
 from ffo.engine.batch import OPEN, Batch
 from ffo.errors import Status
-from ffo.ghost.ball import BallLayout
-from ffo.ghost.oracle import linearize_from_nothing
-from ffo.ghost.problem import Way
+from ffo.ghost.direct import from_nothing
+from ffo.ghost.oracle import Way
 from ffo.program.presolve import Triple
 from ffo.program.sparse import SymmetricBatch
 from ffo.solvers.base import Solver
@@ -62,13 +61,13 @@ def from_memory(batch: Batch, way: Way, known: Array, point: Triple) -> None:
     batch.hits = int(hit.sum())
 
 
-def from_nothing(batch: Batch, layout: BallLayout) -> None:
+def solve_from_nothing(batch: Batch) -> None:
     """Newton's method without a solver; kept where it ends in a solution."""
     todo = batch.open
     with batch.timed("solve"):
-        found, steps = linearize_from_nothing(batch.part(todo), layout)
+        found = from_nothing(batch.part(todo))
         good = batch.accept_solutions(todo, found, found.certificate.good)
-    batch.iterations[todo[good]], batch.solver[todo[good]] = steps[good], NEWTON
+    batch.iterations[todo[good]], batch.solver[todo[good]] = found.steps[good], NEWTON
 
 
 def ask(batch: Batch, solvers: Sequence[Solver], way: Way) -> None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ffo.ghost.problem import GhostSolver, GhostSystem, Sensitivity, Way
+from ffo.ghost.polish import SteppedWay
+from ffo.ghost.problem import GhostSolver, GhostSystem, Sensitivity
 from ffo.probes import PROBE
 
 Array = np.ndarray
@@ -20,7 +21,7 @@ LEFT = 1e-2
 
 
 @dataclass(frozen=True)
-class Iterative(Way):
+class Iterative(SteppedWay):
     """MINRES with a diagonal preconditioner.
 
     Attributes:

@@ -13,13 +13,15 @@ if its optimality conditions hold better: polish never makes a solution worse.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
 
 from ffo.ghost.certificate import WEAK, Certificate
 from ffo.ghost.face import ActiveSet, Scale, scale
-from ffo.ghost.problem import GhostSolver, GhostSystem, Way
+from ffo.ghost.oracle import Linearization, Way
+from ffo.ghost.problem import GhostSolver, GhostSystem, Sensitivity
 from ffo.program.cone import ConeProgram, Solution
 
 Array = np.ndarray
@@ -54,29 +56,71 @@ class Part:
 
 @dataclass(frozen=True)
 class Polished:
-    """x (batch, n), y and s (batch, m) after polish, with the ghost solvers at these points.
-
-    `measured` (batch,), where it is known: a bound on the residuals by which answers of solvers are judged.
-    """
+    """x (batch, n), y and s (batch, m) after polish, with the ghost solvers at these points."""
 
     x: Array
     y: Array
     s: Array
     parts: tuple[Part, ...]
     certificate: Certificate
-    measured: Array | None = None
-
-    def with_rest(self, rest: Array, others: Polished) -> Polished:
-        """These samples, but for the rest (numbers), which others have polished; arrays are overwritten."""
-        for mine, theirs in ((self.x, others.x), (self.y, others.y), (self.s, others.s)):
-            mine[rest] = theirs
-        for name, values in vars(self.certificate).items():
-            values[rest] = getattr(others.certificate, name)
-        parts = tuple(Part(rest[part.members], part.mine, part.solver) for part in others.parts)
-        return Polished(self.x, self.y, self.s, self.parts + parts, self.certificate)
 
 
-def polish(program: ConeProgram, x: Array, y: Array, s: Array, way: Way, steps: int = STEPS) -> Polished:
+class SteppedWay(Way):
+    """A way that solves systems it is given, step by step for the whole batch."""
+
+    @abstractmethod
+    def solver(self, system: GhostSystem, previous: GhostSolver | None = None) -> GhostSolver:
+        """A solver for a system; `previous` solved one of the same structure close by."""
+
+    def linearize(self, program: ConeProgram, solution: Solution) -> Linearization:
+        x, y, s = solution.x, solution.y, solution.s
+        done = polish(program, x, y, s, self) if self.polishes else _as_it_is(program, solution, self)
+        return Stepped(program, done.x, done.y, done.s, done.certificate, done.parts)
+
+
+@dataclass(frozen=True)
+class Stepped(Linearization):
+    """Solutions whose ghost systems are solved by the solvers that polish left."""
+
+    parts: tuple[Part, ...]
+
+    def sensitivity(self, r_x: Array, r_s: Array, samples: Array | None = None) -> Sensitivity:
+        if samples is not None:
+            full_x, full_s = np.zeros_like(self.x), np.zeros_like(self.y)
+            full_x[samples], full_s[samples] = r_x, r_s
+            return self.sensitivity(full_x, full_s).take(samples)
+        u, w, residual = np.zeros_like(self.x), np.zeros_like(self.y), np.zeros(len(self.x))
+        for part in self.parts:
+            if not part.mine.any():
+                continue
+            found = part.solver.solve(r_x[part.members], r_s[part.members])
+            mine = part.members[part.mine]
+            u[mine], w[mine], residual[mine] = found.u[part.mine], found.w[part.mine], found.residual[part.mine]
+        return Sensitivity(u, w, residual)
+
+
+def _as_it_is(program: ConeProgram, solution: Solution, way: SteppedWay) -> Polished:
+    sizes = scale(program, solution.x, solution.y, solution.s)
+    active = ActiveSet(program, solution.s - sizes.tau * solution.y, sizes.tau)
+    everyone = np.arange(program.batch)
+    part = Part(everyone, np.ones(program.batch, dtype=bool), way.solver(GhostSystem(program, active)))
+    residual = solution.residuals(program).worst
+    block = program.cones.block_norms(sizes.rows) * sizes.primal[:, None]
+    # An interior-point answer errs by about the square root of its residual, and differences of such
+    # answers by that to the power 2/3.
+    ratio = (np.sqrt(residual)[:, None] * block / np.maximum(active.margin, 1e-300)).max(axis=1, initial=0.0)
+    certificate = Certificate.before_backward(
+        unsettled=np.zeros(program.batch, dtype=bool),
+        margin_ratio=ratio,
+        weakly_active=(active.margin <= WEAK * block).any(axis=1),
+        error=np.cbrt(residual),
+        natural_residual=residual,
+        dependent=np.broadcast_to(part.solver.dependent(), program.batch),
+    )
+    return Polished(solution.x, active.y, active.s, (part,), certificate)
+
+
+def polish(program: ConeProgram, x: Array, y: Array, s: Array, way: SteppedWay, steps: int = STEPS) -> Polished:
     """Polish approximate solutions of every sample; `s` is the solver's own slack."""
     run = _Run(program, x, y, s)
     while len(run.pending) and len(run.solvers) < max(steps, 1):
@@ -105,7 +149,7 @@ class _Run:
         curved = [np.full(g.count, not g.cone.scalar) for g in program.cones.groups]
         self.curved = np.concatenate([*curved, np.zeros(0, dtype=bool)])
 
-    def step(self, way: Way) -> None:
+    def step(self, way: SteppedWay) -> None:
         """One Newton step for the pending samples."""
         who = self.pending
         everyone = len(who) == self.program.batch

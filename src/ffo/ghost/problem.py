@@ -62,19 +62,6 @@ class GhostSolver(ABC):
         return np.zeros(1, dtype=bool)
 
 
-class Way(ABC):
-    """A way to solve ghost systems. Stateless; makes a `GhostSolver` for each system."""
-
-    @property
-    def polishes(self) -> bool:
-        """Whether solutions should be polished with this way's solves before differentiating."""
-        return True
-
-    @abstractmethod
-    def solver(self, system: GhostSystem, previous: GhostSolver | None = None) -> GhostSolver:
-        """A solver for a system; `previous` solved one of the same structure close by."""
-
-
 class GhostSystem:
     """The ghost system of a batch; unknowns are ordered (u, t, k), all samples of each."""
 

@@ -25,8 +25,8 @@ import scipy.sparse as sp
 from ffo.cones.product import Product
 from ffo.cones.zero import Zero
 from ffo.errors import Status
-from ffo.ghost.direct import DirectSolver
-from ffo.ghost.problem import GhostSolver, GhostSystem, Sensitivity, Way
+from ffo.ghost.polish import SteppedWay
+from ffo.ghost.problem import GhostSolver, GhostSystem, Sensitivity
 from ffo.program.cone import ConeProgram, Solution
 
 Array = np.ndarray
@@ -34,7 +34,7 @@ BlackBox = Callable[[ConeProgram], Solution]
 
 
 @dataclass(frozen=True)
-class Resolve(Way):
+class Resolve(SteppedWay):
     """Re-solve with a black box.
 
     Attributes:
@@ -62,9 +62,6 @@ class Resolve(Way):
 class _Resolving(GhostSolver):
     def __init__(self, system: GhostSystem, way: Resolve) -> None:
         self.system, self.way = system, way
-
-    def dependent(self) -> Array:
-        return DirectSolver(self.system).dependent()
 
 
 class _GhostResolve(_Resolving):

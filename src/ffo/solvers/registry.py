@@ -15,6 +15,7 @@ from ffo.solvers.fill import elimination_work
 
 #: CVXPY's name of each solver with an adapter of its own: module and class.
 _NATIVE = {
+    "INTERIOR": ("interior", "InteriorSolver"),
     "CLARABEL": ("clarabel", "ClarabelSolver"),
     "PIQP": ("piqp", "PIQPSolver"),
     "SCS": ("scs", "SCSSolver"),

@@ -11,7 +11,7 @@ import torch
 from ffo.engine import Options, Smoothing
 from ffo.engine.call import call_keys
 from ffo.errors import InputError
-from ffo.ghost.problem import Way
+from ffo.ghost.oracle import Way
 from ffo.program.cvxpy import canonicalize
 from ffo.solvers.base import Solver
 from ffo.torch.base import OptimizationLayer

@@ -1,0 +1,264 @@
+"""One fixed KKT pattern per structure; rows are switched off instead of removed.
+
+The ghost system of a sample (paper: P3; DESIGN section 4), unknowns (u | t | k):
+
+    [ P   (TA)'    .  ]       T: rows of the face of every cone block, delta: their weights,
+    [ TA  -delta  -C  ]       C: one column u per second-order block on its boundary, which keeps T sparse.
+    [ .   -C'      .  ]
+
+The pattern holds every face a block can have. A row of T that the face at hand lacks has zeros off the diagonal and
+-1 on it, so it changes nothing and costs nothing. Where T is a rotation (semidefinite, exponential and power blocks
+of d rows) an entry of A lands on d places, in a second-order block on two, else on one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import qdldl
+import scipy.sparse as sp
+
+from ffo.kernels.jit import kernel
+from ffo.kernels.ldl import symbolic
+
+Array = np.ndarray
+
+#: kinds of cone blocks; from ROTATED on, the rows of a face are a rotation of the block's coordinates
+ZERO, NONNEG, SECOND_ORDER, SEMIDEFINITE, EXPONENTIAL, POWER = range(6)
+ROTATED = SEMIDEFINITE
+
+
+#: the parts of `Structure.wide`, in order
+(
+    KIND, START, DIM, EXTRA, OWNER, PROW, PCOL, PPOS, AROW, ACOL, FAN, FANP, COUPLING, DIAGONAL, INV, KP, LP, RP,
+) = range(18)  # fmt: skip
+#: the parts of `Structure.slim`
+KI, LI, RI = range(3)
+
+
+class Structure(NamedTuple):
+    """What all samples of a program share. Unknowns are numbered x, rows, auxiliaries; INV is their place in K.
+
+    Lists of integers lie one after the other in two arrays (`part`, `narrow` cut them out): a kernel that passes
+    twenty arrays to another one takes several times longer to compile.
+
+    Attributes:
+        n, m, aux, rotation, blocks: numbers of variables, rows, auxiliary unknowns, entries of all rotations, blocks.
+        alpha: (blocks,) exponents of power cones; sign: (n + m + aux,) signs of the pivots, in K's order.
+        wide: KIND, START, DIM, EXTRA of each block: kind, first row, rows, number of its auxiliary unknown (-1: none)
+            or offset of its rotation; OWNER: block of each row; PROW, PCOL, PPOS: entries of P (upper triangle) and
+            their places in K; AROW, ACOL, FAN, FANP: entries of A, entry t landing on FAN[FANP[t]:FANP[t + 1]];
+            COUPLING: place of a row's entry in C (-1: none); DIAGONAL: places; KP, LP, RP: column pointers of K and
+            of its factor L, row pointers of L.
+        slim: KI, LI: row indices of K (upper triangle) and of L by columns; RI: column indices of L by rows. Unsigned
+            and short: a tenth faster.
+    """
+
+    n: int
+    m: int
+    aux: int
+    rotation: int
+    blocks: int
+    alpha: Array
+    sign: Array
+    wide: Array
+    wide_ends: Array
+    slim: Array
+    slim_ends: Array
+
+
+@kernel
+def part(S: Structure, which: int) -> Array:
+    """One of the lists of `Structure.wide`."""
+    return S.wide[S.wide_ends[which] : S.wide_ends[which + 1]]
+
+
+@kernel
+def narrow(S: Structure, which: int) -> Array:
+    """One of the lists of `Structure.slim`."""
+    return S.slim[S.slim_ends[which] : S.slim_ends[which + 1]]
+
+
+class Blocks(NamedTuple):
+    """Kind, rows and exponent of each cone block, in the order of the rows."""
+
+    kind: Array
+    dim: Array
+    alpha: Array
+
+
+class Face(NamedTuple):
+    """The face of one sample: switches and weights of its rows, and what T is made of.
+
+    Attributes:
+        on: (m + aux,) whether a row (an auxiliary unknown) takes part; delta: (m,) weights.
+        u: (m,) directions of second-order blocks on their boundary; R: rotations of the others, row by row.
+        case, margin: (blocks,) code of the case, and distance of w to another one; of a block of scalar cones (a
+            range of rows), zero and the smallest distance.
+    """
+
+    on: Array
+    delta: Array
+    u: Array
+    R: Array
+    case: Array
+    margin: Array
+
+
+def build(P: tuple[Array, Array], A: tuple[Array, Array], n: int, m: int, blocks: Blocks) -> Structure:
+    """The structure of a program: (rows, columns) of the entries of P (upper triangle) and of A."""
+    start = np.concatenate([[0], np.cumsum(blocks.dim)])[:-1]
+    extra, aux, rotation = _extras(blocks)
+    block = np.repeat(np.arange(len(blocks.dim)), blocks.dim)
+    Arow, Acol = A
+    fanned, fanp = _fan(Arow, blocks, start, block)
+    coupled = np.flatnonzero((extra[block] >= 0) & (blocks.kind[block] == SECOND_ORDER) & (np.arange(m) > start[block]))
+    size = n + m + aux
+    every = np.arange(size)
+    row = np.concatenate([every, P[0], np.repeat(Acol, np.diff(fanp)), n + coupled])
+    col = np.concatenate([every, P[1], n + fanned, n + m + extra[block[coupled]]])
+    sign = np.concatenate([np.ones(n), -np.ones(m), np.ones(aux)])
+    inv = _ordering(row, col, sign)
+    low, high = np.minimum(inv[row], inv[col]), np.maximum(inv[row], inv[col])
+    places, where = np.unique(high.astype(np.int64) * size + low, return_inverse=True)
+    Kp = np.searchsorted(places, np.arange(size + 1, dtype=np.int64) * size).astype(np.int64)
+    Ki = (places % max(size, 1)).astype(np.uint32)
+    ends = np.cumsum([size, len(P[0]), len(fanned)])
+    coupling = np.full(m, -1)
+    coupling[coupled] = where[ends[2] :]
+    in_order = np.empty(size)
+    in_order[inv] = sign
+    Lp, Li, Rp, Ri = symbolic(size, Kp, Ki)
+    fan = where[ends[1] : ends[2]]
+    wide, wide_ends = _packed(
+        [
+            blocks.kind, start, blocks.dim, extra, block, *P, where[size : ends[1]], Arow, Acol, fan, fanp, coupling,
+            where[:size], inv, Kp, Lp, Rp,
+        ],
+        np.int64,
+    )  # fmt: skip
+    slim, slim_ends = _packed([Ki, Li, Ri], np.uint32)
+    alpha = np.array(blocks.alpha, dtype=float)
+    return Structure(n, m, aux, rotation, len(start), alpha, in_order, wide, wide_ends, slim, slim_ends)
+
+
+def _packed(parts: list[Array], dtype: type[np.generic]) -> tuple[Array, Array]:
+    """The parts one after the other, and where each begins."""
+    ends = np.concatenate([[0], np.cumsum([len(p) for p in parts])])
+    return np.concatenate([np.asarray(p, dtype) for p in parts]), ends
+
+
+def _extras(blocks: Blocks) -> tuple[Array, int, int]:
+    """Numbers of auxiliary unknowns and offsets of rotations of the blocks, and how many there are."""
+    extra, aux, rotation = np.full(len(blocks.dim), -1), 0, 0
+    for b, (kind, dim) in enumerate(zip(blocks.kind.tolist(), blocks.dim.tolist(), strict=True)):
+        if kind >= ROTATED:
+            extra[b], rotation = rotation, rotation + dim * dim
+        elif kind == SECOND_ORDER and dim > 2:  # in size 2 the cone is polyhedral
+            extra[b], aux = aux, aux + 1
+    return extra, aux, rotation
+
+
+def _fan(Arow: Array, blocks: Blocks, start: Array, block: Array) -> tuple[Array, Array]:
+    """Rows of TA that each entry of A lands on, and where the list of each entry begins."""
+    mine = block[Arow]
+    kind, dim = blocks.kind[mine], blocks.dim[mine]
+    count = np.where(kind >= ROTATED, dim, np.where(kind == SECOND_ORDER, 2, 1))
+    fanp = np.concatenate([[0], np.cumsum(count)])
+    within = np.arange(fanp[-1]) - np.repeat(fanp[:-1], count)
+    own, first = np.repeat(Arow, count), np.repeat(start[mine], count)
+    rotated = np.repeat(kind >= ROTATED, count)
+    return np.where(rotated, first + within, np.where(within == 0, own, first)), fanp
+
+
+def _ordering(row: Array, col: Array, sign: Array) -> Array:
+    """Place of each unknown in an order that keeps the factor sparse (approximate minimum degree)."""
+    size = len(sign)
+    if not size:
+        return np.zeros(0, np.int64)
+    test = sp.csc_array((np.full(len(row), 1e-3), (np.minimum(row, col), np.maximum(row, col))), shape=(size, size))
+    test.setdiag(10.0 * len(row) * sign)  # dominant, so that the factorization cannot fail
+    order = np.asarray(qdldl.Solver(test, upper=True).factors()[2])
+    inv = np.empty(size, np.int64)
+    inv[order] = np.arange(size)
+    return inv
+
+
+@kernel
+def assemble(S: Structure, Pv: Array, Av: Array, face: Face, coupling: Array, corner: Array, Kx: Array) -> None:
+    """K at a face; `coupling` (m,) is the column C of second-order blocks, `corner` (aux,) its diagonal."""
+    kinds, starts, dims, extras = part(S, KIND), part(S, START), part(S, DIM), part(S, EXTRA)
+    owner, Ppos, Arow, fan = part(S, OWNER), part(S, PPOS), part(S, AROW), part(S, FAN)
+    fanp, couplings, diagonals = part(S, FANP), part(S, COUPLING), part(S, DIAGONAL)
+    n, m = S.n, S.m
+    Kx[:] = 0.0
+    for t in range(Pv.size):
+        Kx[Ppos[t]] += Pv[t]
+    for i in range(m):
+        Kx[diagonals[n + i]] = -face.delta[i] if face.on[i] else -1.0
+        if couplings[i] >= 0 and face.on[m + extras[owner[i]]]:
+            Kx[couplings[i]] = -coupling[i]
+    for k in range(S.aux):
+        Kx[diagonals[n + m + k]] = corner[k] if face.on[m + k] else 1.0
+    for t in range(Av.size):
+        i, f, v = Arow[t], fanp[t], Av[t]
+        b = owner[i]
+        kind = kinds[b]
+        if kind < ROTATED:
+            if face.on[i]:
+                Kx[fan[f]] += v
+            if kind == SECOND_ORDER and face.on[starts[b]]:
+                Kx[fan[f + 1]] -= face.u[i] * v  # row 0 becomes a0 - u'A1 (u is 0 on row 0 itself)
+        else:
+            first, d = starts[b], dims[b]
+            offset = extras[b] + i - first
+            for r in range(d):
+                if face.on[first + r]:
+                    Kx[fan[f + r]] += face.R[offset + r * d] * v
+
+
+@kernel
+def onto_face(S: Structure, face: Face, v: Array, out: Array) -> None:
+    """out := T v, zero in rows that are off."""
+    kinds, starts, dims, extras = part(S, KIND), part(S, START), part(S, DIM), part(S, EXTRA)
+    for b in range(S.blocks):
+        kind, first, d = kinds[b], starts[b], dims[b]
+        if kind < ROTATED:
+            dot = 0.0
+            for i in range(first, first + d):
+                out[i] = v[i] if face.on[i] else 0.0
+                if kind == SECOND_ORDER:
+                    dot += face.u[i] * v[i]
+            if kind == SECOND_ORDER and face.on[first]:
+                out[first] -= dot
+        else:
+            for r in range(d):
+                total = 0.0
+                if face.on[first + r]:
+                    offset = extras[b] + r * d
+                    for i in range(d):
+                        total += face.R[offset + i] * v[first + i]
+                out[first + r] = total
+
+
+@kernel
+def from_face(S: Structure, face: Face, t: Array, out: Array) -> None:
+    """out := T't."""
+    kinds, starts, dims, extras = part(S, KIND), part(S, START), part(S, DIM), part(S, EXTRA)
+    for b in range(S.blocks):
+        kind, first, d = kinds[b], starts[b], dims[b]
+        if kind < ROTATED:
+            for i in range(first, first + d):
+                out[i] = t[i] if face.on[i] else 0.0
+            if kind == SECOND_ORDER and face.on[first]:
+                for i in range(first + 1, first + d):
+                    out[i] -= face.u[i] * t[first]
+        else:
+            for i in range(d):
+                out[first + i] = 0.0
+            for r in range(d):
+                if face.on[first + r]:
+                    offset = extras[b] + r * d
+                    for i in range(d):
+                        out[first + i] += face.R[offset + i] * t[first + r]

@@ -1,0 +1,307 @@
+"""The one Newton loop: identify the face, factor, step, verify; and the two derivatives on what it leaves.
+
+At the cleaned pair (s, y) of a point one step solves the ghost system
+
+    K [dx; dt] = [-(Px + q + A'y); T(b - Ax - s)],     x += dx,   y += T'dt.
+
+Close to a solution that is polish: one or two steps take an interior-point answer to rounding. From far away it is a
+primal-dual active-set method. A sample is settled when a step leaves its face alone and moves no curved block
+far enough to change its curvature; the factors of that step serve the backward pass, with refinement.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ffo.kernels import system
+from ffo.kernels.jit import kernel
+from ffo.kernels.kkt import (
+    ACOL,
+    AROW,
+    DIM,
+    INV,
+    KIND,
+    NONNEG,
+    START,
+    Face,
+    Structure,
+    assemble,
+    from_face,
+    onto_face,
+    part,
+)
+from ffo.kernels.point import Data, Sizes, clean, distance, judge, sizes
+from ffo.kernels.system import Factors
+
+Array = np.ndarray
+
+#: relative step below which the curvature at the previous point serves at the new one; relative step of rounding
+SETTLED, STILL = 1e-7, 1e-14
+#: natural residual below which rounding decides whether a step was an improvement
+ROUNDING = 1e-13
+#: share of the residual that a step should leave at most, and shares of the step that are tried where it does not
+FALLING, SHORTER = 0.9, (0.5, 0.25, 0.1)
+#: relative residual that factors of the point before must reach, or new ones are made
+BORROWED = 1e-6
+#: estimated relative error of a step that asks for sharper factors where a pivot is small
+ROUGH = 1e-3
+#: steps in a row without a new best residual after which to give up
+PATIENCE = 4
+
+#: columns of the evidence
+RESIDUAL, ERROR, RATIO, NEAREST, PIVOT, STEPS, IS_SETTLED = range(7)
+EVIDENCE = 7
+
+
+@kernel
+def _weights(S: Structure, z: Sizes, unit: Array) -> None:
+    """Natural units of residuals in K's order (see `system.Factors`)."""
+    inv = part(S, INV)
+    unit[:] = 1.0
+    for i in range(S.m):
+        unit[inv[S.n + i]] = z.row[i] / z.tau[i]
+
+
+@kernel
+def _same(S: Structure, a: Face, b: Face) -> bool:
+    """Whether two faces have the same structure."""
+    kinds, starts, dims = part(S, KIND), part(S, START), part(S, DIM)
+    for k in range(S.blocks):
+        if kinds[k] > NONNEG:
+            if a.case[k] != b.case[k]:
+                return False
+        else:
+            for i in range(starts[k], starts[k] + dims[k]):
+                if a.on[i] != b.on[i]:
+                    return False
+    return True
+
+
+@kernel
+def _copy_face(source: Face, target: Face) -> None:
+    target.on[:] = source.on
+    target.delta[:] = source.delta
+    target.u[:] = source.u
+    target.R[:] = source.R
+    target.case[:] = source.case
+    target.margin[:] = source.margin
+
+
+@kernel
+def _direction(
+    S: Structure, F: Factors, face: Face, r_x: Array, r_s: Array, target: float, borrowed: bool, dx: Array, dy: Array
+) -> tuple[float, float, bool]:
+    """Newton's direction; returns the relative residual of its system, the smallest pivot if it was factorized
+    (else inf), and whether it was."""
+    inv = part(S, INV)
+    size = S.sign.size
+    rhs, z, left, t = np.zeros(size), np.empty(size), np.empty(size), np.empty(S.m)
+    onto_face(S, face, r_s, t)
+    for j in range(S.n):
+        rhs[inv[j]] = r_x[j]
+    for i in range(S.m):
+        rhs[inv[S.n + i]] = t[i]
+    pivot, fresh = np.inf, not borrowed
+    if fresh:
+        pivot = system.factorize(S, F)
+    relative, error = system.refine(S, F, rhs, z, left, target, np.inf, system.STALLED)
+    if borrowed and not relative <= max(target, BORROWED):
+        pivot, fresh = system.factorize(S, F), True
+        relative, error = system.refine(S, F, rhs, z, left, target, np.inf, system.STALLED)
+    if fresh and pivot <= system.SMALL_PIVOT and not error <= ROUGH:
+        relative, _ = system.sharpen(S, F, rhs, z, left)
+    for j in range(S.n):
+        dx[j] = z[inv[j]]
+    for i in range(S.m):
+        t[i] = z[inv[S.n + i]]
+    from_face(S, face, t, dy)
+    return relative, pivot, fresh
+
+
+@kernel
+def _move(
+    S: Structure, D: Data, z: Sizes, x: Array, y: Array, dx: Array, dy: Array, share: float, x1: Array, w1: Array
+) -> bool:
+    """x1 and w1 after a share of a step; whether they are finite."""
+    Arow, Acol = part(S, AROW), part(S, ACOL)
+    for j in range(S.n):
+        x1[j] = x[j] + share * dx[j]
+    for i in range(S.m):
+        w1[i] = D.b[i] - z.tau[i] * (y[i] + share * dy[i])
+    for t in range(D.Av.size):
+        w1[Arow[t]] -= D.Av[t] * x1[Acol[t]]
+    total = 0.0
+    for j in range(S.n):
+        total += x1[j]
+    for i in range(S.m):
+        total += w1[i] if D.b[i] < np.inf else 0.0
+    return bool(np.isfinite(total))
+
+
+@kernel
+def _measure(
+    S: Structure, z: Sizes, before: Face, after: Face, dx: Array, dy: Array, unsolved: float, old: float, new: float,
+    evidence: Array,
+) -> bool:  # fmt: skip
+    """Write down what a step shows; whether the sample is settled.
+
+    A stale curvature errs by about the step over the size of its block; scalar cones have none. A step that was
+    solved to a relative residual only lacks that much of itself.
+    """
+    kinds = part(S, KIND)
+    moved = 0.0
+    for j in range(S.n):
+        moved = max(moved, abs(dx[j]) / z.primal)
+    for i in range(S.m):
+        moved = max(moved, abs(dy[i]) * z.row[i] / z.dual)
+    nearest, bend = np.inf, np.inf
+    for k in range(S.blocks):
+        nearest = min(nearest, after.margin[k])
+        if kinds[k] > NONNEG:
+            bend = min(bend, after.margin[k])
+    stale = moved / max(bend, 1e-30)
+    unsolved *= moved
+    evidence[RESIDUAL] = new
+    evidence[ERROR] = max(stale, new, unsolved)
+    evidence[RATIO] = max(stale, new / max(nearest, 1e-30))
+    evidence[NEAREST] = nearest
+    still = (stale <= SETTLED or moved <= STILL) and unsolved <= SETTLED
+    return still and _same(S, before, after) and new <= max(old, ROUNDING)
+
+
+@kernel
+def newton(
+    S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face, F: Factors, evidence: Array, steps: int
+) -> None:
+    """Polish (x, y, s) of one sample in place; leaves its face, K at it, factors of a K nearby, and the evidence."""
+    n, m = S.n, S.m
+    z = sizes(S, D, x, y, s)
+    _weights(S, z, F.unit)
+    w, w1, x1, dx, dy = np.empty(m), np.empty(m), np.empty(n), np.empty(n), np.empty(m)
+    s1, y1, r_x, r_s, r_x1, r_s1 = np.empty(m), np.empty(m), np.empty(n), np.empty(m), np.empty(n), np.empty(m)
+    best_x, best_w = np.empty(n), np.empty(m)
+    other = Face(face.on.copy(), face.delta.copy(), face.u.copy(), face.R.copy(), face.case.copy(), face.margin.copy())
+    evidence[:] = np.inf
+    evidence[STEPS], evidence[IS_SETTLED] = 0.0, 0.0
+    for i in range(m):
+        w[i] = np.inf if D.b[i] == np.inf else s[i] - z.tau[i] * y[i]
+    given_x, given_y, given_s = x.copy(), y.copy(), s.copy()
+    given = judge(S, D, z, x, y, s, r_x, r_s)
+    clean(S, w, z, s, y, face)
+    given = max(given, distance(S, z, given_s, s))
+    old = judge(S, D, z, x, y, s, r_x, r_s)
+    best, borrowed, waited, pivot, known = old, False, 0, np.inf, 0.0
+    best_x[:] = x
+    best_w[:] = w
+    for step in range(steps):
+        if not np.isfinite(old):
+            break
+        assemble(S, D.Pv, D.Av, face, face.u, np.zeros(S.aux), F.Kx)
+        target = min(max(ROUNDING / max(old, ROUNDING), system.EXACT), 1e-3)
+        unsolved, new_pivot, fresh = _direction(S, F, face, r_x, r_s, target, borrowed, dx, dy)
+        pivot = new_pivot if fresh else pivot
+        new = np.inf
+        if _move(S, D, z, x, y, dx, dy, 1.0, x1, w1):
+            clean(S, w1, z, s1, y1, other)
+            new = judge(S, D, z, x1, y1, s1, r_x1, r_s1)
+        evidence[STEPS] = step + 1.0
+        if _measure(S, z, face, other, dx, dy, unsolved, old, new, evidence):
+            evidence[IS_SETTLED] = 1.0
+        elif not new <= FALLING * old and old > ROUNDING:
+            new = _shorten(S, D, z, x, y, dx, dy, new, x1, w1)
+            if not new < np.inf:
+                break
+            clean(S, w1, z, s1, y1, other)
+            new = judge(S, D, z, x1, y1, s1, r_x1, r_s1)
+        borrowed = _same(S, face, other)
+        x[:] = x1
+        w[:] = w1
+        s[:] = s1
+        y[:] = y1
+        r_x[:] = r_x1
+        r_s[:] = r_s1
+        _copy_face(other, face)
+        old = new
+        waited = 0 if new < 0.99 * best else waited + 1
+        if new <= best or evidence[IS_SETTLED] > 0.0:
+            best = new
+            best_x[:] = x1
+            best_w[:] = w1
+        if evidence[IS_SETTLED] > 0.0 or waited >= PATIENCE:
+            break
+    if evidence[IS_SETTLED] == 0.0:  # the best point, at its own face
+        x[:] = best_x
+        clean(S, best_w, z, s, y, face)
+        if given < best:  # cleaning for a wrong face may cost more than the solver's error
+            x[:] = given_x
+            y[:] = given_y
+            s[:] = given_s
+            known = given
+    _finish(S, D, x, y, s, face, F, evidence, pivot, known)
+
+
+@kernel
+def _shorten(
+    S: Structure, D: Data, z: Sizes, x: Array, y: Array, dx: Array, dy: Array, full: float, x1: Array, w1: Array
+) -> float:
+    """Shorter steps where the whole one did not do: writes the one with the smallest residual, which is returned."""
+    best_share, best = 1.0, full if full < np.inf else np.inf
+    s1, y1, r_x, r_s = np.empty(S.m), np.empty(S.m), np.empty(S.n), np.empty(S.m)
+    face = Face(
+        np.empty(S.m + S.aux, np.uint8), np.empty(S.m), np.empty(S.m), np.empty(S.rotation),
+        np.empty(S.blocks, np.int64), np.empty(S.blocks),
+    )  # fmt: skip
+    for share in SHORTER:
+        if _move(S, D, z, x, y, dx, dy, share, x1, w1):
+            clean(S, w1, z, s1, y1, face)
+            new = judge(S, D, z, x1, y1, s1, r_x, r_s)
+            if new < best:
+                best, best_share = new, share
+    if best < np.inf:
+        _move(S, D, z, x, y, dx, dy, best_share, x1, w1)
+    return best
+
+
+@kernel
+def _finish(
+    S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face, F: Factors, evidence: Array, pivot: float,
+    known: float,
+) -> None:  # fmt: skip
+    """Judge the answer in its own sizes (those of a start far away would excuse anything); K at the final face.
+
+    `known`: what complementarity lacks, if the point was not cleaned.
+    """
+    z = sizes(S, D, x, y, s)
+    r_x, r_s = np.empty(S.n), np.empty(S.m)
+    residual = max(judge(S, D, z, x, y, s, r_x, r_s), known)
+    evidence[ERROR] = max(evidence[ERROR], residual)
+    evidence[RESIDUAL] = residual
+    _weights(S, z, F.unit)
+    assemble(S, D.Pv, D.Av, face, face.u, np.zeros(S.aux), F.Kx)
+    if evidence[IS_SETTLED] == 0.0:
+        pivot = system.factorize(S, F)
+    evidence[PIVOT] = pivot
+
+
+@kernel
+def sensitivity(S: Structure, F: Factors, face: Face, r_x: Array, r_s: Array, u: Array, w: Array) -> float:
+    """Solve the ghost system: K [u; t] = [r_x; T r_s], w = T't; returns the relative residual or error.
+
+    hypergradient (loss gradients c)   r_x = -c_x + A'c_s,         r_s = -c_y
+    tangent (dP, dq, dA, db)           r_x = -(dP x + dq + dA'y),  r_s = db - dA x
+    """
+    inv = part(S, INV)
+    size = S.sign.size
+    rhs, z, t = np.zeros(size), np.empty(size), np.empty(S.m)
+    onto_face(S, face, r_s, t)
+    for j in range(S.n):
+        rhs[inv[j]] = r_x[j]
+    for i in range(S.m):
+        rhs[inv[S.n + i]] = t[i]
+    doubt = system.solve(S, F, rhs, z)
+    for j in range(S.n):
+        u[j] = z[inv[j]]
+    for i in range(S.m):
+        t[i] = z[inv[S.n + i]]
+    from_face(S, face, t, w)
+    return doubt

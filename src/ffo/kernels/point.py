@@ -1,0 +1,246 @@
+"""A point of one sample: its natural sizes, its face, and the residual by which it is judged."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ffo.kernels.cones import exponential, power, psd, soc
+from ffo.kernels.jit import kernel
+from ffo.kernels.kkt import (
+    ACOL,
+    AROW,
+    DIM,
+    EXPONENTIAL,
+    EXTRA,
+    KIND,
+    NONNEG,
+    PCOL,
+    POWER,
+    PROW,
+    SECOND_ORDER,
+    SEMIDEFINITE,
+    START,
+    ZERO,
+    Face,
+    Structure,
+    part,
+)  # fmt: skip
+
+Array = np.ndarray
+
+#: how much of the sizes that the data implies the solution is taken to have at least
+VANISHING = 1e-3
+#: slacks count for the size of x up to the first multiple of it, sides up to the second: a side of 1e9 that is never
+#: met says nothing about x
+FAR, FARTHEST = 1e3, 1e6
+#: share of the largest terms of a program that a row with small terms of its own is judged by; ten times less, and
+#: rounding errors of other rows are held against it
+FLOOR = 1e-3
+
+
+class Data(NamedTuple):
+    """One sample's data: entries of P and A, and q (n,), b (m,); b = +inf: the sample lacks this inequality."""
+
+    Pv: Array
+    q: Array
+    Av: Array
+    b: Array
+
+
+class Sizes(NamedTuple):
+    """Natural sizes: of x, of the objective's gradient; tau (m,) and row (m,), both constant on curved blocks."""
+
+    primal: float
+    dual: float
+    tau: Array
+    row: Array
+
+
+@kernel
+def row_norms(S: Structure, Av: Array, row: Array) -> None:
+    """Euclidean norms of the rows of A; the root mean square over a curved block; typical where a row is zero."""
+    kinds, starts, dims, Arow = part(S, KIND), part(S, START), part(S, DIM), part(S, AROW)
+    row[:] = 0.0
+    for t in range(Av.size):
+        row[Arow[t]] += Av[t] * Av[t]
+    total, count = 0.0, 0
+    for i in range(S.m):
+        if row[i] > 0.0:
+            total += row[i]
+            count += 1
+    typical = total / count if count else 1.0
+    for i in range(S.m):
+        if not row[i] > 0.0:
+            row[i] = typical
+    for b in range(S.blocks):
+        first, d = starts[b], dims[b]
+        if kinds[b] > NONNEG:
+            mean = 0.0
+            for i in range(first, first + d):
+                mean += row[i] / d
+            for i in range(first, first + d):
+                row[i] = mean
+    for i in range(S.m):
+        row[i] = np.sqrt(row[i])
+
+
+@kernel
+def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
+    """Identification compares s with tau y, tau_i = |a_i|^2 l / f, with
+
+        l = max(|x|, |s_i| / |a_i|),   f = max(|q|, |Px|, |y_i| |a_i|).
+
+    Where a solution vanishes only noise would be left to measure with: a share of the sizes that the data implies
+    bounds both from below.
+    """
+    Prow, Pcol = part(S, PROW), part(S, PCOL)
+    row, tau, Px = np.empty(S.m), np.empty(S.m), np.zeros(S.n)
+    row_norms(S, D.Av, row)
+    curvature = 0.0
+    for t in range(D.Pv.size):
+        i, j, v = Prow[t], Pcol[t], D.Pv[t]
+        curvature = max(curvature, abs(v))
+        Px[i] += v * x[j]
+        if i != j:
+            Px[j] += v * x[i]
+    length = gradient = force = slack = 0.0
+    side = np.inf  # the smallest one that is not zero
+    for j in range(S.n):
+        length = max(length, abs(x[j]))
+        gradient = max(gradient, abs(D.q[j]))
+        force = max(force, abs(Px[j]))
+    for i in range(S.m):
+        force = max(force, abs(y[i]) * row[i])
+        if D.b[i] < np.inf:
+            slack = max(slack, abs(s[i]) / row[i])
+            side = min(side, abs(D.b[i]) / row[i]) if D.b[i] != 0.0 else side
+    force = max(force, gradient)
+    side = 0.0 if side == np.inf else min(side, FARTHEST * length) if length > 0.0 else side
+    least = VANISHING * max(force / curvature if curvature > 0.0 else 0.0, side)
+    length = max(length, least if least > 0.0 else 1.0)  # b = 0, P = 0: any length will do
+    length = max(length, min(slack, FAR * length))
+    least = VANISHING * max(gradient, curvature * length)
+    force = max(force, least if least > 0.0 else 1.0)
+    for i in range(S.m):
+        tau[i] = row[i] * row[i] * length / force
+    return Sizes(length, force, tau, row)
+
+
+@kernel
+def clean(S: Structure, w: Array, z: Sizes, s: Array, y: Array, face: Face) -> None:
+    """Face at w = s - tau y, and the cleaned pair: s in K, y in K*, complementary. Margins are relative to |a| l."""
+    kinds, starts, dims, extras = part(S, KIND), part(S, START), part(S, DIM), part(S, EXTRA)
+    for k in range(S.blocks):
+        kind, i, j = kinds[k], starts[k], starts[k] + dims[k]
+        if kind <= NONNEG:
+            face.case[k] = 0
+            face.margin[k] = _clean_scalars(kind == ZERO, i, j, w, z, s, y, face)
+            continue
+        on, delta, tau = face.on[i:j], face.delta[i:j], z.tau[i]
+        code, margin = 0, 0.0
+        if kind == SECOND_ORDER:
+            code, margin = soc.face(w[i:j], tau, s[i:j], y[i:j], on, delta, face.u[i:j])
+            if extras[k] >= 0:
+                face.on[S.m + extras[k]] = 1 if code >= 2 else 0
+        else:
+            R = face.R[extras[k] : extras[k] + (j - i) ** 2]
+            if kind == SEMIDEFINITE:
+                code, margin = psd.face(w[i:j], tau, S.alpha[k], s[i:j], y[i:j], on, delta, R)
+            elif kind == EXPONENTIAL:
+                code, margin = exponential.face(w[i:j], tau, S.alpha[k], s[i:j], y[i:j], on, delta, R)
+            elif kind == POWER:
+                code, margin = power.face(w[i:j], tau, S.alpha[k], s[i:j], y[i:j], on, delta, R)
+        for r in range(i, j):
+            y[r] /= tau
+        face.case[k], face.margin[k] = code, margin / (z.row[i] * np.sqrt(1.0 * (j - i)) * z.primal)
+
+
+@kernel
+def _clean_scalars(equal: bool, i: int, j: int, w: Array, z: Sizes, s: Array, y: Array, face: Face) -> float:
+    """Rows i to j of a scalar cone; the smallest relative distance to a change."""
+    nearest = np.inf
+    for r in range(i, j):
+        active = equal or w[r] < 0.0
+        face.on[r] = active
+        face.delta[r] = 0.0
+        s[r] = 0.0 if active else w[r]
+        y[r] = -w[r] / z.tau[r] if active else 0.0
+        if not equal:
+            nearest = min(nearest, abs(w[r]) / (z.row[r] * z.primal))
+    return nearest
+
+
+@kernel
+def residuals(S: Structure, D: Data, x: Array, y: Array, s: Array, r_x: Array, r_s: Array) -> tuple[Array, Array]:
+    """r_x = -(Px + q + A'y), r_s = b - Ax - s; also the sums of the magnitudes of their terms."""
+    Prow, Pcol, Arow, Acol = part(S, PROW), part(S, PCOL), part(S, AROW), part(S, ACOL)
+    a_x, a_s = np.empty(S.n), np.empty(S.m)
+    for j in range(S.n):
+        r_x[j] = -D.q[j]
+        a_x[j] = abs(D.q[j])
+    for i in range(S.m):
+        missing = D.b[i] == np.inf
+        r_s[i] = 0.0 if missing else D.b[i] - s[i]
+        a_s[i] = 0.0 if missing else abs(D.b[i])
+    for t in range(D.Pv.size):
+        i, j, v = Prow[t], Pcol[t], D.Pv[t]
+        r_x[i] -= v * x[j]
+        a_x[i] += abs(v * x[j])
+        if i != j:
+            r_x[j] -= v * x[i]
+            a_x[j] += abs(v * x[i])
+    for t in range(D.Av.size):
+        i, j, v = Arow[t], Acol[t], D.Av[t]
+        r_x[j] -= v * y[i]
+        a_x[j] += abs(v * y[i])
+        if D.b[i] < np.inf:
+            r_s[i] -= v * x[j]
+            a_s[i] += abs(v * x[j])
+    return a_x, a_s
+
+
+@kernel
+def judge(S: Structure, D: Data, z: Sizes, x: Array, y: Array, s: Array, r_x: Array, r_s: Array) -> float:
+    """THE natural residual of a complementary pair s, y and x: every row in its own units. Writes r_x and r_s.
+
+    A row's units are the magnitudes of its own terms, so that no large side elsewhere excuses it; rows of a curved
+    block share theirs. NaN counts as infinite.
+    """
+    kinds, starts, dims = part(S, KIND), part(S, START), part(S, DIM)
+    a_x, a_s = residuals(S, D, x, y, s, r_x, r_s)
+    length = 0.0
+    for j in range(S.n):
+        length = max(length, abs(x[j]))
+    length = max(length, VANISHING * z.primal)
+    worst = 0.0
+    for j in range(S.n):
+        worst = larger(worst, r_x[j], a_x[j] + FLOOR * z.dual)
+    for b in range(S.blocks):
+        i, k = starts[b], starts[b] + dims[b]
+        own = 0.0
+        if kinds[b] > NONNEG:
+            for r in range(i, k):
+                own = max(own, a_s[r])
+        for r in range(i, k):
+            worst = larger(worst, r_s[r], max(own, a_s[r]) + FLOOR * z.row[r] * length)
+    return worst
+
+
+@kernel
+def distance(S: Structure, z: Sizes, s: Array, cleaned: Array) -> float:
+    """How far a pair is from the cleaned one, in natural units; with `judge` at s and y as they are, the natural
+    residual of a point that has not been cleaned."""
+    worst = 0.0
+    for i in range(S.m):
+        if s[i] != cleaned[i]:
+            worst = larger(worst, s[i] - cleaned[i], z.row[i] * z.primal)
+    return worst
+
+
+@kernel
+def larger(worst: float, residual: float, unit: float) -> float:
+    """max(worst, |residual| / unit); a plain maximum would swallow a NaN."""
+    value = abs(residual) / unit if residual != 0.0 else 0.0
+    return value if value > worst or value != value else worst

@@ -1,0 +1,70 @@
+"""Chunks of a batch over threads.
+
+One pool serves the whole process: it is made on first use, sized by the CPUs this process may use (or by the
+environment variable FFO_NUM_THREADS), and forgotten after a fork, which threads do not survive. Callers on several
+threads share it; the calling thread works too, so nothing waits for a pool that others keep busy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from threading import Lock
+from typing import Any
+
+#: chunks per thread: samples take unequal time
+CHUNKS = 4
+#: seconds of work below which other threads cost more than they save
+WORTH = 3e-4
+
+_lock = Lock()
+_executor: ThreadPoolExecutor | None = None
+
+
+def _forget() -> None:
+    global _executor, _lock
+    _executor, _lock = None, Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def cpus() -> int:
+    """Threads that this process may use."""
+    wished = os.environ.get("FFO_NUM_THREADS", "")
+    if wished.isdigit() and int(wished) > 0:
+        return int(wished)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def executor() -> ThreadPoolExecutor:
+    """The pool of this process; the calling thread works too, hence one thread less than CPUs."""
+    global _executor
+    with _lock:
+        if _executor is None:
+            _executor = ThreadPoolExecutor(max(1, cpus() - 1), thread_name_prefix="ffo")
+        return _executor
+
+
+def run_chunks(function: Callable[..., Any], count: int, seconds: float, *arguments: Any) -> None:
+    """function(start, stop, *arguments) over 0..count; `seconds`: an estimate of the work in all."""
+    threads = min(cpus(), count) if seconds >= WORTH else 1
+    if threads <= 1:
+        function(0, count, *arguments)
+        return
+    chunks = min(count, CHUNKS * threads)
+    ranges = list(pairwise(round(k * count / chunks) for k in range(chunks + 1)))
+    pool = executor()
+    pending: list[Future[Any]] = [pool.submit(function, *r, *arguments) for r in ranges[1:]]
+    function(*ranges[0], *arguments)
+    for k in range(len(pending) - 1, -1, -1):  # what no thread has begun, from the end
+        if pending[k].cancel():
+            function(*ranges[k + 1], *arguments)
+    for p in pending:
+        if not p.cancelled():
+            p.result()

@@ -1,0 +1,72 @@
+"""Cone programs as the kernels see them: one plan per structure, and the values of a batch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ffo.cones import PSD, Exponential, Power, Product, SecondOrder, Zero
+from ffo.kernels import kkt
+
+if TYPE_CHECKING:
+    from ffo.kernels.batch import Plan, Values
+    from ffo.program.cone import ConeProgram
+
+Array = np.ndarray
+
+#: plans that are kept: they are made once per sparsity pattern, and never change
+KEPT = 32
+
+_lock = Lock()
+_plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
+
+
+def plan_of(program: ConeProgram) -> Plan:
+    """The plan of a program's structure, made when it is first seen."""
+    from ffo.kernels.batch import Plan  # loads compiled code
+
+    P, A = program.P, program.A
+    key = (program.cones, A.shape, *(v.tobytes() for M in (P, A) for v in (M.indptr, M.indices)))
+    with _lock:
+        plan = _plans.pop(key, None)
+        if plan is None:
+            rows = [np.asarray(v, np.int64) for v in (P.indices, P.columns, A.indices, A.columns)]
+            n, m = program.n, program.m
+            plan = Plan.of(kkt.build((rows[0], rows[1]), (rows[2], rows[3]), n, m, blocks_of(program.cones)))
+        _plans[key] = plan
+        if len(_plans) > KEPT:
+            _plans.popitem(last=False)
+    return plan
+
+
+def values_of(program: ConeProgram) -> Values:
+    """The data of a program."""
+    from ffo.kernels.batch import Values
+
+    return Values(program.P.values, program.q, program.A.values, program.b)
+
+
+def blocks_of(cones: Product) -> kkt.Blocks:
+    """Kinds, dimensions and exponents of the blocks; runs of scalar cones are one block."""
+    kind: list[int] = []
+    dim: list[int] = []
+    alpha: list[float] = []
+    for cone, count in cones.blocks:
+        repeat = 1
+        if isinstance(cone, Zero):
+            code, size = kkt.ZERO, count
+        elif cone.dim == 1:  # nonnegative rays, and cones of size 1
+            code, size = kkt.NONNEG, count
+        else:
+            size, repeat = cone.dim, count
+            if isinstance(cone, SecondOrder):
+                code = kkt.SECOND_ORDER
+            else:
+                code = {PSD: kkt.SEMIDEFINITE, Exponential: kkt.EXPONENTIAL, Power: kkt.POWER}[type(cone)]
+        kind += [code] * repeat
+        dim += [size] * repeat
+        alpha += [cone.alpha if isinstance(cone, Power) else 0.0] * repeat
+    return kkt.Blocks(np.array(kind, np.int64), np.array(dim, np.int64), np.array(alpha))

@@ -1,0 +1,46 @@
+"""INTERIOR: this package's own interior point, compiled, for linear and quadratic programs."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from ffo.cones import Nonneg, Zero
+from ffo.errors import Status
+from ffo.program.cone import ConeProgram, Solution
+from ffo.program.plan import plan_of, values_of
+from ffo.solvers.base import Capabilities, Solver, Workspace
+
+#: iterations after which a sample counts as failed; ten to fifteen are usual
+LIMIT = 60
+
+
+class InteriorSolver(Solver):
+    """Mehrotra's method on the KKT pattern of the ghost system (`ffo.kernels.interior`), whole batches over threads."""
+
+    name = "INTERIOR"
+    capabilities = Capabilities(
+        frozenset({Zero, Nonneg}), quadratic=True, module="numba", package="numba", threads=True
+    )
+    native_settings = frozenset({"limit", "tolerance"})
+    tolerances = ("tolerance",)
+    iteration_limit = "limit"
+
+    def workspace(self, program: ConeProgram) -> Workspace:
+        raise NotImplementedError("the interior point solves whole batches")
+
+    def solve(self, program: ConeProgram, warm: Solution | None = None) -> Solution:
+        """Solve every sample of the batch."""
+        self.check(program)
+        start = time.perf_counter()
+        plan, values = plan_of(program), values_of(program)
+        batch, n, m = program.batch, program.n, program.m
+        x, y, s = np.empty((batch, n)), np.empty((batch, m)), np.empty((batch, m))
+        ready = time.perf_counter()
+        limit = int(self.settings.get("limit", LIMIT))
+        done = plan.interior(values, x, y, s, float(self.settings["tolerance"]), limit)
+        status = np.where(done >= 0, int(Status.SOLVED), int(Status.NUMERICAL))
+        status[done <= -limit] = Status.ITERATION_LIMIT
+        detail = {int(k): "the interior point made no more progress" for k in np.flatnonzero(done < 0)}
+        return Solution(x, y, s, status, np.abs(done), ready - start, time.perf_counter() - ready, detail)
