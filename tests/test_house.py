@@ -21,7 +21,7 @@ CORE = {
     "probes": set(),
     "kernels": set(),
     "cones": {"errors", "kernels"},
-    "program": {"errors", "cones"},
+    "program": {"errors", "cones", "kernels"},
     "solvers": {"errors", "threads", "kernels", "cones", "program"},
     "ghost": {"errors", "threads", "probes", "kernels", "cones", "program"},
 }

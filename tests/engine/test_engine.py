@@ -25,7 +25,8 @@ from ffo.ghost.resolve import Resolve
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.scaling import scaling
 from ffo.solvers import get_solver
-from ffo.solvers.base import Capabilities, Solver, Workspace
+from ffo.solvers.base import Capabilities, Solver
+from ffo.solvers.workspace import Workspace
 
 
 def projection(points: np.ndarray) -> ConeProgram:

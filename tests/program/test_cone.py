@@ -108,14 +108,6 @@ def test_finite(block: str, value: float, batched: bool) -> None:
     assert bad.finite.tolist() == expected
 
 
-def test_pattern_is_a_key() -> None:
-    a, b = mixed().program, known_program(MIXED, 40, batch=2).program
-    assert a.pattern == a.with_vectors(q=0 * a.q).pattern
-    assert hash(a.pattern) == hash(a.with_vectors().pattern)
-    smaller = replace(b, A=b.A.restrict(np.arange(b.A.nnz) > 0))
-    assert b.pattern != smaller.pattern
-
-
 def test_pruned_programs_are_equal() -> None:
     p = mixed().program
     values = p.A.values.copy()

@@ -10,7 +10,8 @@ from ffo.cones import Nonneg, Zero
 from ffo.errors import Status
 from ffo.program.cone import ConeProgram, Solution
 from ffo.solvers import get_solver, solve_checked
-from ffo.solvers.base import Capabilities, Solver, Workspace
+from ffo.solvers.base import Capabilities, Solver
+from ffo.solvers.workspace import Workspace
 
 
 class Scripted(Solver):
@@ -26,7 +27,7 @@ class Scripted(Solver):
     def workspace(self, program: ConeProgram) -> Workspace:
         raise NotImplementedError
 
-    def solve(self, program: ConeProgram, warm: Solution | None = None) -> Solution:
+    def solve(self, program: ConeProgram) -> Solution:
         self.calls += 1
         right = get_solver("CLARABEL").solve(program)
         x = right.x + np.array(self.shift[: program.batch])[:, None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import threading
 import time
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,8 @@ from ffo.cones import Nonneg, Zero
 from ffo.errors import InputError, Status
 from ffo.program.cone import ConeProgram
 from ffo.solvers import get_solver, pool
-from ffo.solvers.base import Capabilities, Point, Solver, Workspace
+from ffo.solvers.base import Capabilities, Solver
+from ffo.solvers.workspace import Point, Workspace
 
 
 class _SleepyWorkspace(Workspace):
@@ -28,22 +28,21 @@ class _SleepyWorkspace(Workspace):
     def start(self, sample: int) -> None:
         pass
 
-    def run(self, sample: int, warm: Point | None) -> Point:
+    def run(self, sample: int) -> Point:
         time.sleep(self.solver.nap)
         self.solver.threads.add(threading.get_ident())
         q = self.program.q[sample]
         if q[0] == self.solver.trap:
             raise self.solver.error("trapped")
-        x = q if warm is None else warm.x
         zeros = np.zeros(self.program.m)
-        return Point(x.copy(), zeros, zeros, Status.SOLVED, sample)
+        return Point(q.copy(), zeros, zeros, Status.SOLVED, sample)
 
 
 class Sleepy(Solver):
-    """Answers x = q (or the warm start) after a nap, which releases the GIL."""
+    """Answers x = q after a nap, which releases the GIL."""
 
     name = "SLEEPY"
-    capabilities = Capabilities(frozenset({Zero, Nonneg}), True, "numpy", "numpy", threads=True, warm_start=True)
+    capabilities = Capabilities(frozenset({Zero, Nonneg}), True, "numpy", "numpy", threads=True)
 
     def __init__(self, nap: float = 2e-3, trap: float = np.inf, error: type[Exception] = ValueError) -> None:
         super().__init__()
@@ -69,8 +68,6 @@ def test_answers_come_in_order_whatever_the_split(four_cpus: None, batch: int, b
     solver = Sleepy()
     np.testing.assert_array_equal(solver.solve(program).x, program.q)
     assert solver.workspaces == (1 if batch <= 2 else min(4, batch - 2))
-    warm = replace(solver.solve(program), x=-program.q)
-    np.testing.assert_array_equal(solver.solve(program, warm).x, -program.q)
 
 
 def test_cheap_solves_stay_in_one_thread(four_cpus: None) -> None:
@@ -132,15 +129,3 @@ def test_a_forked_child_makes_its_own_pool(four_cpus: None) -> None:
     child.start()
     assert queue.get(timeout=20)
     child.join(timeout=20)
-
-
-@pytest.mark.parametrize("name", ["SCS", "OSQP", "PROXQP"])
-def test_warm_starts_save_iterations(name: str) -> None:
-    program = known_program("qp", batch=2).program
-    solver = get_solver(name)
-    cold = solver.solve(program)
-    warm = solver.solve(program, cold)
-    assert (warm.iterations < cold.iterations).all()
-    np.testing.assert_allclose(warm.x, cold.x, atol=1e-5)
-    broken = replace(cold, x=np.full_like(cold.x, np.nan))
-    np.testing.assert_allclose(solver.solve(program, broken).x, cold.x, atol=1e-5)

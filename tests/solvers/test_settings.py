@@ -9,7 +9,7 @@ import pytest
 
 from ffo.errors import InputError, SettingWarning, UnknownSettingError
 from ffo.solvers import get_solver, known
-from ffo.solvers.registry import adapters
+from ffo.solvers.table import adapters
 
 
 @pytest.mark.parametrize("name", known())

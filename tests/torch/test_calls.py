@@ -54,7 +54,7 @@ def values(batch: int) -> torch.Tensor:
 def test_a_call_comes_with_its_own_report(build: Callable[[], tuple[torch.nn.Module, Call]]) -> None:
     layer, call = build()
     first, mine = call(values(1))
-    second, other = call(values(3))
+    _, other = call(values(3))
     assert layer.info is other
     assert (len(mine.status), len(other.status)) == (1, 3)
     out = first[0] if isinstance(first, tuple) else first

@@ -205,7 +205,7 @@ class Liar(Solver):
     def workspace(self, program: ConeProgram) -> None:
         raise NotImplementedError
 
-    def solve(self, program: ConeProgram, warm: Solution | None = None) -> Solution:
+    def solve(self, program: ConeProgram) -> Solution:
         self.asked += 1
         good = get_solver("CLARABEL").solve(program)
         bad = self.lie(good)
@@ -251,8 +251,8 @@ def test_a_lie_is_never_passed_on(lie: Callable[[Solution], Solution]) -> None:
 class Denier(Liar):
     """Calls a problem infeasible although it has a point near the solution."""
 
-    def solve(self, program: ConeProgram, warm: Solution | None = None) -> Solution:
-        found = super().solve(program, warm)
+    def solve(self, program: ConeProgram) -> Solution:
+        found = super().solve(program)
         status = np.where(np.isin(np.arange(program.batch), self.samples), Status.INFEASIBLE, found.status)
         return Solution(found.x, found.y, found.s, status, found.iterations)
 
@@ -313,15 +313,15 @@ def test_retry_rests_when_all_is_well() -> None:
 
 def fails(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a solver fail on every second sample."""
-    from ffo.solvers.base import failed
-    from ffo.solvers.registry import adapter
+    from ffo.solvers.table import adapter
+    from ffo.solvers.workspace import failed
 
     workspace = type(adapter(name)().workspace(_program()))
     original = workspace.run
     monkeypatch.setattr(
         workspace,
         "run",
-        lambda self, k, warm: failed(self.program, Status.NUMERICAL, "broke") if k % 2 else original(self, k, warm),
+        lambda self, k: failed(self.program, Status.NUMERICAL, "broke") if k % 2 else original(self, k),
     )
 
 
@@ -360,15 +360,15 @@ def test_what_the_user_says_about_solvers_stands(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_solver_that_raises_costs_its_sample_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ffo.solvers.registry import adapter
+    from ffo.solvers.table import adapter
 
     workspace = type(adapter("CLARABEL")().workspace(_program()))
     original = workspace.run
 
-    def run(self: object, sample: int, warm: object) -> object:
+    def run(self: object, sample: int) -> object:
         if sample == 2:
             raise ZeroDivisionError("inside the solver")
-        return original(self, sample, warm)
+        return original(self, sample)
 
     monkeypatch.setattr(workspace, "run", run)
     layer = qp_layer(solver="CLARABEL", on_fail="nan")

@@ -195,7 +195,7 @@ def test_wrong_draws() -> None:
 
 
 def test_a_missing_solver_names_the_pip_command(case: zoo.Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ffo.solvers.registry import adapter
+    from ffo.solvers.table import adapter
 
     monkeypatch.setattr(adapter("QOCO"), "installed", classmethod(lambda cls: False))
     with pytest.raises(MissingSolverError, match=r"pip install qoco \(or: pip install 'ffo\[qoco\]'\)"):

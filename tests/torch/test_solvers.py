@@ -12,7 +12,7 @@ from layers import gradients, loss_of, make_layer, relative_error, tensors
 
 from ffo.errors import InputError, MissingSolverError, SettingWarning, UnknownSettingError, UnsupportedProblemError
 from ffo.solvers import get_solver
-from ffo.solvers.registry import adapters
+from ffo.solvers.table import adapters
 
 QP = ["constrained_least_squares", "general_qp", "linear_program"]
 SOCP = ["ball_constrained", "group_lasso"]

@@ -102,7 +102,7 @@ def minimize(
     if smoothing is not None:
         layer, draws = smoothed_layer(layer, smoothing, generator)
     random = stochastic or smoothing is not None
-    run = _Run(Objective(upper, layer, x0, draws), delta, epsilon, lipschitz, random, generator)
+    run = _Minimization(Objective(upper, layer, x0, draws), delta, epsilon, lipschitz, random, generator)
     with progress_bar(progress, budget, epsilon) as report:
         while run.reason is None:
             run.call()
@@ -124,7 +124,7 @@ def _check(delta: float, epsilon: float, budget: int, lipschitz: float | None) -
 
 
 @dataclass
-class _Run:
+class _Minimization:
     """A walk under way."""
 
     objective: Objective

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from ffo.engine.info import Info, Times
-from ffo.engine.outcome import Outcome, Piece, merged_certificate
+from ffo.engine.outcome import Outcome, SolvedPart, merged_certificate
 from ffo.errors import Status, solver_error
 from ffo.ghost.oracle import Linearization, Way, linearize
 from ffo.program.cone import ConeProgram, Solution
@@ -50,7 +50,7 @@ class Batch:
     retried: Array
     rescued: Array
     detail: dict[int, str] = field(default_factory=dict)
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[SolvedPart] = field(default_factory=list)
     hits: int = 0
     times: Times = field(default_factory=Times)
 
@@ -100,9 +100,9 @@ class Batch:
         if not len(mine):
             return
         if good.all():
-            piece = Piece(mine, Presolve(), found)
+            piece = SolvedPart(mine, Presolve(), found)
         else:
-            piece = Piece(mine, Presolve(), found.take(np.flatnonzero(good)))
+            piece = SolvedPart(mine, Presolve(), found.take(np.flatnonzero(good)))
         self.pieces.append(piece)
         self._put_point(piece)
         self.status[mine], self.residual[mine] = Status.SOLVED, found.certificate.natural_residual[good]
@@ -129,11 +129,11 @@ class Batch:
                 if local in other.detail:
                     self.detail[k] = other.detail[local]
         for piece in other.pieces:
-            self.pieces.append(Piece(samples[piece.samples], presolve.take(piece.samples), piece.found))
+            self.pieces.append(SolvedPart(samples[piece.samples], presolve.take(piece.samples), piece.found))
         self.hits += other.hits
         self.times = self.times + other.times
 
-    def _put_point(self, piece: Piece) -> None:
+    def _put_point(self, piece: SolvedPart) -> None:
         found = piece.found
         if len(piece.samples) == len(self.x):
             self.x, self.y, self.s = found.x, found.y, found.s

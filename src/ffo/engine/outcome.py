@@ -19,7 +19,7 @@ Array = np.ndarray
 
 
 @dataclass(frozen=True)
-class Piece:
+class SolvedPart:
     """Samples that were linearized together, in the program that a presolve made of theirs."""
 
     samples: Array
@@ -49,7 +49,7 @@ class Outcome:
     x: Array
     y: Array
     s: Array
-    pieces: list[Piece]
+    pieces: list[SolvedPart]
     info: Info
 
     def adjoint(self, c_x: Array, c_y: Array, constraints: bool = True) -> DataGradient:
@@ -89,7 +89,7 @@ class Outcome:
         return len(self.pieces) == 1 and len(self.pieces[0].samples) == len(self.x)
 
 
-def merged_certificate(pieces: Sequence[Piece], batch: int) -> Certificate:
+def merged_certificate(pieces: Sequence[SolvedPart], batch: int) -> Certificate:
     """One certificate for the batch; samples in no piece were not solved."""
     if len(pieces) == 1 and len(pieces[0].samples) == batch:
         return pieces[0].found.certificate

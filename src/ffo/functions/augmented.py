@@ -63,7 +63,7 @@ class Answer:
 
 def solve(problem: Problem, y: Tensor, settings: Settings, exact: bool = False) -> Answer:
     """Solve every sample from y (batch, n), at which the functions must be finite."""
-    run = _Run(problem, y, settings, exact)
+    run = _AugmentedRun(problem, y, settings, exact)
     for _ in range(OUTER):
         if not len(run.pending):
             break
@@ -73,7 +73,7 @@ def solve(problem: Problem, y: Tensor, settings: Settings, exact: bool = False) 
     return run.answer()
 
 
-class _Run:
+class _AugmentedRun:
     """Samples on their way; all vectors are those of the pending samples, `final` those of the whole batch."""
 
     def __init__(self, problem: Problem, y: Tensor, settings: Settings, exact: bool) -> None:

@@ -42,7 +42,7 @@ FAR = 1e8
 
 
 @dataclass
-class Outcome:
+class FunctionOutcome:
     """A solved batch: y (batch, n), NaN where a sample failed, and its derivative where it was asked for.
 
     `solved` are the numbers of solved samples; `system` is their ghost system.
@@ -112,10 +112,10 @@ class Runner:
         keys: Sequence[Hashable] | None = None,
         overrides: Mapping[str, Any] | None = None,
         copies: int = 1,
-    ) -> Outcome:
+    ) -> FunctionOutcome:
         """Solve every sample from y (batch, n); `copies` as in `ffo.engine.Engine.run`."""
         start = time.perf_counter()
-        run = _Run(problem, y, self.options, self.exact)
+        run = _FunctionRun(problem, y, self.options, self.exact)
         run.reject()
         constraints = run.points.multipliers.shape[1]
         if keys is not None:
@@ -134,7 +134,7 @@ class Runner:
         return outcome
 
 
-class _Run:
+class _FunctionRun:
     """One call, step by step."""
 
     def __init__(self, problem: Problem, y: Tensor, options: Options, exact: bool) -> None:
@@ -244,7 +244,7 @@ class _Run:
         same = sorted({k // copies for k in failed if self.status[k] is status})
         raise solver_error(status, same, self.answered[first] or "FFOFunctionLayer", self.detail.get(first, ""))
 
-    def outcome(self, derivative: bool) -> Outcome:
+    def outcome(self, derivative: bool) -> FunctionOutcome:
         """What became of the samples; NaN where they failed."""
         began = time.perf_counter()
         status = [s if s is not None else Status.NUMERICAL for s in self.status]
@@ -277,7 +277,7 @@ class _Run:
             times=replace(self.times, polish=self.times.polish + time.perf_counter() - began),
             detail=self.detail,
         )
-        return Outcome(self.problem, y, info, solved, system)
+        return FunctionOutcome(self.problem, y, info, solved, system)
 
 
 def _retriable(status: Status) -> bool:

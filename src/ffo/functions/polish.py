@@ -63,7 +63,7 @@ class Polished:
 
 def polish(problem: Problem, y: Tensor, multipliers: Tensor, exact: bool, steps: int = STEPS) -> Polished:
     """Newton steps from approximate solutions; at least one, so that there is evidence."""
-    run = _Run(problem, y, multipliers, exact)
+    run = _PolishRun(problem, y, multipliers, exact)
     for _ in range(steps):
         run.step()
         if not len(run.pending):
@@ -71,7 +71,7 @@ def polish(problem: Problem, y: Tensor, multipliers: Tensor, exact: bool, steps:
     return run.best
 
 
-class _Run:
+class _PolishRun:
     def __init__(self, problem: Problem, y: Tensor, multipliers: Tensor, exact: bool) -> None:
         self.problem, self.exact = problem, exact
         self.target = EXACT if exact else DIFFERENCES

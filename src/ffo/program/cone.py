@@ -95,11 +95,6 @@ class ConeProgram:
         return self if P is self.P and A is self.A else replace(self, P=P, A=A)
 
     @cached_property
-    def pattern(self) -> tuple[bytes, ...]:
-        """A hashable key of the sparsity pattern; equal keys mean equal patterns."""
-        return tuple(a.tobytes() for M in (self.P, self.A) for a in (M.indptr, M.indices))
-
-    @cached_property
     def finite(self) -> Array:
         """(batch,) true where all data of the sample is finite."""
         vectors = np.isfinite(self.q).all(axis=1) & np.isfinite(distinct(self.b)).all(axis=1)

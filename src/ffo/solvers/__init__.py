@@ -1,8 +1,10 @@
 """The forward solve, with any solver. Importing this package imports no solver package."""
 
-from ffo.solvers.base import Capabilities, Point, Solver, Workspace
+from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.forward import solve_checked
-from ffo.solvers.registry import available, choose, get_solver, known
+from ffo.solvers.registry import available, choose, get_solver
+from ffo.solvers.table import known
+from ffo.solvers.workspace import Point, Workspace
 
 __all__ = [
     "Capabilities",

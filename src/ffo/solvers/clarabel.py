@@ -10,9 +10,10 @@ from ffo.cones import PSD, Exponential, Nonneg, Power, SecondOrder, Zero
 from ffo.cones.base import Cone
 from ffo.errors import Status
 from ffo.program.cone import ConeProgram
-from ffo.solvers.base import Capabilities, Point, Solver, Workspace
+from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.feed import SparseFeed
 from ffo.solvers.settings import assign
+from ffo.solvers.workspace import Point, Workspace
 
 _STATUS = {
     "Solved": Status.SOLVED,
@@ -89,7 +90,7 @@ class _ClarabelWorkspace(Workspace):
             data["A"] = self.A.values(sample)
         self.solver.update(**data)
 
-    def run(self, sample: int, warm: Point | None) -> Point:
+    def run(self, sample: int) -> Point:
         result = self.solver.solve()
         said = str(result.status)
         status = _STATUS.get(said, Status.NUMERICAL)

@@ -19,7 +19,8 @@ from ffo.cones import PSD, Exponential, Nonneg, Power, SecondOrder, Zero
 from ffo.cones.base import Cone
 from ffo.errors import InputError, MissingSolverError, Status
 from ffo.program.cone import ConeProgram
-from ffo.solvers.base import Capabilities, Point, Solver, Workspace, failed
+from ffo.solvers.base import Capabilities, Solver
+from ffo.solvers.workspace import Point, Workspace, failed
 
 Array = np.ndarray
 
@@ -133,7 +134,7 @@ class _CvxpyWorkspace(Workspace):
         else:
             self.start(sample)
 
-    def run(self, sample: int, warm: Point | None) -> Point:
+    def run(self, sample: int) -> Point:
         program = self.program
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # CVXPY warns of inaccuracy; the status says it

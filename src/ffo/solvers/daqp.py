@@ -10,9 +10,10 @@ import numpy as np
 from ffo.cones import Nonneg, Zero
 from ffo.errors import InputError, Status
 from ffo.program.cone import ConeProgram
-from ffo.solvers.base import Capabilities, Point, Solver, Workspace, failed
+from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.feed import DenseFeed, mirrored
 from ffo.solvers.split import Split, pick_rows
+from ffo.solvers.workspace import Point, Workspace, failed
 
 #: Smallest violation of a constraint that makes it enter the active set.
 PIVOT = 1e-6
@@ -92,7 +93,7 @@ class _DAQPWorkspace(Workspace):
     def start(self, sample: int) -> None:
         """Nothing to keep: a fresh call costs no more than an update, and no active set leaks from sample to sample."""
 
-    def run(self, sample: int, warm: Point | None) -> Point:
+    def run(self, sample: int) -> Point:
         program, split = self.program, self.split
         if self.bounded and split.crossed[sample]:
             return failed(program, Status.INFEASIBLE, "a lower bound exceeds its upper bound")

@@ -9,9 +9,10 @@ import numpy as np
 from ffo.cones import Nonneg, Zero
 from ffo.errors import InputError, Status
 from ffo.program.cone import ConeProgram
-from ffo.solvers.base import Capabilities, Point, Solver, Workspace, failed
+from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.feed import transposed
 from ffo.solvers.split import Split, pick_rows
+from ffo.solvers.workspace import Point, Workspace, failed
 
 _STATUS = {
     "kOptimal": Status.SOLVED,
@@ -111,7 +112,7 @@ class _HiGHSWorkspace(Workspace):
         if self._highspy.HighsStatus.kError in said:  # HiGHS would solve the sample before once more
             raise ValueError("HiGHS refused the data")
 
-    def run(self, sample: int, warm: Point | None) -> Point:
+    def run(self, sample: int) -> Point:
         program, split, solver = self.program, self.split, self.solver
         if len(split.single) and split.crossed[sample]:
             return failed(program, Status.INFEASIBLE, "a lower bound exceeds its upper bound")

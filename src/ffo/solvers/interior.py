@@ -30,7 +30,7 @@ class InteriorSolver(Solver):
     def workspace(self, program: ConeProgram) -> Workspace:
         raise NotImplementedError("the interior point solves whole batches")
 
-    def solve(self, program: ConeProgram, warm: Solution | None = None) -> Solution:
+    def solve(self, program: ConeProgram) -> Solution:
         """Solve every sample of the batch."""
         self.check(program)
         start = time.perf_counter()

@@ -11,9 +11,10 @@ from ffo.cones import PSD, Exponential, Nonneg, Power, SecondOrder, Zero
 from ffo.errors import InputError, Status
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.sparse import SparseBatch
-from ffo.solvers.base import Capabilities, Solver, Workspace
+from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.feed import mirrored, transposed
 from ffo.solvers.ordering import Ordering
+from ffo.solvers.workspace import Workspace
 
 _ORDER = (Zero, Nonneg, SecondOrder, PSD, Exponential, Power)
 
@@ -49,7 +50,7 @@ class MoreauSolver(Solver):
     def workspace(self, program: ConeProgram) -> Workspace:
         raise NotImplementedError("Moreau solves whole batches")
 
-    def solve(self, program: ConeProgram, warm: Solution | None = None) -> Solution:
+    def solve(self, program: ConeProgram) -> Solution:
         """Solve every sample of the batch in one native call."""
         self.check(program)
         start = time.perf_counter()

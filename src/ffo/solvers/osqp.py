@@ -1,4 +1,4 @@
-"""OSQP: operator splitting for QPs; warm starts."""
+"""OSQP: operator splitting for QPs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import numpy as np
 from ffo.cones import Nonneg, Zero
 from ffo.errors import InputError, Status
 from ffo.program.cone import ConeProgram
-from ffo.solvers.base import Capabilities, Point, Solver, Workspace
+from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.feed import SparseFeed
 from ffo.solvers.split import rows_of
+from ffo.solvers.workspace import Point, Workspace
 
 _STATUS = {
     "OSQP_SOLVED": Status.SOLVED,
@@ -37,7 +38,6 @@ class OSQPSolver(Solver):
         package="osqp",
         extra="osqp",
         threads=True,
-        warm_start=True,
     )
     native_settings = frozenset(
         """device allocate_solution profiler_level polishing linsys_solver rho rho_is_vec sigma alpha
@@ -94,12 +94,9 @@ class _OSQPWorkspace(Workspace):
             data["Ax"] = self.A.values(sample)
         self.solver.update(**data)
 
-    def run(self, sample: int, warm: Point | None) -> Point:
+    def run(self, sample: int) -> Point:
         program = self.program
-        if warm is None:
-            self.solver.warm_start(x=np.zeros(program.n), y=np.zeros(program.m))
-        else:
-            self.solver.warm_start(x=np.ascontiguousarray(warm.x), y=np.ascontiguousarray(warm.y))
+        self.solver.warm_start(x=np.zeros(program.n), y=np.zeros(program.m))  # not where the last sample ended
         result = self.solver.solve(raise_error=False)
         said = self.codes.get(result.info.status_val, "unknown")
         status = _STATUS.get(said, Status.NUMERICAL)

@@ -9,10 +9,11 @@ import numpy as np
 from ffo.cones import Nonneg, Zero
 from ffo.errors import InputError, Status
 from ffo.program.cone import ConeProgram
-from ffo.solvers.base import Capabilities, Point, Solver, Workspace, failed
+from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.feed import DenseFeed, SparseFeed
 from ffo.solvers.settings import assign
 from ffo.solvers.split import Split
+from ffo.solvers.workspace import Point, Workspace, failed
 
 #: Largest number of variables for which the dense interface can win, and the density from which it does.
 DENSE_SIZE, DENSE_FILL, ALWAYS_DENSE = 1500, 0.3, 12
@@ -95,7 +96,7 @@ class _PIQPWorkspace(Workspace):
         matrices = {name: f(sample) for name, f in feeds.items()} if changed else {}
         self.solver.update(**matrices, **self._vectors(sample))
 
-    def run(self, sample: int, warm: Point | None) -> Point:
+    def run(self, sample: int) -> Point:
         if self.bounded and self.split.crossed[sample]:  # PIQP itself would run to its iteration limit
             return failed(self.program, Status.INFEASIBLE, "a lower bound exceeds its upper bound")
         code = self.solver.solve()

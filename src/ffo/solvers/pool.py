@@ -19,9 +19,12 @@ import numpy as np
 
 from ffo.cones import PSD
 from ffo.errors import FFOError, Status
-from ffo.program.cone import ConeProgram, Solution
-from ffo.solvers.base import Point, Solver, Workspace, failed
+from ffo.program.cone import ConeProgram
+from ffo.solvers.workspace import Point, Workspace, failed
 from ffo.threads import one_blas_thread
+
+#: the samples' answers in order, and the seconds of set-up in the calling thread
+Answers = tuple[list[Point], float]
 
 #: Seconds of work left, and seconds per solve, below which other threads cost more than they save
 #: (at 150 us a solve the threads pass the GIL to and fro and gain nothing; at 1 ms two gain 1.5x to 1.8x).
@@ -72,10 +75,10 @@ def share(work: Callable[[range], None], count: int, cheap: bool = False) -> Non
         p.result()
 
 
-def solve_samples(solver: Solver, program: ConeProgram, warm: Solution | None = None) -> tuple[list[Point], float]:
-    """Solve every sample; returns the answers in order and the seconds of set-up in this thread."""
+def solve_samples(make: Callable[[ConeProgram], Workspace], program: ConeProgram, threads: bool) -> Answers:
+    """Solve every sample in workspaces that `make` sets up; `threads`: whether solves release the GIL."""
     with _one_blas_thread(program):
-        return _solve_all(solver, program, warm)
+        return _solve_all(make, program, threads)
 
 
 def _one_blas_thread(program: ConeProgram) -> AbstractContextManager[Any]:
@@ -85,54 +88,41 @@ def _one_blas_thread(program: ConeProgram) -> AbstractContextManager[Any]:
     return one_blas_thread()
 
 
-def _solve_all(solver: Solver, program: ConeProgram, warm: Solution | None) -> tuple[list[Point], float]:
+def _solve_all(make: Callable[[ConeProgram], Workspace], program: ConeProgram, threads: bool) -> Answers:
     start = time.perf_counter()
-    workspace = solver.workspace(program)
+    workspace = make(program)
     workspace.setup_seconds += time.perf_counter() - start
-    use_warm = warm if solver.capabilities.warm_start else None
-    if not solver.capabilities.threads or program.batch < 2 or cpus() < 2:
-        points = _solve_range(workspace, 0, program.batch, use_warm)
-        return points, workspace.setup_seconds
-    first = _solve_range(workspace, 0, 1, use_warm)  # carries the set-up, which is not repeated
+    if not threads or program.batch < 2 or cpus() < 2:
+        return _solve_range(workspace, 0, program.batch), workspace.setup_seconds
+    first = _solve_range(workspace, 0, 1)  # carries the set-up, which is not repeated
     start = time.perf_counter()
-    second = _solve_range(workspace, 1, 2, use_warm)
+    second = _solve_range(workspace, 1, 2)
     each, left = time.perf_counter() - start, program.batch - 2
     if each < WORTH_SOLVE or left * each < WORTH_TOTAL:
-        return first + second + _solve_range(workspace, 2, program.batch, use_warm), workspace.setup_seconds
+        return first + second + _solve_range(workspace, 2, program.batch), workspace.setup_seconds
     edges = np.linspace(2, program.batch, min(cpus(), left) + 1).astype(int)
-    others = [executor().submit(_solve_part, solver, program, lo, hi, use_warm) for lo, hi in pairwise(edges[1:])]
-    mine = _solve_range(workspace, edges[0], edges[1], use_warm)
+    others = [executor().submit(_solve_part, make, program, lo, hi) for lo, hi in pairwise(edges[1:])]
+    mine = _solve_range(workspace, edges[0], edges[1])
     rest = [point for future in others for point in future.result()]
     return first + second + mine + rest, workspace.setup_seconds
 
 
-def _solve_part(solver: Solver, program: ConeProgram, lo: int, hi: int, warm: Solution | None) -> list[Point]:
-    samples = np.arange(lo, hi)
-    part = program.take(samples)
-    return _solve_range(solver.workspace(part), 0, hi - lo, None if warm is None else warm.take(samples))
+def _solve_part(make: Callable[[ConeProgram], Workspace], program: ConeProgram, lo: int, hi: int) -> list[Point]:
+    return _solve_range(make(program.take(np.arange(lo, hi))), 0, hi - lo)
 
 
-def _solve_range(workspace: Workspace, lo: int, hi: int, warm: Solution | None) -> list[Point]:
-    return [_guarded(workspace, k, _warm_point(warm, k)) for k in range(lo, hi)]
+def _solve_range(workspace: Workspace, lo: int, hi: int) -> list[Point]:
+    return [_guarded(workspace, k) for k in range(lo, hi)]
 
 
-def _guarded(workspace: Workspace, sample: int, warm: Point | None) -> Point:
+def _guarded(workspace: Workspace, sample: int) -> Point:
     """One sample; an exception of the solver costs this sample only, and the next one starts afresh."""
     if not workspace.program.finite[sample]:  # some solvers spin on NaN, some solve the sample before again
         return failed(workspace.program, Status.INVALID_INPUT, NOT_FINITE)
     try:
-        return workspace.solve(sample, warm)
+        return workspace.solve(sample)
     except FFOError:
         raise
     except Exception as error:
         workspace.ready = False
         return failed(workspace.program, Status.NUMERICAL, f"{type(error).__name__}: {error}")
-
-
-def _warm_point(warm: Solution | None, sample: int) -> Point | None:
-    if warm is None:
-        return None
-    x, y, s = warm.x[sample], warm.y[sample], warm.s[sample]
-    if not (np.isfinite(x).all() and np.isfinite(y).all() and np.isfinite(s).all()):
-        return None
-    return Point(x, y, s, Status(int(warm.status[sample])))

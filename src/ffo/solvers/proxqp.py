@@ -1,4 +1,4 @@
-"""ProxQP (proxsuite): proximal augmented Lagrangian for QPs, dense and sparse; warm starts."""
+"""ProxQP (proxsuite): proximal augmented Lagrangian for QPs, dense and sparse."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 from ffo.cones import Nonneg, Zero
 from ffo.errors import InputError, Status
 from ffo.program.cone import ConeProgram
-from ffo.solvers.base import Capabilities, Point, Solver, Workspace
+from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.feed import DenseFeed, SparseFeed, mirrored
 from ffo.solvers.settings import assign
 from ffo.solvers.split import Split
+from ffo.solvers.workspace import Point, Workspace
 
 #: Density from which the dense interface wins, and the largest size for which it is considered.
 DENSE_FILL, DENSE_SIZE, ALWAYS_DENSE = 0.2, 1500, 50
@@ -36,7 +37,6 @@ class ProxQPSolver(Solver):
         module="proxsuite",
         package="proxsuite",
         extra="proxqp",
-        warm_start=True,
     )
     native_settings = frozenset(
         """backend alpha_bcl beta_bcl bcl_update check_duality_gap cold_reset_mu_eq cold_reset_mu_in
@@ -101,15 +101,10 @@ class _ProxQPWorkspace(Workspace):
                 matrices[name] = feed(sample)
         self.solver.update(**matrices, **self._vectors(sample), update_preconditioner=bool(matrices))
 
-    def run(self, sample: int, warm: Point | None) -> Point:
+    def run(self, sample: int) -> Point:
         split, solver = self.split, self.solver
-        if warm is None:
-            solver.settings.initial_guess = self.guess.NO_INITIAL_GUESS
-            solver.solve()
-        else:
-            solver.settings.initial_guess = self.guess.WARM_START
-            y, z = np.ascontiguousarray(warm.y[split.equal]), np.ascontiguousarray(warm.y[split.unequal])
-            solver.solve(np.ascontiguousarray(warm.x), y, z)
+        solver.settings.initial_guess = self.guess.NO_INITIAL_GUESS
+        solver.solve()
         result = solver.results
         said = result.info.status.name
         status = _STATUS.get(said, Status.NUMERICAL)

@@ -9,10 +9,11 @@ import numpy as np
 from ffo.cones import Nonneg, SecondOrder, Zero
 from ffo.errors import InputError, Status
 from ffo.program.cone import ConeProgram
-from ffo.solvers.base import Capabilities, Point, Solver, Workspace
+from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.feed import SparseFeed
 from ffo.solvers.ordering import Ordering
 from ffo.solvers.split import pick_rows
+from ffo.solvers.workspace import Point, Workspace
 
 _STATUS = {
     "QOCO_SOLVED": Status.SOLVED,
@@ -90,7 +91,7 @@ class _QOCOWorkspace(Workspace):
             vectors["h"] = self.h[sample]
         self.solver.update_vector_data(**vectors)
 
-    def run(self, sample: int, warm: Point | None) -> Point:
+    def run(self, sample: int) -> Point:
         result = self.solver.solve()
         status = _STATUS.get(result.status, Status.NUMERICAL)
         y = self.order.back(np.concatenate([np.ravel(result.y), np.ravel(result.z)]))

@@ -17,9 +17,10 @@ import numpy as np
 from ffo.cones import Nonneg, Zero
 from ffo.errors import InputError, MissingSolverError, Status, UnsupportedProblemError
 from ffo.program.cone import ConeProgram
-from ffo.solvers.base import Capabilities, Point, Solver, Workspace, failed
+from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.feed import DenseFeed, SparseFeed, mirrored
 from ffo.solvers.split import Split
+from ffo.solvers.workspace import Point, Workspace, failed
 
 Array = np.ndarray
 
@@ -142,7 +143,7 @@ class _QpsolversWorkspace(Workspace):
     def start(self, sample: int) -> None:
         """Nothing to keep: qpsolvers starts its solver on every call."""
 
-    def run(self, sample: int, warm: Point | None) -> Point:
+    def run(self, sample: int) -> Point:
         program, split, solver = self.program, self.split, self.solver
         bounded = len(split.single) > 0
         if bounded and split.crossed[sample]:

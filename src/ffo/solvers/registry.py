@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Mapping
 from typing import Any
@@ -12,42 +11,13 @@ from ffo.errors import InputError
 from ffo.program.cone import ConeProgram
 from ffo.solvers.base import Solver
 from ffo.solvers.fill import elimination_work
-
-#: CVXPY's name of each solver with an adapter of its own: module and class.
-_NATIVE = {
-    "INTERIOR": ("interior", "InteriorSolver"),
-    "CLARABEL": ("clarabel", "ClarabelSolver"),
-    "PIQP": ("piqp", "PIQPSolver"),
-    "SCS": ("scs", "SCSSolver"),
-    "OSQP": ("osqp", "OSQPSolver"),
-    "QOCO": ("qoco", "QOCOSolver"),
-    "PROXQP": ("proxqp", "ProxQPSolver"),
-    "HIGHS": ("highs", "HiGHSSolver"),
-    "DAQP": ("daqp", "DAQPSolver"),
-    "MOREAU": ("moreau", "MoreauSolver"),
-}
+from ffo.solvers.table import NATIVE, adapter, adapters
 
 #: Variables up to which DAQP is the default for QPs, and Clarabel for LPs.
 SMALL_QP, SMALL_LP = 60, 100
 #: Variables from which the pattern of a QP is looked at, and the work of its elimination from which Clarabel,
 #: which factorizes block by block, is the default.
 LARGE_QP, HEAVY = 4000, 2.5e10
-
-
-def adapter(name: str) -> type[Solver]:
-    """The adapter class of a native solver."""
-    module, cls = _NATIVE[name]
-    return getattr(importlib.import_module(f"ffo.solvers.{module}"), cls)
-
-
-def adapters() -> dict[str, type[Solver]]:
-    """All native adapters by name, installed or not (this imports no solver package)."""
-    return {name: adapter(name) for name in _NATIVE}
-
-
-def known() -> tuple[str, ...]:
-    """Names of the solvers with an adapter of their own, installed or not."""
-    return tuple(_NATIVE)
 
 
 def available() -> tuple[str, ...]:
@@ -62,7 +32,7 @@ def available() -> tuple[str, ...]:
     if importlib.util.find_spec("cvxpy") is not None:
         import cvxpy
 
-        others = sorted(set(cvxpy.installed_solvers()) - set(_NATIVE))
+        others = sorted(set(cvxpy.installed_solvers()) - set(NATIVE))
     return (*native, *others, *installed())
 
 
@@ -89,7 +59,7 @@ def get_solver(solver: str | Solver, settings: Mapping[str, Any] | None = None, 
     if not isinstance(solver, str):
         raise InputError(f"solver must be a name or an ffo Solver, not {type(solver).__name__}")
     name = solver.upper()
-    if name in _NATIVE:
+    if name in NATIVE:
         return adapter(name)(settings, verbose=verbose)
     from ffo.solvers import qpsolvers_any
 

@@ -1,4 +1,4 @@
-"""SCS: operator splitting for all cones of this package; warm starts."""
+"""SCS: operator splitting for all cones of this package."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import numpy as np
 from ffo.cones import PSD, Exponential, Nonneg, Power, SecondOrder, Zero
 from ffo.errors import Status
 from ffo.program.cone import ConeProgram
-from ffo.solvers.base import Capabilities, Point, Solver, Workspace
+from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.feed import SparseFeed
 from ffo.solvers.ordering import Ordering
+from ffo.solvers.workspace import Point, Workspace
 
 _ORDER = (Zero, Nonneg, SecondOrder, PSD, Exponential, Power)
 
@@ -30,7 +31,7 @@ class SCSSolver(Solver):
 
     name = "SCS"
     capabilities = Capabilities(
-        frozenset(_ORDER), quadratic=True, module="scs", package="scs", extra="scs", threads=True, warm_start=True
+        frozenset(_ORDER), quadratic=True, module="scs", package="scs", extra="scs", threads=True
     )
     native_settings = frozenset(
         """use_indirect linear_solver mkl gpu normalize scale adaptive_scale rho_x max_iters eps_abs eps_rel
@@ -71,13 +72,8 @@ class _SCSWorkspace(Workspace):
         else:
             self.start(sample)
 
-    def run(self, sample: int, warm: Point | None) -> Point:
-        if warm is None or self.empty:
-            result = self.solver.solve(warm_start=False)
-        else:
-            assert warm.s is not None  # it comes from a Solution
-            y, s = warm.y[self.order.rows], warm.s[self.order.rows]
-            result = self.solver.solve(warm_start=True, x=np.array(warm.x), y=y, s=s)
+    def run(self, sample: int) -> Point:
+        result = self.solver.solve(warm_start=False)
         info = result["info"]
         status = _status(info)
         m = self.program.m

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ffo.errors import InputError, SettingWarning, UnknownSettingError
+from ffo.solvers.table import adapters
 
 if TYPE_CHECKING:
     from ffo.solvers.base import Solver
@@ -96,8 +97,6 @@ def _warn(solver: type[Solver] | Solver, name: str) -> None:
 
 
 def _known_elsewhere() -> frozenset[str]:
-    from ffo.solvers.registry import adapters
-
     return frozenset().union(*(cls.native_settings for cls in adapters().values()))
 
 

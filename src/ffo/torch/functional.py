@@ -13,7 +13,7 @@ import torch
 from ffo.engine import Info, Options, Smoothing
 from ffo.engine.call import call_keys, warn_of_doubt
 from ffo.errors import DerivativeError, InputError
-from ffo.functions.outcome import Outcome, Runner
+from ffo.functions.outcome import FunctionOutcome, Runner
 from ffo.functions.problem import Functions, Problem, graph_nodes
 from ffo.functions.solvers import FunctionSolver
 from ffo.torch.base import call_with_report
@@ -174,7 +174,7 @@ class FFOFunctionLayer(torch.nn.Module):
         call = _Call(self, layout, tuple(weights), derivative, given, dict(solver_args or {}))
         return _Solve.apply(call, *inputs)
 
-    def _layout(self, theta: Sequence[Tensor], y0: Tensor | None) -> _Layout:
+    def _layout(self, theta: Sequence[Tensor], y0: Tensor | None) -> _CallLayout:
         """Check the tensors of a call against each other and against what the layer was told."""
         check_tensors(theta, [f"theta {i}" for i in range(len(theta))])
         if y0 is not None and not isinstance(y0, torch.Tensor):
@@ -204,7 +204,7 @@ class FFOFunctionLayer(torch.nn.Module):
         like = next((t for t in (*theta, y0, *self.functions.weights.values()) if t is not None), None)
         if like is None:
             raise InputError("nothing to solve for: pass theta or y0")
-        return _Layout(batched, batch, shape, y0, like.dtype, like.device)
+        return _CallLayout(batched, batch, shape, y0, like.dtype, like.device)
 
     def extra_repr(self) -> str:
         return f"shape={self.shape}, dims={self.dims}, solver={self.runner.options.solver or 'auto'}"
@@ -233,7 +233,7 @@ def _batched(theta: Sequence[Tensor], dims: Sequence[int] | None, nowhere: bool,
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _CallLayout:
     """How the tensors of a call are to be read; `batch` is None for a single sample."""
 
     batched: tuple[bool, ...]
@@ -257,7 +257,7 @@ class _Call:
     """One call of a layer."""
 
     layer: FFOFunctionLayer
-    layout: _Layout
+    layout: _CallLayout
     names: tuple[str, ...]
     derivative: bool
     keys: list[Hashable] | None
@@ -273,7 +273,7 @@ class _Call:
         smoothing = self.layer.runner.options.smoothing
         return smoothing is None or smoothing.average
 
-    def solve(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Outcome]:
+    def solve(self, tensors: Sequence[Tensor]) -> tuple[Tensor, FunctionOutcome]:
         """y as the caller wants it, and what backward needs."""
         layout, draws = self.layout, self.draws
         wide = [t.detach().to(torch.float64) if t.is_floating_point() else t.detach() for t in tensors]
@@ -308,7 +308,7 @@ class _Call:
         shift = source.uniform(-smoothing.radius, smoothing.radius, (problem.batch * self.draws, problem.inequalities))
         return replace(problem.repeated(self.draws), shift=torch.tensor(shift, device=self.layout.device))
 
-    def adjoint(self, outcome: Outcome, gradient: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+    def adjoint(self, outcome: FunctionOutcome, gradient: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
         draws = self.draws
         batch = self.layout.batch or 1
         c = gradient.to(torch.float64)

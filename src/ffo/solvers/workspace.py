@@ -1,0 +1,95 @@
+"""A solver at work on one program: its workspace, and the answers it brings back."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+
+from ffo.errors import Status
+from ffo.program.cone import ConeProgram, Solution
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Point:
+    """One sample's answer: x (n,), y (m,), s (m,) and the verdict of the solver.
+
+    s is None where the solver has no slacks of its own: b - Ax, projected onto the cone, stands in.
+    """
+
+    x: Array
+    y: Array
+    s: Array | None
+    status: Status
+    iterations: int = -1
+    detail: str = ""
+
+
+class Workspace(ABC):
+    """A solver set up for one program; reused for its samples.
+
+    The first sample starts the solver; later ones hand it new numbers on the same pattern. What
+    depends on the pattern alone, and what can be computed for all samples at once, belongs in the
+    constructor; errors of the solver itself belong in the three methods, where they cost one sample.
+    """
+
+    def __init__(self, program: ConeProgram) -> None:
+        self.program = program
+        self.ready = False
+        self.setup_seconds = 0.0
+
+    def solve(self, sample: int) -> Point:
+        """Solve one sample of the program."""
+        if self.ready:
+            self.update(sample)
+        else:
+            start = time.perf_counter()
+            self.start(sample)
+            self.ready = True
+            self.setup_seconds += time.perf_counter() - start
+        return self.run(sample)
+
+    @abstractmethod
+    def start(self, sample: int) -> None:
+        """Set the solver up with the data of a sample."""
+
+    def update(self, sample: int) -> None:
+        """Give the solver the data of another sample; by default a fresh start."""
+        self.start(sample)
+
+    @abstractmethod
+    def run(self, sample: int) -> Point:
+        """Solve, and bring the answer back in this package's signs."""
+
+
+def failed(program: ConeProgram, status: Status, detail: str = "", iterations: int = -1) -> Point:
+    """The answer of a sample that has none."""
+    nothing = np.full(program.m, np.nan)
+    return Point(np.full(program.n, np.nan), nothing, nothing.copy(), status, iterations, detail)
+
+
+def gather(points: list[Point], program: ConeProgram, setup_time: float = 0.0, solve_time: float = 0.0) -> Solution:
+    """One `Solution` from the answers of the samples of a program."""
+    x = np.stack([p.x for p in points])
+    slacks = [p.s for p in points if p.s is not None]
+    if len(slacks) == len(points):
+        s = np.stack(slacks)
+    else:  # for all samples at once, which is what makes it cheap
+        s = program.cones.project(program.slack(x))
+        for k, p in enumerate(points):
+            if p.s is not None:
+                s[k] = p.s
+    return Solution(
+        x=x,
+        y=np.stack([p.y for p in points]),
+        s=s,
+        status=np.array([p.status for p in points], dtype=int),
+        iterations=np.array([p.iterations for p in points], dtype=int),
+        setup_time=setup_time,
+        solve_time=solve_time,
+        detail={k: p.detail for k, p in enumerate(points) if p.detail},
+    )
