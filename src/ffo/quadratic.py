@@ -54,7 +54,7 @@ def solve_qp_batch(
     solver_args: Mapping[str, Any] | None = None,
     on_fail: Literal["raise", "nan"] = "raise",
     retry: Sequence[str | Solver] | None = None,
-    polish: bool = False,
+    polish: bool = True,
     verbose: bool = False,
 ) -> QPBatch:
     """Solve  minimize 1/2 z'Qz + p'z  subject to  Az = b, lower <= Gz <= h, lb <= z <= ub.
@@ -73,7 +73,7 @@ def solve_qp_batch(
         on_fail: "raise" an `ffo.errors.SolverError`, or "nan" to keep the rest of the batch.
         retry: solvers to ask, in order, about samples that the first one failed on. None: a second one where
             the first is the default too and has its own settings (`info` says who answered).
-        polish: whether to refine the answers by Newton steps, typically to 1e-12.
+        polish: has no effect: answers are always refined by Newton steps, typically to 1e-12.
         verbose: whether the solver may print.
 
     Example:
@@ -95,7 +95,7 @@ def solve_qp_batch(
     canonical = quadratic_problem(blocks.structure, duals=True)
     program = canonical.map.apply([blocks.values[name] for name in blocks.structure.parameters])
     convex = canonical.map.touches("P")
-    outcome = engine.run(program, derivative=polish, check_convexity=convex, open_sides=canonical.open_sides)
+    outcome = engine.run(program, check_convexity=convex, open_sides=canonical.open_sides)
     found = canonical.recovery.apply(outcome.x, outcome.y)
     z, nu, lam, mu = found if blocks.batch is not None else [v[0] for v in found]
     return QPBatch(z, nu, lam, mu, outcome.info.status, outcome.info)

@@ -10,6 +10,7 @@ from ghost.test_newton import decision
 from ghost.yardstick import tight
 
 import ffo.engine.engine as engine_module
+import ffo.engine.stages as stages_module
 from ffo.engine import Engine, Options
 from ffo.engine.memory import LONGEST_PAUSE, Attempts
 from ffo.errors import Status
@@ -18,7 +19,7 @@ from ffo.program.cone import ConeProgram
 from ffo.program.sparse import SymmetricBatch
 
 N, BATCH = 60, 24
-NEWTON = engine_module.NEWTON
+NEWTON = stages_module.NEWTON
 
 
 def program(seed: int = 0) -> ConeProgram:
@@ -28,19 +29,19 @@ def program(seed: int = 0) -> ConeProgram:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Sizes of the batches on which it is tried."""
     tried: list[int] = []
-    original = engine_module.linearize_from_nothing
+    original = stages_module.linearize_from_nothing
 
     def wrapped(part: ConeProgram, layout: BallLayout) -> object:
         tried.append(part.batch)
         return original(part, layout)
 
-    monkeypatch.setattr(engine_module, "linearize_from_nothing", wrapped)
+    monkeypatch.setattr(stages_module, "linearize_from_nothing", wrapped)
     return tried
 
 
 def test_solutions_are_those_of_a_solver() -> None:
     mine, other = Engine(Options()), Engine(Options(solver="CLARABEL"))
-    found, expected = (engine.run(program(), derivative=True) for engine in (mine, other))
+    found, expected = (engine.run(program()) for engine in (mine, other))
     assert set(found.info.solver) == {NEWTON}
     assert set(expected.info.solver) == {"CLARABEL"}
     assert found.info.ok.all()
@@ -55,12 +56,6 @@ def test_solutions_are_those_of_a_solver() -> None:
         np.testing.assert_allclose(getattr(a, name), getattr(b, name), atol=1e-8)
 
 
-def test_the_same_without_a_derivative() -> None:
-    found = Engine(Options()).run(program(), derivative=False)
-    assert set(found.info.solver) == {NEWTON}
-    np.testing.assert_allclose(found.x, tight(program()).x, atol=1e-10)
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -73,7 +68,7 @@ def test_the_same_without_a_derivative() -> None:
 )
 def test_who_asks_for_something_else_gets_it(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = counted(monkeypatch)
-    found = Engine(options).run(program(), derivative=False)
+    found = Engine(options).run(program())
     assert set(found.info.solver) == {"CLARABEL"}
     assert tried == []
 
@@ -81,9 +76,9 @@ def test_who_asks_for_something_else_gets_it(options: Options, monkeypatch: pyte
 def test_small_batches_of_small_programs_go_to_a_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = counted(monkeypatch)
     engine = Engine(Options())
-    assert set(engine.run(decision(20, 4), derivative=False).info.solver) == {"CLARABEL"}
+    assert set(engine.run(decision(20, 4)).info.solver) == {"CLARABEL"}
     assert tried == []
-    assert engine.run(program(), derivative=False, overrides={"eps": 1e-6}).info.solver[0] == NEWTON
+    assert engine.run(program(), overrides={"eps": 1e-6}).info.solver[0] == NEWTON
     assert tried == [BATCH]
 
 
@@ -96,7 +91,7 @@ def test_matrices_that_are_eliminated_one_by_one_must_be_large(n: int, name: str
     P[i, i + 1] = P[i + 1, i] = 0.1
     P[i, i] += 0.1
     chain = ConeProgram.from_matrices(P, given.q, given.A.matrix(), given.b, given.cones)
-    found = Engine(Options()).run(chain, derivative=True)
+    found = Engine(Options()).run(chain)
     assert set(found.info.solver) == {name}
     assert found.info.certificate is not None
     assert found.info.certificate.good.all()
@@ -110,7 +105,7 @@ def test_samples_on_which_it_fails_go_to_a_solver() -> None:
     b[3, 0] = -1.0
     b[5, 2] = np.nan
     engine = Engine(Options(on_fail="nan"))
-    found = engine.run(given.with_vectors(b=b), derivative=True)
+    found = engine.run(given.with_vectors(b=b))
     assert found.info.status[3] is Status.INFEASIBLE
     assert found.info.status[5] is Status.INVALID_INPUT
     good = np.isin(np.arange(BATCH), [3, 5], invert=True)
@@ -119,7 +114,7 @@ def test_samples_on_which_it_fails_go_to_a_solver() -> None:
     assert found.info.solver[3] == "CLARABEL"
     np.testing.assert_allclose(found.x[good], tight(given).x[good], atol=1e-10)
     assert np.isnan(found.x[[3, 5]]).all()
-    whole = Engine(Options()).run(given, derivative=True)
+    whole = Engine(Options()).run(given)
     c_x = np.random.default_rng(0).normal(size=found.x.shape)
     a, b = (one.adjoint(c_x, np.zeros_like(one.y)) for one in (found, whole))
     np.testing.assert_allclose(a.u[good], b.u[good], atol=1e-9)
@@ -131,7 +126,7 @@ def test_matrices_may_differ_between_samples() -> None:
     P = given.P
     scales = np.random.default_rng(0).uniform(0.5, 2.0, (BATCH, 1))
     batched = replace(given, P=SymmetricBatch(P.indptr, P.indices, P.values * scales, P.shape))
-    found = Engine(Options()).run(batched, derivative=True)
+    found = Engine(Options()).run(batched)
     assert np.mean([name == NEWTON for name in found.info.solver]) > 0.9
     np.testing.assert_allclose(found.x, tight(batched).x, atol=1e-9)
 
@@ -139,8 +134,8 @@ def test_matrices_may_differ_between_samples() -> None:
 def test_remembered_samples_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = counted(monkeypatch)
     engine, keys = Engine(Options(warm_start=True)), list(range(BATCH))
-    engine.run(program(), True, keys)
-    again = engine.run(program(), True, keys)
+    engine.run(program(), keys)
+    again = engine.run(program(), keys)
     assert tried == [BATCH]
     assert again.info.warm_hits == BATCH
 
@@ -155,7 +150,7 @@ def test_it_is_given_up_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch) -
     engine = Engine(Options(on_fail="nan"))
     calls = []
     for _ in range(6):
-        found = engine.run(given.with_vectors(b=b), derivative=True)
+        found = engine.run(given.with_vectors(b=b))
         assert not found.info.ok.any()
         calls.append(len(tried))
     assert calls == [1, 1, 2, 2, 2, 3]

@@ -1,4 +1,4 @@
-"""The checked solve: wrong answers are found, failures retried, everything reported."""
+"""The checked solve: wrong answers are found, right ones accepted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from solver_problems import infeasible, known_program, unbounded
 
 from ffo.cones import Nonneg, Zero
-from ffo.errors import InputError, Status, UnsupportedProblemError
+from ffo.errors import Status
 from ffo.program.cone import ConeProgram, Solution
 from ffo.solvers import get_solver, solve_checked
 from ffo.solvers.base import Capabilities, Solver, Workspace
@@ -36,22 +36,18 @@ class Scripted(Solver):
 
 def test_right_answers_pass_and_are_reported() -> None:
     program = known_program("qp").program
-    solution, report = solve_checked(get_solver("PIQP"), program)
+    solution, residual = solve_checked(get_solver("PIQP"), program)
     assert solution.solved.all()
     assert not solution.detail
-    assert report.solver == ("PIQP",) * 3
-    assert (report.residual < 1e-6).all()
-    assert not report.retried.any()
-    assert not report.overruled.any()
+    assert (residual < 1e-6).all()
 
 
 def test_a_wrong_answer_is_found_whatever_the_solver_claims() -> None:
     program = known_program("qp").program
     liar = Scripted([Status.SOLVED] * 3, [0.0, 0.3, 0.0])
-    solution, report = solve_checked(liar, program)
+    solution, residual = solve_checked(liar, program)
     assert solution.status.tolist() == [Status.SOLVED, Status.INACCURATE, Status.SOLVED]
-    assert report.claimed.tolist() == [Status.SOLVED] * 3
-    assert report.overruled.tolist() == [False, True, False]
+    assert residual[1] > 1e-2 > residual[[0, 2]].max()
     assert "claimed success" in solution.detail[1]
     assert "residual" in solution.detail[1]
 
@@ -59,9 +55,8 @@ def test_a_wrong_answer_is_found_whatever_the_solver_claims() -> None:
 def test_a_right_answer_is_accepted_though_the_solver_doubts_it() -> None:
     program = known_program("qp").program
     modest = Scripted([Status.ITERATION_LIMIT, Status.INACCURATE, Status.ITERATION_LIMIT], [0.0, 0.0, 0.3])
-    solution, report = solve_checked(modest, program)
+    solution, _ = solve_checked(modest, program)
     assert solution.status.tolist() == [Status.SOLVED, Status.SOLVED, Status.ITERATION_LIMIT]
-    assert report.claimed.tolist() == modest.claim
 
 
 def test_the_tolerance_is_the_users() -> None:
@@ -71,40 +66,15 @@ def test_the_tolerance_is_the_users() -> None:
     assert not solve_checked(shifted, program, tolerance=1e-6)[0].solved.any()
 
 
-def test_failed_samples_are_retried_in_order_and_announced() -> None:
-    program = known_program("qp").program
-    first = Scripted([Status.SOLVED, Status.NUMERICAL, Status.SOLVED], [0.0, 0.5, 0.5])
-    second = Scripted([Status.SOLVED, Status.SOLVED], [0.0, 0.5])
-    solution, report = solve_checked(first, program, retry=(second, "OSQP"))
-    assert solution.solved.all()
-    assert report.solver == ("SCRIPTED", "SCRIPTED", "OSQP")
-    assert report.retried.tolist() == [False, True, True]
-    assert (first.calls, second.calls) == (1, 1)
-
-
-def test_a_retry_that_fails_leaves_the_first_verdict() -> None:
-    solution, report = solve_checked(get_solver("PIQP"), infeasible(), retry=("CLARABEL",))
-    assert solution.status.tolist() == [Status.INFEASIBLE]
-    assert report.solver == ("PIQP",)
-    assert report.retried.all()
-
-
-def test_retry_solvers_must_fit_the_problem() -> None:
-    with pytest.raises(UnsupportedProblemError, match="PIQP"):
-        solve_checked(get_solver("CLARABEL"), known_program("sdp").program, retry=("PIQP",))
-    with pytest.raises(InputError, match="unknown solver"):
-        solve_checked(get_solver("CLARABEL"), known_program("qp").program, retry=("NONE",))
-
-
 @pytest.mark.parametrize("where", ["q", "b", "P", "A"])
 def test_data_that_is_not_finite_never_reaches_the_solver(where: str) -> None:
     program = known_program("qp", batch=3, batched=True).program
     target = {"q": program.q, "b": program.b, "P": program.P.values, "A": program.A.values}[where]
     target[1, 0] = np.inf if where == "b" else np.nan
-    solution, report = solve_checked(get_solver("PIQP"), program)
+    solution, residual = solve_checked(get_solver("PIQP"), program)
     assert solution.status.tolist() == [Status.SOLVED, Status.INVALID_INPUT, Status.SOLVED]
     assert np.isnan(solution.x[1]).all()
-    assert report.solver[1] == ""
+    assert np.isnan(residual[1])
     assert "not finite" in solution.detail[1]
 
 
@@ -123,11 +93,3 @@ def test_diverging_iterates_are_recognised_as_certificates(build, verdict: Statu
     program = build()
     assert solver.solve(program).status[0] not in (Status.INFEASIBLE, Status.UNBOUNDED)
     assert solve_checked(solver, program)[0].status[0] == verdict
-
-
-def test_warm_starts_reach_the_solver() -> None:
-    program = known_program("qp").program
-    solver = get_solver("OSQP")
-    cold, _ = solve_checked(solver, program)
-    warm, _ = solve_checked(solver, program, warm=cold)
-    assert (warm.iterations < cold.iterations).all()

@@ -1,7 +1,7 @@
 """The contract of a cone: project onto it, and describe its face at a point.
 
-A `Cone` describes one block; its methods are vectorised over many blocks at once, `(N, dim)` arrays,
-where N runs over the samples of a batch and over the equal blocks of a problem.
+A `Cone` describes one block; its methods take many blocks at once, `(N, dim)` arrays, where N runs over the
+samples of a batch and over the equal blocks of a problem. The numerics of one block are compiled: `ffo.kernels.cones`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import ClassVar
 
 import numpy as np
 
-Array = np.ndarray
+from ffo.kernels.cones.rows import BOUNDARY, INTERIOR, VERTEX
 
-#: Codes of the cases every cone shares (cones with flat faces or rays add their own; PSD uses the rank).
-INTERIOR, VERTEX, BOUNDARY = 0, 1, 2
+__all__ = ["BOUNDARY", "INTERIOR", "VERTEX", "Array", "Cone", "Faces"]
+
+Array = np.ndarray
 
 
 def _no_index() -> Array:
@@ -42,7 +43,7 @@ class Faces:
 
     Entries are triplets: `t_block, t_row, t_col, t_value` for T (row numbers local to the block,
     columns 0..dim-1), `c_block, c_row, c_col, c_value` for C. `delta` lists the weights of all rows,
-    blocks in order, rows of a block in order; it is finite (`ffo.cones.rows.weight` says how). Triplets
+    blocks in order, rows of a block in order; it is finite (`ffo.kernels.cones.rows.weight` says how). Triplets
     come in no particular order.
 
     Attributes:

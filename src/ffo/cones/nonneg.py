@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ffo.cones.base import INTERIOR, VERTEX, Array, Cone, Faces
-from ffo.cones.rows import gather, unit_rows
+from ffo.cones.rows import gather
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Nonneg(Cone):
         return np.maximum(w, 0.0)
 
     def faces(self, w: Array, tau: Array) -> Faces:
-        active = w[:, 0] < 0
+        active = w < 0
         s, y = np.maximum(w, 0.0), np.maximum(-w, 0.0) / tau[:, None]
-        case = np.where(active, VERTEX, INTERIOR)
-        return gather([unit_rows(np.flatnonzero(active), [0])], s, y, case, np.abs(w[:, 0]))
+        case = np.where(active[:, 0], VERTEX, INTERIOR)
+        return gather(active, np.zeros(w.shape), np.ones((*w.shape, 1)), s, y, case, np.abs(w[:, 0]))

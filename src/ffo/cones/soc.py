@@ -1,33 +1,34 @@
-"""The second-order cone.
-
-K = K* = {(s0, s1) : |s1| <= s0}. For w = (w0, w1), n = |w1|, u = w1/n, w has the two spectral values
-n + w0 (along (1, u)) and w0 - n (along (1, -u)). On the boundary, |w0| < n,
-
-    s = s0 (1, u),   tau y = tau y0 (1, -u),   s0 = (n + w0)/2,   tau y0 = (n - w0)/2.
-
-Moving s along a tangent (0, v), v _|_ u, turns u by v/s0, hence y1 by -(y0/s0) v: curvature h = y0/s0.
-The other tangent is s itself, free; the normal is (1, -u). The orthonormal rows would be (1,-u)/sqrt 2
-(delta = 0) and (0, v_k) for a basis v_k of u's complement (delta = 1/h): dense, d-2 rows of length d-1.
-
-Sparse form (DESIGN section 4). The same w = T't, without the basis:
-
-    rows 0..d-2:   (0, e_i)     delta = s0/y0        C = -u
-    row  d-1:      (1, -u)      delta = 0            C = 0
-
-C't = 0 says u't1 = 0, and w = T't is w0 = nu, w1 = t1 - nu u: exactly the span of the dense rows. The
-component of the first rows along u only fixes the auxiliary unknown; those along v are the dense ones.
-"""
+"""The second-order cone; the mathematics stands in `ffo.kernels.cones.soc`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ffo.cones.base import BOUNDARY, INTERIOR, VERTEX, Array, Cone, Faces
-from ffo.cones.rows import Piece, gather, unit_rows, weight
+from ffo.cones.base import BOUNDARY, Array, Cone, Faces
+from ffo.cones.rows import contiguous, numbered
 from ffo.errors import InputError
+from ffo.kernels.cones import soc as kernels
+
+
+class SparseFaces(NamedTuple):
+    """Faces of N blocks in the sparse form of `ffo.kernels.cones.soc.face`.
+
+    Attributes:
+        s, v: (N, size) with w = s - v, v = tau y.
+        on, delta, u: (N, size) switches and weights of the rows, and the direction of w1 on the boundary.
+        case, margin: (N,).
+    """
+
+    s: Array
+    v: Array
+    on: Array
+    delta: Array
+    u: Array
+    case: Array
+    margin: Array
 
 
 @dataclass(frozen=True)
@@ -50,48 +51,41 @@ class SecondOrder(Cone):
         return self.size
 
     def project(self, w: Array) -> Array:
-        return self.split(w)[0]
+        s = np.empty(w.shape)
+        kernels.project_blocks(contiguous(w), s)
+        return s
+
+    def sparse_faces(self, w: Array, tau: Array) -> SparseFaces:
+        """Faces of w (N, size), tau (N,), before they become triplets."""
+        s, v, delta, u = np.empty((4, *w.shape))
+        on, case, margin = np.empty(w.shape, np.uint8), np.empty(len(w), np.int64), np.empty(len(w))
+        kernels.face_blocks(contiguous(w), contiguous(tau), s, v, on, delta, u, case, margin)
+        return SparseFaces(s, v, on, delta, u, case, margin)
 
     def faces(self, w: Array, tau: Array) -> Faces:
-        s, v, case, n = self.split(w)
-        w0 = w[:, 0]
-        distance = np.minimum(np.abs(n - w0), np.abs(n + w0))
-        margin = distance / np.sqrt(2.0) if self.size > 1 else distance
-        b = np.flatnonzero(case >= BOUNDARY)
-        pieces = [unit_rows(np.flatnonzero(case == VERTEX), np.arange(self.size))]
-        if self.size > 1:
-            u = w[b, 1:] / n[b, None]
-            pieces.append(self._boundary(b, u, weight(n[b] + w0[b], n[b] - w0[b], tau[b])))
-        if self.size == 2:
-            case[b] += w[b, 1] < 0
-        return gather(pieces, s, v / tau[:, None], case, margin)
-
-    def _boundary(self, block: Array, u: Array, delta: Array) -> Piece:
-        """The sparse form; `u` (K, d-1), `delta` (K,)."""
-        k = self.size - 1
-        ones = np.ones((len(block), 1))
-        if k == 1:  # no tangent but s itself
-            return Piece(block, np.zeros_like(ones), np.zeros(2, dtype=np.intp), np.arange(2), np.hstack([ones, -u]))
-        tangent = np.arange(k)
-        return Piece(
-            block,
-            delta=np.hstack([np.repeat(delta[:, None], k, axis=1), np.zeros_like(ones)]),
-            row=np.concatenate([tangent, np.full(k + 1, k)]),
-            col=np.concatenate([tangent + 1, np.arange(k + 1)]),
-            value=np.hstack([np.ones_like(u), ones, -u]),
-            c_row=tangent,
-            c_value=-u,
+        f = self.sparse_faces(w, tau)
+        block, row, rows, local = numbered(f.on)
+        boundary = np.flatnonzero(f.case >= BOUNDARY)
+        # entries -u: of row 0 in T, and of the rows 1.. in C (absent in size 2)
+        tangents = np.arange(1, self.size)
+        u_block, u_col = np.repeat(boundary, len(tangents)), np.tile(tangents, len(boundary))
+        minus_u = -f.u[u_block, u_col]
+        curved = slice(None) if self.size > 2 else slice(0)
+        aux = (f.case >= BOUNDARY) & (self.size > 2)
+        return Faces(
+            rows=rows,
+            delta=f.delta[block, row],
+            t_block=np.concatenate([block, u_block]),
+            t_row=np.concatenate([local, np.zeros_like(u_block)]),
+            t_col=np.concatenate([row, u_col]),
+            t_value=np.concatenate([np.ones(len(block)), minus_u]),
+            s=f.s,
+            y=f.v / tau[:, None],
+            case=f.case,
+            margin=f.margin,
+            aux=aux.astype(np.intp),
+            c_block=u_block[curved],
+            c_row=u_col[curved],
+            c_col=np.zeros_like(u_col[curved]),
+            c_value=minus_u[curved],
         )
-
-    @staticmethod
-    def split(w: Array) -> tuple[Array, Array, Array, Array]:
-        """Moreau: w = s - v, s in K, v in K*; the case, and n = |w1|."""
-        w0, n = w[:, 0], np.linalg.norm(w[:, 1:], axis=1)
-        inside = ~(n > w0)  # a NaN block counts as interior: it gets no rows
-        case = np.where(inside, INTERIOR, np.where(n <= -w0, VERTEX, BOUNDARY))
-        s, v = np.where(inside[:, None], w, 0.0), np.where((case == VERTEX)[:, None], -w, 0.0)
-        b = case == BOUNDARY
-        u = w[b, 1:] / n[b, None]
-        s[b, 0], v[b, 0] = 0.5 * (n[b] + w0[b]), 0.5 * (n[b] - w0[b])
-        s[b, 1:], v[b, 1:] = s[b, :1] * u, -v[b, :1] * u
-        return s, v, case, n

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ffo.cones.base import VERTEX, Array, Cone, Faces
-from ffo.cones.rows import gather, unit_rows
+from ffo.cones.rows import gather
 
 
 @dataclass(frozen=True)
@@ -29,4 +29,5 @@ class Zero(Cone):
         s = self.project(w)
         n = len(w)
         y = (s - w) / tau[:, None]
-        return gather([unit_rows(np.arange(n), [0])], s, y, np.full(n, VERTEX), np.full(n, np.inf))
+        on, T = np.ones(w.shape, dtype=bool), np.ones((n, 1, 1))
+        return gather(on, np.zeros(w.shape), T, s, y, np.full(n, VERTEX), np.full(n, np.inf))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -23,21 +23,30 @@ class Times:
     forward: float = 0.0
     backward: float = 0.0
 
+    def __add__(self, other: Times) -> Times:
+        return Times(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Times)))
+
 
 @dataclass
 class Info:
-    """Report on the last call of a layer; arrays have one entry per sample (per draw with smoothing).
+    """Report on a call of a layer; arrays have one entry per sample (per draw with smoothing).
+
+    It belongs to the call: backward passes through an earlier call add to that call's report, not to the last
+    one's (`layer.call` returns a call's own report with its outputs). The verdicts of several passes, and of
+    the rows of a Jacobian, add up: the certificate tells the worst.
 
     Attributes:
         status: what became of each sample.
         solver: name of the solver that answered ("Newton" where none had to be asked, because Newton's
             method found the solution; "" for a warm start hit, and data not fit to be solved).
-        residual: worst relative residual of the optimality conditions at the returned point.
+        residual: natural residual of the returned point, after polish: how far the optimality conditions are
+            from holding, each in its own units; NaN where a sample failed.
         iterations: of the solver, or steps of Newton's method; -1 where unknown, 0 for warm start hits.
         warm_hits: how many samples were solved from their remembered active set alone.
         retried: samples that the first solver failed on and another was asked about (see `retry=`).
         rescued: samples whose solver failed but whose point Newton steps made a solution.
-        certificate: how far to trust the gradients; None until a derivative is prepared.
+        certificate: how far to trust the gradients; complete once they have been taken. None where no
+            derivative can be taken (problems given by functions, called without gradients).
         detail: the solver's own words about failed samples.
     """
 
@@ -56,3 +65,14 @@ class Info:
     def ok(self) -> Array:
         """(batch,) true where the sample was solved."""
         return np.array([s is Status.SOLVED for s in self.status])
+
+    def add_pass(self, residual: Array, constraints: bool, seconds: float) -> None:
+        """Take in a pass through the derivative: the (batch,) residual of its ghost solve (NaN where there was
+        none), whether derivatives in constraints were asked for, and how long it took."""
+        assert self.certificate is not None
+        earlier = self.certificate.ghost_residual
+        if not np.isnan(earlier).all():
+            residual = np.fmax(earlier, residual)
+            constraints = constraints or bool(self.certificate.constraints.any())
+        self.certificate = self.certificate.with_ghost_residual(residual).asked(constraints)
+        self.times = replace(self.times, backward=seconds)

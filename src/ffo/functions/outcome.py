@@ -78,12 +78,8 @@ class Outcome:
             residual[self.solved], indefinite[self.solved] = step.residual, step.indefinite
             given = self.info.certificate
             assert given is not None
-            self.info.certificate = replace(
-                given,
-                ghost_residual=residual.cpu().numpy(),
-                indefinite=given.indefinite | indefinite.cpu().numpy(),
-            )
-        self.info.times = replace(self.info.times, backward=time.perf_counter() - start)
+            self.info.certificate = replace(given, indefinite=given.indefinite | indefinite.cpu().numpy())
+            self.info.add_pass(residual.cpu().numpy(), True, time.perf_counter() - start)
         return total
 
 

@@ -12,7 +12,6 @@ from functools import cached_property
 import numpy as np
 
 from ffo.cones.base import BOUNDARY, INTERIOR, VERTEX
-from ffo.cones.rows import weight
 from ffo.cones.soc import SecondOrder
 from ffo.ghost.ball import BallLayout, total
 from ffo.ghost.bordered import factorized
@@ -65,17 +64,15 @@ class Face:
         for g in program.cones.groups:
             if isinstance(g.cone, SecondOrder):
                 parts = w[:, g.index].reshape(-1, g.cone.size)
-                s_ball, v_ball, case, n = g.cone.split(parts)
-                s[:, g.rows], v[:, g.rows] = s_ball.reshape(batch, -1), v_ball.reshape(batch, -1)
-                u = parts[:, 1:] * ((case == BOUNDARY) / np.where(n > 0, n, 1.0))[:, None]
-                found.append([each.reshape(batch, -1) for each in (case, u, n)])
-        case, u, n = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
-        w0, boundary = w[:, blocks.top], case == BOUNDARY
-        delta = np.where(boundary, weight(n + w0, n - w0, tau[:, blocks.top]), 0.0)
-        h = np.divide(1.0, delta, out=np.zeros_like(delta), where=boundary & (delta > 0))
+                ball = g.cone.sparse_faces(parts, tau[:, g.index[:, 0]].ravel())
+                s[:, g.rows], v[:, g.rows] = ball.s.reshape(batch, -1), ball.v.reshape(batch, -1)
+                case = np.minimum(ball.case, BOUNDARY)  # the two rays of size 2 have the same unknowns
+                each = (case, ball.u[:, 1:], ball.delta[:, -1], ball.margin)
+                found.append([part.reshape(batch, -1) for part in each])
+        case, u, delta, distance = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
+        h = np.divide(1.0, delta, out=np.zeros_like(delta), where=delta > 0)
         vertex = case == VERTEX
         active[:, blocks.top], active[:, blocks.row] = vertex, vertex[:, blocks.block]
-        distance = np.minimum(np.abs(n - w0), np.abs(n + w0)) / np.sqrt(2.0)
         return cls(w, s, v / tau, active, case, u, h, delta, distance)
 
     def same(self, other: Face) -> Array:

@@ -23,7 +23,7 @@ import scipy.sparse as sp
 from ffo.cones.product import Product
 from ffo.errors import InputError
 from ffo.program.cone import ConeProgram
-from ffo.program.sparse import SparseBatch, SymmetricBatch, is_identity
+from ffo.program.sparse import SparseBatch, SymmetricBatch, equal_rows, is_identity
 
 Array = np.ndarray
 Block = Literal["P", "q", "A", "b"]
@@ -151,6 +151,8 @@ class AffineMap:
         Matrices are returned on the pattern of their values where these are known to be few.
         """
         batch = next((len(v) for v in values if v.ndim == 2), 1)
+        # Parameters of matrices that were expanded over the batch cost what shared ones do.
+        values = [equal_rows(v) if v.ndim == 2 and k in self._of_matrices else v for k, v in enumerate(values)]
         logs = self._logarithms(values)
         q, b = (self._block(name, values, logs) for name in ("q", "b"))
         P, A = (self._matrix(name, values, logs) for name in ("P", "A"))
@@ -185,6 +187,11 @@ class AffineMap:
     def _entering(self) -> dict[Block, list[Entry]]:
         """The entries that touch each block."""
         return {name: [e for e in self.entries if name in e.maps] for name in BLOCKS}
+
+    @cached_property
+    def _of_matrices(self) -> frozenset[int]:
+        """The parameters that enter P or A."""
+        return frozenset(e.parameter for name in ("P", "A") for e in self._entering[name])
 
     @cached_property
     def _constant_places(self) -> dict[Block, Array]:

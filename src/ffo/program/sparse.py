@@ -236,6 +236,14 @@ def distinct(v: Array) -> Array:
     return v[:1] if v.strides[0] == 0 and v.size else v  # arrays of nothing have no strides
 
 
+def equal_rows(v: Array) -> Array:
+    """(batch, ·) -> (·) if all rows are equal, else v."""
+    if distinct(v) is not v:
+        return v[0]
+    # Rows that differ mostly do so in the last one already: then the others are not read.
+    return v[0] if len(v) and (v[-1] == v[0]).all() and (v == v[0]).all() else v
+
+
 def take_rows(v: Array, samples: Array) -> Array:
     """(batch, ·) -> (samples, ·); a row that was broadcast to the batch is broadcast again."""
     return np.broadcast_to(v[:1], (len(samples), v.shape[1])) if v.strides[0] == 0 else v[samples]

@@ -1,13 +1,12 @@
 """The forward solve, with any solver. Importing this package imports no solver package."""
 
 from ffo.solvers.base import Capabilities, Point, Solver, Workspace
-from ffo.solvers.forward import Report, solve_checked
+from ffo.solvers.forward import solve_checked
 from ffo.solvers.registry import available, choose, get_solver, known
 
 __all__ = [
     "Capabilities",
     "Point",
-    "Report",
     "Solver",
     "Workspace",
     "available",

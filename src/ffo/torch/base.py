@@ -1,23 +1,20 @@
-"""What all layers share: options, one call in NumPy, and its way through autograd."""
+"""What all layers share: options, reports, and the way of a call through autograd."""
 
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, Protocol, Self
 
-import numpy as np
 import torch
 
-from ffo.engine import Engine, Info, Options, Outcome, Smoothing
-from ffo.engine.smoothing import Sampler, centred
-from ffo.errors import GradientWarning, InputError
+from ffo.engine import Engine, Info, Options, Smoothing
+from ffo.engine.call import LayerCall
+from ffo.engine.call import warn_of_doubt as warn_of_doubt  # for the dense path
+from ffo.engine.smoothing import Sampler
 from ffo.program.canonical import CanonicalProblem
 from ffo.torch.function import Slot, Solve
-
-NumpyArray = np.ndarray
 
 
 class Report(Protocol):
@@ -49,6 +46,17 @@ class OptimizationLayer(torch.nn.Module):
     def info(self, info: Info | None) -> None:
         self._last = info
 
+    def _receive(self, report: Info | Report) -> None:
+        self.__dict__["_last"] = report  # past torch's search for parameters, which takes longer
+
+    def call(self, *args: Any, **kwargs: Any) -> tuple[Any, Info]:
+        """What the layer returns for these arguments, and the report on this very call.
+
+        `layer.info` is the last call's. A call's own report stays with it, also where threads share the layer:
+        derivatives through these outputs, whenever they are taken, add to it.
+        """
+        return call_with_report(self, args, kwargs)
+
     def smoothed(self, smoothing: float | Smoothing | None) -> Self:
         """The same layer with other smoothing, with draws and memories of its own."""
         other = copy.copy(self)
@@ -68,208 +76,26 @@ class OptimizationLayer(torch.nn.Module):
         keys: list[Hashable] | None,
     ) -> tuple[torch.Tensor, ...]:
         """Solve a canonical problem for tensors and keys that have been checked."""
-        derivative = torch.is_grad_enabled() and any(p.requires_grad for p in params)
-        call = LayerCall(self, canonical, batched, batch, derivative, keys, dict(solver_args or {}))
+        call = LayerCall(
+            self.engine,
+            canonical,
+            batched,
+            batch,
+            keys,
+            dict(solver_args or {}),
+            self.sampler,
+            self.reduction == "mean",
+            self._receive,
+        )
         if not params:
             outputs, _ = call.solve([])
             return tuple(torch.from_numpy(v).to(torch.get_default_dtype()) for v in outputs)
         return Solve.apply(Slot(call), *params)
 
 
-@dataclass(frozen=True)
-class LayerRecord:
-    """What backward needs of a forward pass."""
-
-    outcome: Outcome
-    values: list[NumpyArray]
-    draws: int
-    score: NumpyArray | None = None
-
-    @property
-    def solved(self) -> NumpyArray:
-        """(batch * draws,) true where the sample was solved in all of its draws."""
-        ok = self.outcome.info.ok.reshape(-1, self.draws).all(axis=1)
-        return np.repeat(ok, self.draws)
-
-
-@dataclass(frozen=True)
-class LayerCall:
-    """One call of a layer, in NumPy."""
-
-    layer: OptimizationLayer
-    canonical: CanonicalProblem
-    batched: tuple[bool, ...]
-    batch: int | None
-    derivative: bool
-    keys: list[Hashable] | None
-    overrides: dict[str, Any]
-
-    def parameter_dims(self) -> list[int]:
-        return [len(s) for s in self.canonical.shapes]
-
-    def folded(self, samples: int, batched: Sequence[bool]) -> LayerCall:
-        """The call in which a mapped dimension of `samples` has joined the batch."""
-        if self.keys is not None:
-            raise InputError("keys= and warm_start= cannot be used under torch.func.vmap: pass a batch instead")
-        if not self._averages:
-            raise InputError("smoothing with average=False cannot be used under torch.func.vmap: pass a batch instead")
-        return replace(self, batched=tuple(batched), batch=samples * (self.batch or 1))
-
-    def solve(self, values: list[NumpyArray]) -> tuple[list[NumpyArray], LayerRecord]:
-        flat = self._flat(values)
-        program = self.canonical.map.apply(flat)
-        sampler = self.layer.sampler
-        draws = sampler.smoothing.draws if sampler else 1
-        keys, score = self.keys, None
-        if sampler:
-            program, score = sampler.perturb(program)
-            keys = None if keys is None else [(k, d) for k in keys for d in range(draws)]
-        outcome = self.layer.engine.run(
-            program,
-            self.derivative,
-            keys,
-            self.overrides,
-            check_convexity=self.canonical.map.touches("P"),
-            copies=draws,
-            open_sides=self.canonical.open_sides,
-        )
-        self.layer.info = outcome.info
-        outputs = self.canonical.recovery.apply(outcome.x, outcome.y)
-        return [self._averaged(v, draws) for v in outputs], LayerRecord(outcome, flat, draws, score)
-
-    def adjoint(
-        self, record: LayerRecord, gradients: list[NumpyArray | None], wanted: Sequence[bool], apart: bool
-    ) -> list[NumpyArray | None]:
-        outcome, recovery = record.outcome, self.canonical.recovery
-        outcome.prepare()
-        spread = [None if g is None else self._spread(g, record.draws) for g in gradients]
-        solved = record.solved
-        c_x, c_y = recovery.adjoint(spread, _only(solved, outcome.x))
-        constraints = self.canonical.map.touches("A", "b", wanted=wanted)
-        data = outcome.adjoint(_only(solved, c_x), _only(solved, c_y), constraints)
-        if record.score is not None:
-            data = replace(data, dq=self._score_gradient(record, spread))
-        warn_of_doubt(outcome.info)
-        values = record.values
-        if apart:  # as if every parameter were batched
-            values = [np.broadcast_to(v, (self.batch or 1, v.shape[-1])) for v in values]
-        found = self.canonical.map.adjoint(data, values, wanted)
-        if self.layer.reduction == "mean" and not apart:
-            size = self.batch or 1
-            found = [g if g is None or b else g / size for g, b in zip(found, self.batched, strict=True)]
-        return [
-            None if g is None else g.reshape(g.shape[:-1] + shape)
-            for g, shape in zip(found, self.canonical.shapes, strict=True)
-        ]
-
-    def tangent(self, record: LayerRecord, tangents: list[NumpyArray | None]) -> list[NumpyArray]:
-        outcome = record.outcome
-        flat = [
-            None if t is None else t.reshape((-1, size) if t.ndim > dims else (size,))
-            for t, dims, size in zip(tangents, self.parameter_dims(), self.canonical.map.sizes, strict=True)
-        ]
-        change = self.canonical.map.tangent(flat, record.values, len(outcome.x) // record.draws)
-        if record.draws > 1:
-            change = change.repeat(record.draws)
-        along = None if record.score is None else np.einsum("ij,ij->i", record.score, change.q)
-        dx, dy = outcome.tangent(change if along is None else change.with_vectors(q=np.zeros_like(change.q)))
-        warn_of_doubt(outcome.info)
-        found = self.canonical.recovery.tangent(dx, dy, _only(outcome.info.ok, outcome.x))
-        if along is not None:
-            outputs = self.canonical.recovery.apply(*self._solved_points(record))
-            found = [
-                f + centred(v, record.draws) * along.reshape(-1, *(1,) * (v.ndim - 1))
-                for f, v in zip(found, outputs, strict=True)
-            ]
-        return [self._averaged(v, record.draws) for v in found]
-
-    def _score_gradient(self, record: LayerRecord, gradients: Sequence[NumpyArray | None]) -> NumpyArray:
-        """Gradient in the linear term of the mean over perturbed costs (see `engine.smoothing`)."""
-        assert record.score is not None
-        outputs = self.canonical.recovery.apply(*self._solved_points(record))
-        loss = sum(
-            ((g * v).reshape(len(v), -1).sum(axis=1) for g, v in zip(gradients, outputs, strict=True) if g is not None),
-            start=np.zeros(len(record.score)),
-        )
-        return centred(loss, record.draws)[:, None] * record.score
-
-    @staticmethod
-    def _solved_points(record: LayerRecord) -> tuple[NumpyArray, NumpyArray]:
-        return _only(record.solved, record.outcome.x), _only(record.solved, record.outcome.y)
-
-    def _flat(self, values: list[NumpyArray]) -> list[NumpyArray]:
-        sizes = self.canonical.map.sizes
-        return [v.reshape((-1, s) if b else (s,)) for v, b, s in zip(values, self.batched, sizes, strict=True)]
-
-    @property
-    def _averages(self) -> bool:
-        return self.layer.sampler is None or self.layer.sampler.smoothing.average
-
-    def _averaged(self, v: NumpyArray, draws: int) -> NumpyArray:
-        apart = v.reshape(len(v) // draws, draws, *v.shape[1:])
-        if not self._averages:
-            return apart.swapaxes(0, 1) if self.batch is not None else apart[0]
-        if draws > 1:
-            v = apart.mean(axis=1)
-        return v if self.batch is not None else v[0]
-
-    def _spread(self, g: NumpyArray, draws: int) -> NumpyArray:
-        if not self._averages:
-            apart = g if self.batch is not None else g[:, None]
-            return apart.swapaxes(0, 1).reshape(len(g) * apart.shape[1], *apart.shape[2:])
-        full = g if self.batch is not None else g[None]
-        return np.repeat(full / draws, draws, axis=0) if draws > 1 else full
-
-
-def _only(solved: NumpyArray, v: NumpyArray) -> NumpyArray:
-    """(batch, ·) with zeros where a sample was not solved."""
-    return v if solved.all() else np.where(solved[:, None], v, 0.0)
-
-
-def call_keys(
-    keys: Sequence[Hashable] | torch.Tensor | None, warm_start: bool | None, by_position: bool, batch: int | None
-) -> list[Hashable] | None:
-    """Under which keys the samples of a call are remembered; None: they are not.
-
-    Args:
-        keys, warm_start: as in `FFOLayer.forward`; by_position: the layer's own `warm_start`.
-    """
-    given = sample_keys(keys, batch) if warm_start is not False else None
-    if given is None and (by_position if warm_start is None else warm_start):
-        return list(range(batch or 1))
-    return given
-
-
-def sample_keys(keys: Sequence[Hashable] | torch.Tensor | None, batch: int | None) -> list[Hashable] | None:
-    """The keys of a call as a list, checked: one per sample, distinct."""
-    if keys is None:
-        return None
-    listed = keys.tolist() if isinstance(keys, (torch.Tensor, np.ndarray)) else list(keys)
-    if len(listed) != (batch or 1):
-        raise InputError(f"keys must name every sample: got {len(listed)} keys for a batch of {batch or 1}")
-    try:
-        distinct = len(set(listed))
-    except TypeError as error:
-        raise InputError(f"keys must be hashable, such as the samples' indices in the data set: {error}") from None
-    if distinct != len(listed):
-        raise InputError("keys must be distinct within a batch")
-    return listed
-
-
-def warn_of_doubt(info: Info) -> None:
-    """Say so when a gradient that was just computed cannot be fully trusted."""
-    certificate = info.certificate
-    if certificate is None:
-        return
-    good = certificate.good
-    if good.all():
-        return
-    doubtful = np.flatnonzero(~good & info.ok)
-    if len(doubtful):
-        first = int(doubtful[0])
-        warnings.warn(
-            f"the gradient of {len(doubtful)} of {len(info.status)} samples is in doubt (see "
-            f"layer.info.certificate); sample {first}: {'; '.join(certificate.reasons(first))}",
-            GradientWarning,
-            stacklevel=2,
-        )
+def call_with_report(layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Info]:
+    """Call a layer that keeps the report on its last call; also that report."""
+    alone = copy.copy(layer)  # all but the report is shared, and no other thread calls this copy
+    outputs = alone(*args, **kwargs)
+    info = layer.info = alone.info
+    return outputs, info

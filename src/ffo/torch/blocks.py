@@ -12,7 +12,7 @@ import torch
 from ffo.errors import InputError
 from ffo.program.blocks import MATRICES, Blocks, check_shapes, is_absent, make_blocks, union_pattern
 from ffo.program.quadratic import MatrixPattern, Name
-from ffo.torch.function import Kind, check_kinds
+from ffo.torch.function import Kind, check_kinds, inside_transform
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,6 @@ def _compressed(t: torch.Tensor) -> tuple[np.ndarray, np.ndarray, torch.Tensor]:
 
 
 def _equal(t: torch.Tensor, value: float) -> np.ndarray:
-    if torch._C._functorch.peek_interpreter_stack() is not None:  # values are not to be seen here; the engine looks
+    if inside_transform():  # values are not to be seen here; the engine looks
         return np.zeros(tuple(t.shape), dtype=bool)
     return (t.detach() == value).cpu().numpy()

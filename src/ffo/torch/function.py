@@ -75,6 +75,11 @@ class Slot:
 _is_legacy_batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda t: False)
 
 
+def inside_transform() -> bool:
+    """Whether this runs inside a transform of torch.func, of which torch has no public word."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def refuse_legacy_batches(t: torch.Tensor) -> None:
     if _is_legacy_batched(t):
         raise DerivativeError(_LEGACY)
@@ -82,7 +87,10 @@ def refuse_legacy_batches(t: torch.Tensor) -> None:
 
 def to_numpy(t: torch.Tensor) -> NumpyArray:
     refuse_legacy_batches(t)
-    return t.detach().to(device="cpu", dtype=torch.float64).contiguous().numpy()
+    t = t.detach()
+    if t.ndim and len(t) > 1 and t.stride(0) == 0:  # expanded over the batch: one sample is copied, not all
+        return np.broadcast_to(to_numpy(t[:1]), tuple(t.shape))
+    return t.to(device="cpu", dtype=torch.float64).contiguous().numpy()
 
 
 def _like(value: NumpyArray, reference: torch.Tensor) -> torch.Tensor:
@@ -121,7 +129,7 @@ class Solve(torch.autograd.Function):
             return (None,) * (1 + len(wanted))
         given = tuple(g is not None for g in gradients)
         # Only where derivatives of this one, or torch.func, may follow does autograd have to know of it.
-        watched = torch.is_grad_enabled() or torch._C._functorch.peek_interpreter_stack() is not None
+        watched = torch.is_grad_enabled() or inside_transform()
         adjoint = Adjoint.apply if watched else Adjoint.forward
         found = adjoint(ctx.slot, wanted, given, False, *ctx.saved_tensors, *_present(gradients))
         result = iter(found)

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 
 from ffo.engine import Info, Options, Smoothing
+from ffo.engine.call import call_keys, warn_of_doubt
 from ffo.errors import DerivativeError, InputError
 from ffo.functions.outcome import Outcome, Runner
 from ffo.functions.problem import Functions, Problem, graph_nodes
 from ffo.functions.solvers import FunctionSolver
-from ffo.torch.base import call_keys, warn_of_doubt
-from ffo.torch.function import Once, check_tensors
+from ffo.torch.base import call_with_report
+from ffo.torch.function import Once, check_tensors, inside_transform
 
 Tensor = torch.Tensor
 Function = Callable[..., Tensor]
@@ -117,6 +118,10 @@ class FFOFunctionLayer(torch.nn.Module):
         self._random = np.random.default_rng(options.smoothing.seed) if options.smoothing else None
         self.info = None
 
+    def call(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Info]:
+        """What the layer returns for these arguments, and the report on this very call (see `FFOLayer.call`)."""
+        return call_with_report(self, args, kwargs)
+
     def smoothed(self, smoothing: float | Smoothing | None) -> Self:
         """The same layer with other smoothing, with draws and memories of its own."""
         other = copy.copy(self)
@@ -159,7 +164,7 @@ class FFOFunctionLayer(torch.nn.Module):
         keys: Sequence[Hashable] | Tensor | None,
         warm_start: bool | None,
     ) -> Tensor:
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        if inside_transform():
             raise DerivativeError(_TRANSFORMED)
         layout = self._layout(theta, y0)
         weights = self.functions.weights

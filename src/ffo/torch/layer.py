@@ -9,11 +9,12 @@ import cvxpy as cp
 import torch
 
 from ffo.engine import Options, Smoothing
+from ffo.engine.call import call_keys
 from ffo.errors import InputError
 from ffo.ghost.problem import Way
 from ffo.program.cvxpy import canonicalize
 from ffo.solvers.base import Solver
-from ffo.torch.base import OptimizationLayer, call_keys
+from ffo.torch.base import OptimizationLayer
 from ffo.torch.function import check_tensors
 
 
@@ -52,8 +53,8 @@ class FFOLayer(OptimizationLayer):
 
     The layer is differentiable once, in reverse and in forward mode, and works with `torch.func`
     (`jacrev`, `jacfwd`, `vmap`, and `vmap` of `grad`); a second derivative is a `DerivativeError`. Under
-    `torch.compile` it breaks the graph. Without gradients (`torch.no_grad`, or no parameter with
-    `requires_grad`) outputs are the solver's own, accurate to its `eps`; with gradients they are polished.
+    `torch.compile` it breaks the graph. Outputs are the same with and without gradients: always polished and
+    verified.
 
     Example:
         >>> import cvxpy as cp, torch

@@ -8,14 +8,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ffo.engine import Options, Smoothing
+from ffo.engine.call import call_keys
 from ffo.errors import InputError
 from ffo.ghost.problem import Way
 from ffo.program.quadratic import Name, quadratic_problem
 from ffo.solvers.base import Solver
-from ffo.torch.base import OptimizationLayer, call_keys
+from ffo.torch.base import OptimizationLayer
 from ffo.torch.blocks import Given, read_blocks, read_given
 from ffo.torch.dense.layer import DensePlan, DenseSolve, UnverifiedError, worthwhile
-from ffo.torch.dense.report import DenseReport
 from ffo.torch.dense.warm import ActiveSets, Remembered
 
 
@@ -158,6 +158,3 @@ class FFOQPLayer(OptimizationLayer):
             return DenseSolve.apply(plan, known, self._receive, *given.tensors.values())
         except UnverifiedError:
             return None
-
-    def _receive(self, report: DenseReport) -> None:
-        self.__dict__["_last"] = report  # past torch's search for parameters, which takes longer

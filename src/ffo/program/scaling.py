@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ffo.engine.outcome import Outcome
 from ffo.program.affine import DataGradient
 from ffo.program.cone import ConeProgram
+from ffo.program.presolve import PresolveStep, Triple
 from ffo.program.sparse import SparseBatch, SymmetricBatch, distinct
 
 Array = np.ndarray
@@ -31,7 +31,7 @@ INFINITE, ROUNDING = 1e12, 1e-13
 
 
 @dataclass(frozen=True)
-class Scaling:
+class Scaling(PresolveStep):
     """D (batch or 1, n), E (batch or 1, m), l and f (batch, 1)."""
 
     D: Array
@@ -45,7 +45,7 @@ class Scaling:
         return Scaling(D, E, self.length[samples], self.force[samples])
 
     def apply(self, program: ConeProgram) -> ConeProgram:
-        """The data in the new units; linear in the data, so it serves changes of data too."""
+        """The data in the new units; linear in the data."""
         P, A = program.P, program.A
         ratio = self.length / self.force  # (batch, 1)
         if len(self.D) == 1 and P.shared and (ratio == ratio[0]).all():
@@ -63,13 +63,23 @@ class Scaling:
             b=self.E * program.b / self.length,
         )
 
-    def inward(self, x: Array, y: Array, s: Array) -> tuple[Array, Array, Array]:
-        """A point of the program in the units of the scaled one."""
+    def inward(self, x: Array, y: Array, s: Array) -> Triple:
         return x / (self.length * self.D), y / (self.force * self.E), s * self.E / self.length
 
-    def outward(self, x: Array, y: Array, s: Array) -> tuple[Array, Array, Array]:
-        """A point of the scaled program in the units of the program."""
+    def outward(self, x: Array, y: Array, s: Array) -> Triple:
         return x * self.length * self.D, y * self.force * self.E, s * self.length / self.E
+
+    def tangent(self, dx: Array, dy: Array) -> tuple[Array, Array]:
+        return dx * self.length * self.D, dy * self.force * self.E
+
+    def adjoint(self, c_x: Array, c_y: Array) -> tuple[Array, Array]:
+        return c_x * self.length * self.D, c_y * self.force * self.E
+
+    def gradient(self, found: DataGradient) -> DataGradient:
+        # dL/dA = E (y' u'^T + v' x'^T) D = y u^T + v x^T  with  y = f E y', x = l D x', and likewise P
+        x, y = self.tangent(found.x, found.y)
+        over = self.E / self.length
+        return DataGradient(x, y, found.u * self.D / self.force, found.v * over, found.db * over)
 
 
 class Moderate:
@@ -171,41 +181,3 @@ def _equilibrated(program: ConeProgram, start: Scaling) -> Scaling:
         D = found.D / np.sqrt(np.where(columns > 0, columns, 1.0))
         found = replace(found, D=D, E=E)
     return found
-
-
-@dataclass
-class Scaled(Outcome):
-    """The outcome of a scaled program, in the units of the caller's."""
-
-    inner: Outcome | None = None
-    units: Scaling | None = None
-
-    @classmethod
-    def of(cls, program: ConeProgram, inner: Outcome, units: Scaling) -> Scaled:
-        x, y, s = units.outward(inner.x, inner.y, inner.s)
-        return cls(program, x, y, s, [], inner.info, inner.way, inner, units)
-
-    def prepare(self) -> None:
-        assert self.inner is not None
-        assert self.units is not None
-        self.inner.prepare()
-        self.x[:], self.y[:], self.s[:] = self.units.outward(self.inner.x, self.inner.y, self.inner.s)
-
-    def adjoint(self, c_x: Array, c_y: Array, constraints: bool = True) -> DataGradient:
-        self.prepare()
-        assert self.inner is not None
-        assert self.units is not None
-        c = self.units
-        found = self.inner.adjoint(c_x * c.length * c.D, c_y * c.force * c.E, constraints)
-        solved = self.info.ok[:, None]
-        x, y = np.where(solved, self.x, 0.0), np.where(solved, self.y, 0.0)
-        v, db = found.v * c.E / c.length, found.db * c.E / c.length
-        return DataGradient(x, y, found.u * c.D / c.force, v, db)
-
-    def tangent(self, change: ConeProgram) -> tuple[Array, Array]:
-        self.prepare()
-        assert self.inner is not None
-        assert self.units is not None
-        dx, dy = self.inner.tangent(self.units.apply(change))
-        dx, dy, _ = self.units.outward(dx, dy, np.zeros_like(dy))
-        return dx, dy

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ffo.cones import Nonneg, Product
-from ffo.engine.scaling import Moderate, scaling
 from ffo.program.cone import ConeProgram
+from ffo.program.scaling import Moderate, scaling
 
 N, M, BATCH = 4, 6, 3
 

@@ -1,0 +1,275 @@
+"""The three-dimensional power cone.
+
+    K  = {(x, y, z) : x, y >= 0, x^alpha y^beta >= |z|},   beta = 1 - alpha
+    K* = {(u, v, w) : u, v >= 0, (u/alpha)^alpha (v/beta)^beta >= |w|}
+
+Projection of a w in neither K nor -K* (Hien 2015). With r = |z| and theta = r (|w3| - r),
+
+    x (x - w1) = alpha theta,   y (y - w2) = beta theta,   x^alpha y^beta = r,
+
+so tau y_dual = (alpha theta/x, beta theta/y, -sign(w3) (|w3| - r)). One unknown is left. It is written
+r = |w3|/(1 + e^-xi), |w3| - r = |w3|/(1 + e^xi), so that r and |w3| - r both keep relative accuracy
+however small they are, and solved in logarithms, f(xi) = log r - alpha log x - beta log y = 0:
+
+    f' = 1/(1 + e^xi) + tanh(xi/2) (alpha p1 + beta p2) > 0,     p = (x - w1)/(2x - w1) in (0, 1),
+
+(for xi < 0 because the bracket is < 1 and -tanh(xi/2) = 1/(1+e^xi) - 1/(1+e^-xi) < 1/(1+e^xi)): one root.
+
+Surface rows. Normal n ~ (alpha r/x, beta r/y, -sign w3), tangent t = s x n/|s x n| with
+h = |y3| alpha beta |z| |s|^2/(x^2 y^2 + z^2 (alpha^2 y^2 + beta^2 x^2)); by r = x^alpha y^beta and
+r/(|w3| - r) = e^xi,
+
+    1/(tau h) = e^xi (x^(2 beta) y^(2 alpha) + alpha^2 y^2 + beta^2 x^2)/(alpha beta |s|^2).
+
+Rays. Where w1 < 0 < w2 and w3 = 0, s = (0, w2, 0), y = (v, 0, 0): normal e1. Beside the ray the surface is
+x = |z|^(1/alpha) y^(-beta/alpha), so its curvature in z behaves as |z|^(1/alpha - 2): z is free for
+alpha < 1/2, fixed for alpha > 1/2, and for alpha = 1/2 the surface formulas have the limit h = 2v/y. That
+limit is reached slowly in |w3|, so |w3| <= 1e-7 |w| counts as on the ray (no threshold for alpha = 1/2,
+where the ray is a surface point like any other). (x, 0, 0) is the same with alpha and beta exchanged.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ffo.kernels.cones.roots import FIRST_STEP, MAX_STEPS, dikin_radius, root_step
+from ffo.kernels.cones.rows import BOUNDARY, INTERIOR, VERTEX, clear, fill, hold, is_finite, unit_scale, weight
+from ffo.kernels.jit import kernel
+
+Array = np.ndarray
+
+#: the rays (0, y, 0) and (x, 0, 0)
+Y_RAY, X_RAY = BOUNDARY + 1, BOUNDARY + 2
+
+#: |w3| / |w| below which w is on a ray. Ten times larger, and surface points lose their curvature; ten times
+#: smaller, and points of a ray known to a solver's accuracy are taken for surface points with a wild one.
+RAY_THRESHOLD = 1e-7
+_HALF = 1e-12  # alpha this close to 1/2 is 1/2
+#: below this (w has unit scale) a number counts as zero: the Hessian of the barrier would overflow.
+_TINY = 1e-60
+#: limit of |xi|: e^-|xi| vanishes from 745 on.
+_FAR = 2.0**20
+
+
+@kernel
+def _softplus(x: float) -> float:
+    """log(1 + e^x)."""
+    return max(x, 0.0) + np.log1p(np.exp(-abs(x)))
+
+
+@kernel
+def _inside(x: float, y: float, z: float, alpha: float) -> bool:
+    return x >= 0.0 and y >= 0.0 and x**alpha * y ** (1.0 - alpha) >= abs(z)
+
+
+@kernel
+def _off_ray(w1: float, w2: float, w3: float, alpha: float) -> float:
+    """Positive where |w3| is too large for a ray; changes by at most 1 + threshold per unit of w."""
+    if abs(alpha - 0.5) <= _HALF:
+        return np.inf
+    return abs(w3) - RAY_THRESHOLD * np.sqrt(w1 * w1 + w2 * w2 + w3 * w3)
+
+
+@kernel
+def classify(w1: float, w2: float, w3: float, alpha: float) -> int:
+    """The case of a finite w."""
+    if _inside(w1, w2, w3, alpha):
+        return INTERIOR
+    if _inside(-w1 / alpha, -w2 / (1.0 - alpha), -w3, alpha):
+        return VERTEX
+    if _off_ray(w1, w2, w3, alpha) <= 0.0:
+        if w1 < 0.0 < w2:
+            return Y_RAY
+        if w2 < 0.0 < w1:
+            return X_RAY
+    return BOUNDARY
+
+
+@kernel
+def _factor(w: float, exponent: float, log_theta: float) -> tuple[float, float, float, float]:
+    """x, x - w, log x and p = (x-w)/(2x-w) for x (x - w) = exponent * theta, x > 0, without cancellation."""
+    product = exponent * np.exp(log_theta)
+    root = max(np.sqrt(w * w + 4.0 * product), 1e-160)  # = 2x - w
+    big = 0.5 * (abs(w) + root)
+    small = product / big
+    if w >= 0.0:
+        return big, small, np.log(big), small / root
+    return small, big, np.log(exponent) + log_theta - np.log(big), big / root
+
+
+@kernel
+def _root(w1: float, w2: float, log_z: float, alpha: float) -> float:
+    """xi of the surface, where f and f' of the module's docstring are; log_z = log|w3|."""
+    beta = 1.0 - alpha
+    xi, last, lo, hi = 0.0, FIRST_STEP, -np.inf, np.inf
+    for _ in range(MAX_STEPS):
+        up, down = _softplus(xi), _softplus(-xi)
+        log_theta = 2.0 * log_z - up - down
+        _, _, log_x, p1 = _factor(w1, alpha, log_theta)
+        _, _, log_y, p2 = _factor(w2, beta, log_theta)
+        f = log_z - down - alpha * log_x - beta * log_y
+        slope = np.exp(-up) + np.tanh(0.5 * xi) * (alpha * p1 + beta * p2)
+        new, lo, hi = root_step(xi, f, slope, last, lo, hi, -_FAR, _FAR)
+        if new == xi:
+            break
+        last, xi = new - xi, new
+    return xi
+
+
+@kernel
+def split(w1: float, w2: float, w3: float, alpha: float, s: Array, v: Array) -> tuple[int, float, float]:
+    """Moreau: w = s - v with s in K, v in K*, for w of unit scale; returns the case, and outside of K and -K* also xi
+    and log(y/x)."""
+    case = classify(w1, w2, w3, alpha)
+    fill(s, 0.0)
+    fill(v, 0.0)
+    if case == INTERIOR:
+        s[0], s[1], s[2] = w1, w2, w3
+        return case, 0.0, 0.0
+    if case == VERTEX:
+        v[0], v[1], v[2] = -w1, -w2, -w3
+        return case, 0.0, 0.0
+    z = max(abs(w3), _TINY)  # w3 = 0: a limit, reached long before
+    log_z = np.log(z)
+    xi = _root(w1, w2, log_z, alpha)
+    up, down = _softplus(xi), _softplus(-xi)
+    log_theta = 2.0 * log_z - up - down
+    s[0], v[0], log_x, _ = _factor(w1, alpha, log_theta)
+    s[1], v[1], log_y, _ = _factor(w2, 1.0 - alpha, log_theta)
+    s[2], v[2] = np.sign(w3) * z * np.exp(-down), -np.sign(w3) * z * np.exp(-up)
+    return case, xi, log_y - log_x
+
+
+@kernel
+def project(w: Array, alpha: float, s: Array) -> None:
+    """s = Pi_K(w), (3,)."""
+    if not is_finite(w):
+        fill(s, np.nan)
+        return
+    scale = unit_scale(w)
+    split(w[0] / scale, w[1] / scale, w[2] / scale, alpha, s, np.empty(3))
+    for i in range(3):
+        s[i] *= scale
+
+
+@kernel
+def face(
+    w: Array, tau: float, alpha: float, s: Array, v: Array, on: Array, delta: Array, R: Array
+) -> tuple[int, float]:
+    """The face at w (3,) = s - tau*y, see the package; returns (case, margin).
+
+    On the surface row 0 is the normal, row 1 the tangent s x y.
+    """
+    clear(on, delta, R)
+    if not is_finite(w):
+        fill(s, np.nan)
+        fill(v, np.nan)
+        return INTERIOR, 0.0
+    scale = unit_scale(w)
+    w1, w2, w3 = w[0] / scale, w[1] / scale, w[2] / scale
+    case, xi, ratio = split(w1, w2, w3, alpha, s, v)
+    margin = scale * _margin(case, w1, w2, w3, alpha, s, v)
+    if case == BOUNDARY:
+        _surface_rows(s, xi, ratio, tau, alpha, on, delta, R)
+    elif case != INTERIOR:
+        # on a ray the vanishing coordinate is held, and z where that coordinate's exponent exceeds 1/2
+        if case != X_RAY:
+            hold(0, on, R)
+        if case != Y_RAY:
+            hold(1, on, R)
+        if case == VERTEX or (alpha if case == Y_RAY else 1.0 - alpha) > 0.5:
+            hold(2, on, R)
+    for i in range(3):
+        s[i] *= scale
+        v[i] *= scale
+    return case, margin
+
+
+@kernel
+def _surface_rows(
+    s: Array, xi: float, ratio: float, tau: float, alpha: float, on: Array, delta: Array, R: Array
+) -> None:
+    """The unit normal and the unit tangent s x y, with its weight; ratio = log(y/x)."""
+    beta = 1.0 - alpha
+    log1, log2 = np.log(alpha) + beta * ratio, np.log(beta) - alpha * ratio
+    top = max(log1, log2, 0.0)
+    n1, n2, n3 = np.exp(log1 - top), np.exp(log2 - top), np.exp(-top)
+    size = np.sqrt(n1 * n1 + n2 * n2 + n3 * n3)
+    n1, n2, n3 = n1 / size, n2 / size, -np.copysign(n3 / size, s[2])
+    # every term of the weight is homogeneous in s: divide by |s| first
+    size = max(np.sqrt(s[0] * s[0] + s[1] * s[1] + s[2] * s[2]), 1e-300)
+    x, y, z = s[0] / size, s[1] / size, s[2] / size
+    R[0], R[1], R[2] = n1, n2, n3
+    R[3], R[4], R[5] = y * n3 - z * n2, z * n1 - x * n3, x * n2 - y * n1
+    bend = x ** (2.0 * beta) * y ** (2.0 * alpha) + (alpha * y) ** 2 + (beta * x) ** 2
+    delta[1] = weight(np.exp(min(xi, 300.0)) * bend, alpha * beta, tau)
+    on[0] = on[1] = 1
+
+
+@kernel
+def _margin(case: int, w1: float, w2: float, w3: float, alpha: float, s: Array, v: Array) -> float:
+    """Distance to the nearest change of case, from below in the interior and at the vertex."""
+    if case == INTERIOR:
+        return _radius(w1, w2, w3, 1.0, 1.0, alpha)
+    if case == VERTEX:
+        return _radius(-w1, -w2, -w3, 1.0 / alpha, 1.0 / (1.0 - alpha), alpha)
+    off = _off_ray(w1, w2, w3, alpha) / (1.0 + RAY_THRESHOLD)
+    if case != BOUNDARY:
+        return min(abs(w1), abs(w2), -off)
+    # |s| and |v| are the distances to -K* and K; rays are reached through |w3| or a change of sign
+    size_s = np.sqrt(s[0] * s[0] + s[1] * s[1] + s[2] * s[2])
+    size_v = np.sqrt(v[0] * v[0] + v[1] * v[1] + v[2] * v[2])
+    turn = min(max(w1, -w2, 0.0), max(w2, -w1, 0.0))
+    return min(size_s, size_v, max(off, turn))
+
+
+@kernel
+def _radius(d1: float, d2: float, d3: float, stretch1: float, stretch2: float, alpha: float) -> float:
+    """Dikin radius at d of {d : (stretch1 d1, stretch2 d2, d3) in K}; barrier -log psi - beta log x - alpha log y,
+    psi = x^(2 alpha) y^(2 beta) - z^2 (Chares)."""
+    x, y, z, beta = d1 * stretch1, d2 * stretch2, d3, 1.0 - alpha
+    if not (x > _TINY and y > _TINY):
+        return 0.0
+    mean = x**alpha * y**beta
+    psi = (mean - abs(z)) * (mean + abs(z))
+    if not psi > _TINY:
+        return 0.0
+    c = mean * mean / psi
+    g1, g2, g3 = 2.0 * alpha * c / x, 2.0 * beta * c / y, -2.0 * z / psi
+    h11 = g1 * g1 + (2.0 * alpha * (1.0 - 2.0 * alpha) * c + beta) / (x * x)
+    h22 = g2 * g2 + (2.0 * beta * (1.0 - 2.0 * beta) * c + alpha) / (y * y)
+    h12 = g1 * g2 - 4.0 * alpha * beta * c / (x * y)
+    h13, h23, h33 = g1 * g3, g2 * g3, g3 * g3 + 2.0 / psi
+    return dikin_radius(
+        h11 * stretch1 * stretch1,
+        h12 * stretch1 * stretch2,
+        h13 * stretch1,
+        h22 * stretch2 * stretch2,
+        h23 * stretch2,
+        h33,
+    )
+
+
+@kernel
+def project_blocks(w: Array, alpha: float, s: Array) -> None:
+    """`project` for each row of w (N, 3)."""
+    for n in range(len(w)):
+        project(w[n], alpha, s[n])
+
+
+@kernel
+def face_blocks(
+    w: Array,
+    tau: Array,
+    alpha: float,
+    s: Array,
+    v: Array,
+    on: Array,
+    delta: Array,
+    R: Array,
+    case: Array,
+    margin: Array,
+) -> None:
+    """`face` for each row of w (N, 3); tau, case, margin (N,), R (N, 9), the others (N, 3)."""
+    for n in range(len(w)):
+        case[n], margin[n] = face(w[n], tau[n], alpha, s[n], v[n], on[n], delta[n], R[n])

@@ -1,0 +1,197 @@
+"""Presolve: reductions of a program that are undone exactly on the way out.
+
+A step maps the data of a program to that of a reduced one, and points of the reduced program back to points of
+the program. Let x = X(x'), y = Y(y') be that map on points, linear in all steps here, and R the linear part of
+the map on data. The derivative of the reduced solution is known; by the chain rule the program's own is
+
+    forward mode   dx = X dx',  dy = Y dy'           along the change  R(dP, dq, dA, db)   of the reduced data,
+    reverse mode   dL/d(P, q, A, b) = R^T dL/d(P', q', A', b')   at the loss gradients  X^T c_x,  Y^T c_y.
+
+`Presolve` composes steps, and is a step itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from ffo.cones import Nonneg, Product
+from ffo.program.affine import DataGradient
+from ffo.program.cone import ConeProgram
+from ffo.program.sparse import SparseBatch, SymmetricBatch, distinct, equal_rows
+
+Array = np.ndarray
+#: x (batch, n), y and s (batch, m)
+Triple = tuple[Array, Array, Array]
+
+
+class PresolveStep(ABC):
+    """One reduction; "inward" is towards the reduced program. As written here, it leaves points alone."""
+
+    @abstractmethod
+    def apply(self, program: ConeProgram) -> ConeProgram:
+        """The reduced data."""
+
+    def change(self, change: ConeProgram) -> ConeProgram:
+        """The change of the reduced data along a change of the data: R."""
+        return self.apply(change)
+
+    def inward(self, x: Array, y: Array, s: Array) -> Triple:
+        """The point of the reduced program that a point of the program corresponds to."""
+        return x, y, s
+
+    def outward(self, x: Array, y: Array, s: Array) -> Triple:
+        """The point of the program that a point of the reduced one stands for."""
+        return x, y, s
+
+    def tangent(self, dx: Array, dy: Array) -> tuple[Array, Array]:
+        """The motion of the program's solution for a motion of the reduced one's: X, Y."""
+        return dx, dy
+
+    def adjoint(self, c_x: Array, c_y: Array) -> tuple[Array, Array]:
+        """Loss gradients in the reduced program's solution, from those in the program's: X^T, Y^T."""
+        return c_x, c_y
+
+    def gradient(self, found: DataGradient) -> DataGradient:
+        """The gradient in the program's data, from that in the reduced data: R^T."""
+        return found
+
+    def take(self, samples: Array) -> PresolveStep:
+        """The same step for some samples."""
+        return self
+
+
+@dataclass(frozen=True)
+class Presolve(PresolveStep):
+    """Steps, one after the other; without any, the identity."""
+
+    steps: tuple[PresolveStep, ...] = ()
+
+    @classmethod
+    def of(cls, *steps: PresolveStep | None) -> Presolve:
+        return cls(tuple(step for step in steps if step is not None))
+
+    def apply(self, program: ConeProgram) -> ConeProgram:
+        for step in self.steps:
+            program = step.apply(program)
+        return program
+
+    def change(self, change: ConeProgram) -> ConeProgram:
+        for step in self.steps:
+            change = step.change(change)
+        return change
+
+    def inward(self, x: Array, y: Array, s: Array) -> Triple:
+        for step in self.steps:
+            x, y, s = step.inward(x, y, s)
+        return x, y, s
+
+    def outward(self, x: Array, y: Array, s: Array) -> Triple:
+        for step in reversed(self.steps):
+            x, y, s = step.outward(x, y, s)
+        return x, y, s
+
+    def tangent(self, dx: Array, dy: Array) -> tuple[Array, Array]:
+        for step in reversed(self.steps):
+            dx, dy = step.tangent(dx, dy)
+        return dx, dy
+
+    def adjoint(self, c_x: Array, c_y: Array) -> tuple[Array, Array]:
+        for step in self.steps:
+            c_x, c_y = step.adjoint(c_x, c_y)
+        return c_x, c_y
+
+    def gradient(self, found: DataGradient) -> DataGradient:
+        for step in reversed(self.steps):
+            found = step.gradient(found)
+        return found
+
+    def take(self, samples: Array) -> Presolve:
+        return Presolve(tuple(step.take(samples) for step in self.steps)) if self.steps else self
+
+
+class SharedMatrices(PresolveStep):
+    """Matrices that all samples have alike are stored once, however they were given.
+
+    Everything that follows is then done once for the batch: products, norms, factorizations. Only the storage
+    changes; gradients are still one per sample, and a change of the data may differ between samples.
+    """
+
+    def apply(self, program: ConeProgram) -> ConeProgram:
+        P, A = program.P, program.A
+        if not P.shared:
+            P = SymmetricBatch(P.indptr, P.indices, equal_rows(P.values), P.shape)
+        if not A.shared:
+            A = SparseBatch(A.indptr, A.indices, equal_rows(A.values), A.shape)
+        return program.with_matrices(P, A)
+
+    def change(self, change: ConeProgram) -> ConeProgram:
+        return change
+
+
+@dataclass(frozen=True)
+class MissingRows(PresolveStep):
+    """All samples lack the same inequalities: their right-hand sides are +inf, which is no constraint.
+
+    The reduced program has the other rows alone. Missing rows have no multiplier (y = 0) and no end (s = inf),
+    and nothing depends on their data.
+
+    Attributes:
+        present: (m,) true for the rows that are there.
+    """
+
+    present: Array
+
+    @cached_property
+    def rows(self) -> Array:
+        """The numbers of the rows that are there."""
+        return np.flatnonzero(self.present)
+
+    def apply(self, program: ConeProgram) -> ConeProgram:
+        kept = program.A.restrict(self.present[program.A.indices])
+        place = (np.cumsum(self.present) - 1).astype(kept.indices.dtype)
+        A = SparseBatch(kept.indptr, place[kept.indices], kept.values, (len(self.rows), program.n))
+        blocks, start = [], 0
+        for cone, count in program.cones.blocks:
+            end = start + count * cone.dim
+            blocks.append((cone, int(self.present[start:end].sum()) if isinstance(cone, Nonneg) else count))
+            start = end
+        return ConeProgram(program.P, program.q, A, program.b[:, self.rows], Product(blocks))
+
+    def inward(self, x: Array, y: Array, s: Array) -> Triple:
+        s = s[:, self.rows]
+        return x, y[:, self.rows], np.where(np.isinf(s), 1.0, s)  # a row that was missing before is inactive
+
+    def outward(self, x: Array, y: Array, s: Array) -> Triple:
+        return x, self._on_all_rows(y), self._on_all_rows(s, np.inf)
+
+    def tangent(self, dx: Array, dy: Array) -> tuple[Array, Array]:
+        return dx, self._on_all_rows(dy)
+
+    def adjoint(self, c_x: Array, c_y: Array) -> tuple[Array, Array]:
+        return c_x, c_y[:, self.rows]
+
+    def gradient(self, found: DataGradient) -> DataGradient:
+        y, v, db = (self._on_all_rows(part) for part in (found.y, found.v, found.db))
+        return replace(found, y=y, v=v, db=db)
+
+    def _on_all_rows(self, v: Array, missing: float = 0.0) -> Array:
+        """(batch, rows) -> (batch, m)."""
+        full = np.full((len(v), len(self.present)), missing)
+        full[:, self.rows] = v
+        return full
+
+
+def missing_rows(program: ConeProgram) -> list[tuple[Array, MissingRows]] | None:
+    """The samples by the rows they lack, and the step that removes these; None where no sample lacks any."""
+    if not np.isposinf(distinct(program.b)).any():
+        return None
+    missing = np.isposinf(program.b)
+    for group in program.cones.groups:
+        if not isinstance(group.cone, Nonneg):
+            missing[:, group.index.ravel()] = False  # bad data, and found to be so later
+    patterns, which = np.unique(missing, axis=0, return_inverse=True)
+    return [(np.flatnonzero(which.ravel() == k), MissingRows(~lacking)) for k, lacking in enumerate(patterns)]

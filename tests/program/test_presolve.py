@@ -1,0 +1,273 @@
+"""Every presolve step is undone exactly: points, loss gradients, changes of the data, and their composition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ffo.cones import Nonneg, Product, SecondOrder, Zero
+from ffo.ghost.direct import Direct
+from ffo.ghost.oracle import linearize
+from ffo.program.affine import DataGradient
+from ffo.program.cone import ConeProgram
+from ffo.program.presolve import MissingRows, Presolve, PresolveStep, SharedMatrices, missing_rows
+from ffo.program.scaling import scaling
+from ffo.program.sparse import SparseBatch, SymmetricBatch, equal_rows
+from ffo.solvers import get_solver
+
+BATCH, N = 3, 4
+#: x0 + x1 = b0, six inequalities, |(x0, x1)| <= b7
+CONES = Product([(Zero(), 1), (Nonneg(), 6), (SecondOrder(3), 1)])
+M = 10
+LACKING = [2, 5]
+
+
+def program(sizes: np.ndarray | None = None, alike: bool = False) -> ConeProgram:
+    """Random data whose matrices have values of their own in every sample; columns of these sizes."""
+    rng = np.random.default_rng(0)
+    A = rng.normal(size=(M, N))
+    A[0] = [1, 1, 0, 0]
+    A[7:] = [[0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0]]
+    made = ConeProgram.from_matrices(
+        np.diag([1.0, 2.0, 3.0, 1.0]),
+        rng.normal(size=(BATCH, N)),
+        A,
+        np.concatenate([np.full((BATCH, 1), 0.1), rng.uniform(0.5, 1.0, (BATCH, 7)), np.zeros((BATCH, 2))], axis=1),
+        CONES,
+    )
+    factor = np.ones((BATCH, 1)) if alike else rng.uniform(0.5, 2.0, (BATCH, 1))
+    P, C = made.P, made.A
+    columns = np.ones(N) if sizes is None else sizes
+    return replace(
+        made,
+        P=SymmetricBatch(P.indptr, P.indices, P.values * factor * columns[P.indices] * columns[P.columns], P.shape),
+        q=made.q * columns,
+        A=SparseBatch(C.indptr, C.indices, C.values * np.ones_like(factor) * columns[C.columns], C.shape),
+    )
+
+
+def shared() -> tuple[ConeProgram, PresolveStep]:
+    return program(alike=True), SharedMatrices()
+
+
+def scaled() -> tuple[ConeProgram, PresolveStep]:
+    given = program(np.array([1e5, 1.0, 1e-4, 10.0]))
+    found = scaling(given)
+    assert found is not None
+    return given, found
+
+
+def lacking() -> tuple[ConeProgram, PresolveStep]:
+    given = program()
+    b = given.b.copy()
+    b[:, LACKING] = np.inf
+    given = given.with_vectors(b=b)
+    ((samples, step),) = missing_rows(given) or []
+    assert samples.tolist() == list(range(BATCH))
+    return given, step
+
+
+def all_of_them() -> tuple[ConeProgram, PresolveStep]:
+    given, _ = scaled()
+    b = given.b.copy()
+    b[:, LACKING] = np.inf
+    given = given.with_vectors(b=b)
+    units = scaling(given)
+    assert units is not None
+    return given, Presolve.of(SharedMatrices(), units, None, lacking()[1])
+
+
+STEPS = [shared, scaled, lacking, all_of_them]
+Build = Callable[[], tuple[ConeProgram, PresolveStep]]
+
+
+def random_change(given: ConeProgram, rng: np.random.Generator) -> ConeProgram:
+    """A change of all data, of the sizes of the data; different in every sample."""
+    P, A = given.P, given.A
+    return replace(
+        given,
+        P=replace(P, values=rng.normal(size=(BATCH, P.nnz)) * np.abs(P.values)),
+        q=rng.normal(size=given.q.shape) * np.abs(given.q),
+        A=replace(A, values=rng.normal(size=(BATCH, A.nnz)) * np.abs(A.values)),
+        b=rng.normal(size=given.b.shape),
+    )
+
+
+def random_gradient(rng: np.random.Generator, m: int) -> DataGradient:
+    return DataGradient(*(rng.normal(size=(BATCH, k)) for k in (N, m, N, m, m)))
+
+
+def inner(g: DataGradient, change: ConeProgram) -> float:
+    """<gradient in the data, change of the data>, over all samples, from dense matrices."""
+    total = float((g.u * change.q).sum() + (g.db * change.b).sum())
+    for k in range(BATCH):
+        dP, dA = change.P.full(k).toarray(), change.A.matrix(k).toarray()
+        total += g.u[k] @ dP @ g.x[k]
+        total += g.y[k] @ dA @ g.u[k] + g.v[k] @ dA @ g.x[k]
+    return total
+
+
+@pytest.mark.parametrize("build", STEPS)
+def test_points_come_back(build: Build) -> None:
+    given, step = build()
+    rng = np.random.default_rng(1)
+    m = step.apply(given).m
+    reduced = tuple(rng.normal(size=(BATCH, k)) for k in (N, m, m))
+    for there, back in zip(reduced, step.inward(*step.outward(*reduced)), strict=True):
+        np.testing.assert_allclose(back, there, rtol=1e-13)
+
+
+@pytest.mark.parametrize("build", STEPS)
+def test_solutions_of_the_reduced_program_are_solutions(build: Build) -> None:
+    given, step = build()
+    reduced = step.apply(given)
+    answer = get_solver("CLARABEL", {"eps": 1e-11}).solve(reduced)
+    assert answer.solved.all()
+    x, y, s = step.outward(answer.x, answer.y, answer.s)
+    size = np.abs(given.q).max(axis=0) + 1e-3 * np.abs(given.q).max()
+    assert (np.abs(given.stationarity(x, y)) <= 1e-6 * size).all()
+    there = np.isfinite(given.b)
+    assert (np.abs(given.slack(x)[there] - s[there]) <= 1e-7).all()
+    assert np.isposinf(s[~there]).all()
+    assert (y[~there] == 0).all()
+
+
+@pytest.mark.parametrize("build", STEPS)
+def test_the_gradient_is_the_transpose_of_the_change(build: Build) -> None:
+    given, step = build()
+    rng = np.random.default_rng(2)
+    change = random_change(given, rng)
+    found = random_gradient(rng, step.apply(given).m)
+    assert inner(step.gradient(found), change) == pytest.approx(inner(found, step.change(change)), rel=1e-12)
+
+
+@pytest.mark.parametrize("build", STEPS)
+def test_loss_gradients_are_the_transpose_of_the_motion(build: Build) -> None:
+    given, step = build()
+    rng = np.random.default_rng(3)
+    m = step.apply(given).m
+    c_x, c_y = rng.normal(size=(BATCH, N)), rng.normal(size=(BATCH, M))
+    dx, dy = rng.normal(size=(BATCH, N)), rng.normal(size=(BATCH, m))
+    in_x, in_y = step.adjoint(c_x, c_y)
+    out_x, out_y = step.tangent(dx, dy)
+    assert (in_x * dx).sum() + (in_y * dy).sum() == pytest.approx((c_x * out_x).sum() + (c_y * out_y).sum())
+    zero = np.zeros((BATCH, m))
+    np.testing.assert_allclose(out_x, step.outward(dx, dy, zero)[0])  # points move as their map says
+    np.testing.assert_allclose(out_y, step.outward(dx, dy, zero)[1])
+
+
+@pytest.mark.parametrize("build", STEPS[1:])  # of the first, the storage alone changes: samples may part
+def test_changes_are_differences_of_the_reduced_data(build: Build) -> None:
+    given, step = build()
+    change = random_change(given, np.random.default_rng(4))
+    moved = replace(
+        given,
+        P=replace(given.P, values=given.P.values + change.P.values),
+        q=given.q + change.q,
+        A=replace(given.A, values=given.A.values + change.A.values),
+        b=given.b + change.b,
+    )
+    before, after, along = step.apply(given), step.apply(moved), step.change(change)
+    for name in ("q", "b"):
+        np.testing.assert_allclose(getattr(after, name) - getattr(before, name), getattr(along, name), atol=1e-12)
+    for name in ("P", "A"):
+        was, now, by = (getattr(each, name).values for each in (before, after, along))
+        np.testing.assert_allclose(now - was, by, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("build", STEPS)
+def test_derivatives_through_a_step_are_those_of_the_program(build: Build) -> None:
+    """In both directions; missing rows, which the program itself cannot have, are far away there."""
+    given, step = build()
+    plain = given.with_vectors(b=np.where(np.isinf(given.b), 1e3, given.b))
+    rng = np.random.default_rng(5)
+    change = random_change(given, rng)
+    c_x, c_y = rng.normal(size=(BATCH, N)), rng.normal(size=(BATCH, M))
+    solve, way = get_solver("CLARABEL", {"eps": 1e-11}).solve, Direct()
+    reduced = step.apply(given)
+    inside = linearize(reduced, solve(reduced), way)
+    start = Presolve.of(scaling(plain))
+    alone = start.apply(plain)
+    outside = linearize(alone, solve(alone), way)
+    moved = inside.tangent(step.change(change))
+    dx, dy = step.tangent(moved.u, moved.w)
+    expected = outside.tangent(start.change(change))
+    ex, ey = start.tangent(expected.u, expected.w)
+    np.testing.assert_allclose(dx, ex, rtol=1e-6, atol=1e-9 * np.abs(ex).max())
+    np.testing.assert_allclose(dy, ey, rtol=1e-6, atol=1e-9 * np.abs(ey).max())
+    gradient = step.gradient(inside.adjoint(*step.adjoint(c_x, c_y))[0])
+    assert inner(gradient, change) == pytest.approx((c_x * dx).sum() + (c_y * dy).sum(), rel=1e-7)
+
+
+def test_some_samples() -> None:
+    given, step = all_of_them()
+    samples = np.array([2, 0])
+    part = step.take(samples)
+    whole, some = step.apply(given), part.apply(given.take(samples))
+    np.testing.assert_allclose(some.q, whole.q[samples])
+    np.testing.assert_allclose(some.b, whole.b[samples])
+    np.testing.assert_allclose(some.P.values, np.atleast_2d(whole.P.values)[samples])
+
+
+def test_no_steps_change_nothing() -> None:
+    given, nothing = program(), Presolve()
+    assert nothing.apply(given) is given
+    assert nothing.take(np.array([0])) is nothing
+
+
+def test_matrices_are_shared_only_if_all_samples_are_alike() -> None:
+    alike = program(alike=True)
+    found = SharedMatrices().apply(alike)
+    assert found.shared_matrices
+    np.testing.assert_array_equal(found.A.values, alike.A.values[0])
+    for sample in range(BATCH):
+        A = replace(alike.A, values=alike.A.values.copy())
+        A.values[sample, 3] += 1e-15
+        changed = SharedMatrices().apply(replace(alike, A=A))
+        assert changed.P.shared
+        assert not changed.A.shared
+    assert SharedMatrices().apply(found) is found
+
+
+def test_equal_rows() -> None:
+    one = np.arange(3.0)
+    assert equal_rows(np.broadcast_to(one, (5, 3))).shape == (3,)
+    assert equal_rows(np.tile(one, (5, 1))).shape == (3,)
+    assert equal_rows(one[None]).shape == (3,)
+    assert equal_rows(np.zeros((2, 0))).shape == (0,)
+    different = np.tile(one, (5, 1))
+    different[2, 1] = 7.0
+    assert equal_rows(different) is different
+    unknown = np.full((2, 3), np.nan)
+    assert equal_rows(unknown) is unknown
+
+
+B = [
+    [0.2, 1, 5, 0, 0, 3, 4],
+    [np.inf, 1, 5, 0, 0, np.inf, 4],
+    [0.1, 1, 5, 0, 0, 3, 4],
+    [np.inf, 1, 5, 0, 0, 0.3, np.inf],
+]
+
+
+def test_samples_are_grouped_by_the_rows_they_lack() -> None:
+    cones = Product([(Nonneg(), 1), (Zero(), 1), (SecondOrder(3), 1), (Nonneg(), 2)])
+    whole = ConeProgram.from_matrices(np.eye(2), np.zeros(2), np.ones((7, 2)), np.array(B), cones)
+    groups = missing_rows(whole)
+    assert groups is not None
+    assert sorted((samples.tolist(), step.rows.tolist()) for samples, step in groups) == [
+        ([0, 2], [0, 1, 2, 3, 4, 5, 6]),
+        ([1], [1, 2, 3, 4, 6]),
+        ([3], [1, 2, 3, 4, 5]),
+    ]
+    assert missing_rows(whole.take(np.array([0, 2]))) is None
+
+
+def test_a_row_that_was_missing_is_inactive_where_it_is_there_again() -> None:
+    step = MissingRows(np.array([True, True, False]))
+    _, y, s = step.inward(np.zeros((1, 2)), np.array([[0.0, 2.0, 3.0]]), np.array([[np.inf, 0.0, 1.0]]))
+    assert y.tolist() == [[0.0, 2.0]]
+    assert s.tolist() == [[1.0, 0.0]]
