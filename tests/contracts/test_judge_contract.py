@@ -77,10 +77,10 @@ def by_engine(program: ConeProgram, given: Solution) -> Array:
     return np.asarray(engine_outcome(program, given, Resolve(ClarabelSolver().solve, target="original")).info.ok)
 
 
-def engine_outcome(program: ConeProgram, given: Solution, way: Way, derivative: bool = False) -> Outcome:
+def engine_outcome(program: ConeProgram, given: Solution, way: Way) -> Outcome:
     solver = Answering()
     solver.answer = given
-    return Engine(Options(solver=solver, on_fail="nan", backward=way)).run(program, derivative=derivative)
+    return Engine(Options(solver=solver, on_fail="nan", backward=way)).run(program)
 
 
 def dense(program: ConeProgram, given: Solution) -> tuple[DenseProgram, Point]:
@@ -300,12 +300,9 @@ def by_newton(program: ConeProgram, given: Solution, way: Way) -> tuple[Solution
 
 
 def by_rescue(program: ConeProgram, given: Solution, way: Way) -> tuple[Solution, Array]:
-    """The engine, after a solver that gave up at this point.
-
-    Without derivatives a point whose residuals are small enough is returned as it is.
-    """
+    """The engine, after a solver that gave up at this point."""
     stopped = replace(given, status=np.full(program.batch, int(Status.ITERATION_LIMIT)))
-    found = engine_outcome(program, stopped, way, derivative=True)
+    found = engine_outcome(program, stopped, way)
     return point(found.x, found.y, found.s), found.info.ok
 
 
