@@ -90,8 +90,6 @@ class Subject:
         names, values: of its arguments; every value (SIZE, ...).
         directions: one for each value, of its structure.
         differentiable: whether it has gradients, and takes keys.
-        plain: by how much outputs without gradients may differ from those with (relative to the largest): they
-            are the solver's own, which on curved cones is worse than 1e-6.
         known: (SIZE, n) the solution, where it is the first output.
         open_sides: whether infinite sides mean that a sample lacks a row.
     """
@@ -101,7 +99,6 @@ class Subject:
     values: tuple[Array, ...]
     directions: tuple[Array, ...]
     differentiable: bool = True
-    plain: float = 1e-6
     known: Array | None = None
     open_sides: bool = False
 
@@ -128,21 +125,21 @@ QP_LAYERS: dict[str, Callable[..., Callable[..., Tensors]]] = {
     "solve_qp_batch": lambda names, shapes, **o: QPArrays(names, polish=True, **o),
 }
 
-#: CVXPY problems of the zoo -> `Subject.plain`; more than 1e-6 is a shortcoming, not a promise
-PROBLEMS: dict[str, float] = {
-    "sparsemax": 1e-6,
-    "structured_variables": 1e-6,
-    "linear_program": 1e-6,
-    "ball_constrained": 3e-5,
-    "group_lasso": 1e-4,
-    "second_order_duals": 1e-6,
-    "smallest_eigenvalue": 1e-6,
-    "matrix_inequality": 2e-4,
-    "softmax": 2e-4,
-    "exponential_duals": 1e-4,
-    "power_penalty": 3e-5,
-    "box_volume": 1e-5,
-}
+#: CVXPY problems of the zoo
+PROBLEMS = (
+    "sparsemax",
+    "structured_variables",
+    "linear_program",
+    "ball_constrained",
+    "group_lasso",
+    "second_order_duals",
+    "smallest_eigenvalue",
+    "matrix_inequality",
+    "softmax",
+    "exponential_duals",
+    "power_penalty",
+    "box_volume",
+)
 
 
 def quadratic(layer: str, kind: str) -> Subject:
@@ -173,7 +170,6 @@ def problem(name: str) -> Subject:
         names=tuple(p.name() for p in case.parameters),
         values=tuple(values),
         directions=tuple(directions),
-        plain=PROBLEMS[name],
     )
 
 

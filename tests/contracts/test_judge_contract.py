@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from contracts.programs import PROGRAMS, Known, Suits, anything, build, linear_constraints, rows_of
-from problems import point
+from problems import point, with_pair
 from solvers.solver_problems import crossed_bounds, infeasible
 
 from ffo.cones import Nonneg, Zero
@@ -76,10 +76,10 @@ def by_engine(program: ConeProgram, given: Solution) -> Array:
     return np.asarray(engine_outcome(program, given, Resolve(ClarabelSolver().solve, target="original")).info.ok)
 
 
-def engine_outcome(program: ConeProgram, given: Solution, way: Way, derivative: bool = False) -> Outcome:
+def engine_outcome(program: ConeProgram, given: Solution, way: Way) -> Outcome:
     solver = Answering()
     solver.answer = given
-    return Engine(Options(solver=solver, on_fail="nan", backward=way)).run(program, derivative=derivative)
+    return Engine(Options(solver=solver, on_fail="nan", backward=way)).run(program)
 
 
 def dense(program: ConeProgram, given: Solution) -> tuple[DenseProgram, Point]:
@@ -163,6 +163,89 @@ def test_a_point_beside_it_is_refused_alone(judge: str, name: str, part: str) ->
     assert chosen.accept(known.program, perturbed(known, part)).tolist() == [True, False, True]
 
 
+def stationarity(known: Known, size: float) -> Known:
+    """Other costs of the same total, the same point: no duality gap shows it."""
+    q, x = known.program.q.copy(), known.x[1]
+    change = np.random.default_rng(2).normal(size=known.program.n)
+    change -= x * (x @ change) / (x @ x)
+    q[1] += size * change / np.abs(change).max()
+    return replace(known, program=known.program.with_vectors(q=q))
+
+
+def feasibility(known: Known, size: float) -> Known:
+    """Another right-hand side of a row that is met with equality, the same point."""
+    b = known.program.b.copy()
+    b[1, _row(known, active=True)] -= size
+    return replace(known, program=known.program.with_vectors(b=b))
+
+
+def slack_of_its_own(known: Known, size: float) -> Known:
+    """Ax + s = b violated where neither a sign nor a duality gap shows it."""
+    b = known.program.b.copy()
+    b[1, _row(known, active=False)] += size
+    return replace(known, program=known.program.with_vectors(b=b))
+
+
+def complementarity(known: Known, size: float) -> Known:
+    """A slack beside a multiplier; feasible and stationary as before."""
+    return _moved(known, _row(known, active=True), slack=size, multiplier=0.0)
+
+
+def sign_of_a_slack(known: Known, size: float) -> Known:
+    i = _row(known, active=False)
+    return _moved(known, i, slack=-size - known.s[1, i], multiplier=0.0)
+
+
+def sign_of_a_multiplier(known: Known, size: float) -> Known:
+    i = _row(known, active=True)
+    return _moved(known, i, slack=0.0, multiplier=-size - known.y[1, i])
+
+
+def _row(known: Known, active: bool) -> int:
+    """An inequality of the middle sample."""
+    rows = rows_of(known.program, Nonneg)
+    return int(rows[(known.y[1, rows] > 0) == active][0])
+
+
+def _moved(known: Known, row: int, slack: float, multiplier: float) -> Known:
+    """Another slack and multiplier of a row in the middle sample, with b and q such that Ax + s = b and
+    Px + q + A'y = 0 as before."""
+    s, y = known.s.copy(), known.y.copy()
+    s[1, row] += slack
+    y[1, row] += multiplier
+    return with_pair(known, s, y)
+
+
+#: condition -> the part of a point that a judge must see to check it
+CONDITIONS: dict[Callable[[Known, float], Known], str] = {
+    stationarity: "x",
+    feasibility: "x",
+    slack_of_its_own: "s",
+    complementarity: "y",
+    sign_of_a_slack: "x",
+    sign_of_a_multiplier: "y",
+}
+VIOLATIONS = [
+    pytest.param(judge, name, spoil, id=f"{judge}-{name}-{spoil.__name__}")
+    for judge, name in SUBJECTS
+    for spoil, part in CONDITIONS.items()
+    if linear_constraints(name) and part in JUDGES[judge].parts
+]
+
+
+@pytest.mark.parametrize(("judge", "name", "spoil"), VIOLATIONS)
+def test_every_condition_counts(judge: str, name: str, spoil: Callable[[Known, float], Known]) -> None:
+    """One condition of optimality violated by `WRONG`, the others met."""
+    wrong = spoil(build(name, batched=True), WRONG)
+    assert JUDGES[judge].accept(wrong.program, wrong.solution).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(("judge", "name"), [pair for pair in SUBJECTS if not linear_constraints(pair[1])])
+def test_stationarity_counts(judge: str, name: str) -> None:
+    wrong = stationarity(build(name, batched=True), WRONG)
+    assert JUDGES[judge].accept(wrong.program, wrong.solution).tolist() == [True, False, True]
+
+
 @parts
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 def test_a_point_that_is_not_finite_is_refused_alone(judge: str, name: str, part: str) -> None:
@@ -216,12 +299,9 @@ def by_newton(program: ConeProgram, given: Solution, way: Way) -> tuple[Solution
 
 
 def by_rescue(program: ConeProgram, given: Solution, way: Way) -> tuple[Solution, Array]:
-    """The engine, after a solver that gave up at this point.
-
-    Without derivatives a point whose residuals are small enough is returned as it is.
-    """
+    """The engine, after a solver that gave up at this point."""
     stopped = replace(given, status=np.full(program.batch, int(Status.ITERATION_LIMIT)))
-    found = engine_outcome(program, stopped, way, derivative=True)
+    found = engine_outcome(program, stopped, way)
     return point(found.x, found.y, found.s), found.info.ok
 
 
