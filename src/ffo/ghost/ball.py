@@ -1,7 +1,7 @@
 """The ghost matrix of linear and second-order cone constraints, laid out once for every active set.
 
 With second-order blocks (s0, s1) on their boundary, u the direction of s1 and h the curvature, the sparse form
-of `cones.soc` leads to the unknowns (x, k, nu, t):
+of `kernels.cones.soc` leads to the unknowns (x, k, nu, t):
 
     [ P + h A1'A1   -h A1'u   A0' - A1'u   A_R' ]      rows of A1 with one entry, eliminated: they cost nothing
     [     .           h           .         .   ]      one k for every block
