@@ -51,7 +51,10 @@ def eigen(w: Array) -> tuple[Array, Array]:
     W = np.empty((k, k))
     smat(w, W)
     eig, Q = np.linalg.eigh(W)
-    return eig, np.ascontiguousarray(Q.T)
+    for i in range(k):
+        for j in range(k):
+            W[i, j] = Q[j, i]
+    return eig, W
 
 
 @kernel
@@ -123,7 +126,10 @@ def face(
             hold(i, on, R)
     else:
         _pairs(eig, Q, negative, tau, on, delta, R)
-    return k - negative, np.min(np.abs(eig))
+    margin = np.inf
+    for i in range(k):
+        margin = min(margin, abs(eig[i]))
+    return k - negative, margin
 
 
 @kernel
