@@ -10,7 +10,8 @@ from ffo.cones import Nonneg, Zero
 from ffo.errors import Status
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.plan import plan_of, values_of
-from ffo.solvers.base import Capabilities, Solver, Workspace
+from ffo.solvers.base import Capabilities, Solver
+from ffo.solvers.workspace import Workspace
 
 #: iterations after which a sample counts as failed; ten to fifteen are usual
 LIMIT = 60
