@@ -61,8 +61,8 @@ class Outcome:
 
     @property
     def excess(self) -> float:
-        """Our gradient error, as far as the reference can tell."""
-        return max(0.0, self.our_error.error - DOUBT * self.our_error.uncertainty)
+        """Our gradient error, as far as the reference can tell; NaN if there is none."""
+        return float(np.maximum(0.0, self.our_error.error - DOUBT * self.our_error.uncertainty))
 
     def as_row(self) -> dict[str, Any]:
         reasons = (self.ours.reason, self.our_error.reason, self.peer.reason)
