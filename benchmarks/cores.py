@@ -59,19 +59,14 @@ def suite(repeats: int, progress: Callable[[str], None]) -> Suite:
             progress(f"{name}: {k} cores")
             timings[k] = _on_cores(name, available[:k], repeats)
         figures += [_speedup(name, timings, k, target) for k, target in load.targets.items()]
-        rows += [
-            {"case": name, "cores": k, "speed-up": timings[1].total / t.total, **_row(t)} for k, t in timings.items()
-        ]
+        rows += [_row(name, k, t, timings[1].total / t.total) for k, t in timings.items()]
     case = problems.decision_qp(800, batch=512)
     entries = [Entry("ffo", peers.ffo, case), Entry("Moreau, sparse values", peers.moreau, case)]
     ours, moreau = measure(entries, repeats, progress=lambda what: progress(f"against Moreau: {what}"))
     ratio = min(moreau.total / ours.total, moreau.best / ours.best)
     words = f"QP n=800, batch 512, {len(available)} cores: step against Moreau called directly"
     figures.append(Figure(words, ratio, MOREAU_RATIO, reason=ours.reason or moreau.reason))
-    name = "QP n=800, batch 512"
-    rows += [
-        {"case": f"{name}: {t.label}", "cores": len(available), "speed-up": math.nan, **_row(t)} for t in (ours, moreau)
-    ]
+    rows += [_row(f"QP n=800, batch 512: {t.label}", len(available), t, math.nan) for t in (ours, moreau)]
     return Suite("cores", figures, rows)
 
 
