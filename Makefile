@@ -3,7 +3,7 @@
 #   make demo    train a small decision-focused model, print loss and speed, save a picture
 #   make test    the whole test suite
 #   make lint    ruff and mypy
-#   make bench   the benchmarks; BENCH="qp small" picks some
+#   make bench   the benchmarks; BENCH="families cores latency forms" picks some
 #
 # Each target makes the virtual environment when there is none, and installs only what is missing.
 

@@ -6,9 +6,8 @@ import argparse
 import sys
 import warnings
 
-from rich.console import Console
-
 from benchmarks.report import busy, machine, save, show
+from benchmarks.screen import open_screen
 from benchmarks.suites import LONG, SUITES, Options
 
 
@@ -27,24 +26,24 @@ def main(arguments: list[str] | None = None) -> int:
     unknown = [name for name in names if name not in SUITES]
     if unknown or not names:
         parser.error(f"name some of {', '.join(SUITES)}, or pass --all" + (f"; unknown: {unknown}" if unknown else ""))
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    screen = open_screen()
     about = machine()
-    console.print(
+    screen.line(
         f"{about['cores']} cores, Python {about['python']}, torch {about['packages']['torch']}; times in seconds"
     )
     warning = busy()
     if warning:
-        console.print(f"[bold red]{warning}[/]")
+        screen.line(warning, "bold red")
     suites = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peers warn about accuracy; the tables show it
         for name in names:
-            with console.status(name) as status:
-                suites.append(SUITES[name](Options(chosen.repeats, chosen.large, status.update)))
-            show(console, suites[-1])
+            with screen.status(name) as update:
+                suites.append(SUITES[name](Options(chosen.repeats, chosen.large, update)))
+            show(screen, suites[-1])
     if warning:
-        console.print(f"[bold red]{warning}[/]")
-    console.print(f"written to {save(suites, warning)}", soft_wrap=True)
+        screen.line(warning, "bold red")
+    screen.line(f"written to {save(suites, warning)}")
     figures = [figure for suite in suites for figure in suite.figures]
     return 0 if all(figure.met for figure in figures) else 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from scipy.optimize import brentq, minimize, root
@@ -68,6 +68,28 @@ def p_norm(A: Array, b: Array, p: float, bound: float, start: Array) -> Array:
         if np.abs(step).max(initial=0.0) < 1e-15:
             break
     return x
+
+
+def newton(derivatives: Callable[[Array], tuple[Array, Array]], start: Array) -> Array:
+    """The minimiser of a smooth, strictly convex function: w -> (gradient, Hessian). Steps are halved until
+    the gradient shrinks."""
+    w = start
+    gradient, hessian = derivatives(w)
+    for _ in range(100):
+        step = np.linalg.solve(hessian, gradient)
+        if np.abs(step).max() < 1e-15 * (1 + np.abs(w).max()):
+            break
+        for halvings in range(40):
+            moved = derivatives(w - 0.5**halvings * step)
+            if np.linalg.norm(moved[0]) < np.linalg.norm(gradient):
+                break
+        else:
+            break  # the gradient is down to rounding error
+        w = w - 0.5**halvings * step
+        gradient, hessian = moved
+    if np.abs(step).max() > 1e-10:
+        raise RuntimeError("the reference's Newton steps did not converge")
+    return w
 
 
 def quadratic_gradient(d: Mapping[str, Array], start: Array, weights: Array) -> dict[str, Array]:

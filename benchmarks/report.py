@@ -13,8 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from benchmarks.screen import Screen
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = (
@@ -64,23 +63,16 @@ class Suite:
     rows: Sequence[dict[str, Any]] = field(default_factory=tuple)
 
 
-def show(console: Console, suite: Suite) -> None:
+def show(screen: Screen, suite: Suite) -> None:
     """Figures first, then the measurements."""
-    figures = Table(title=f"{suite.name}: figures", title_justify="left")
-    for column in ("figure", "measured", "target", "verdict"):
-        figures.add_column(column, justify="right" if column in ("measured", "target") else "left")
-    for figure in suite.figures:
-        figures.add_row(*figure.cells())
-    console.print(figures)
+    columns = {name: name in ("measured", "target") for name in ("figure", "measured", "target", "verdict")}
+    screen.table(f"{suite.name}: figures", columns, [figure.cells() for figure in suite.figures])
     if not suite.rows:
         return
-    table = Table(title=f"{suite.name}: measurements", title_justify="left")
-    columns = list(dict.fromkeys(key for row in suite.rows for key in row))
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("case", "label", "contender", "reason") else "right")
-    for row in suite.rows:
-        table.add_row(*(_cell(row.get(column, "")) for column in columns))
-    console.print(table)
+    names = dict.fromkeys(key for row in suite.rows for key in row)
+    columns = {name: name not in ("case", "label", "contender", "reason") for name in names}
+    rows = [[_cell(row.get(name, "")) for name in columns] for row in suite.rows]
+    screen.table(f"{suite.name}: measurements", columns, rows)
 
 
 #: load average, per core, above which other work distorts the ratios

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks import growth, peers, problems, qp_layers, warm
+from benchmarks import cores, families, forms, growth, latency, peers, problems, qp_layers, warm
 from benchmarks import maros as collection
 from benchmarks.accuracy import compare, probes
 from benchmarks.bilevel import bilevel as bilevel_suite
@@ -156,11 +156,16 @@ SUITES: dict[str, Callable[[Options], Suite]] = {
     "warm": lambda options: warm.suite(options.repeats, options.progress),
     "growth": lambda options: growth.suite(options.progress),
     "functions": functions,
+    "families": lambda options: families.suite(families.SMALL, options.repeats, options.progress),
+    "families-large": lambda options: families.suite(families.LARGE, options.repeats, options.progress),
+    "cores": lambda options: cores.suite(options.repeats, options.progress),
+    "latency": lambda options: latency.suite(options.repeats, options.progress),
+    "forms": lambda options: forms.suite(options.repeats, options.progress),
 }
 
 
-#: left out of --all: a quarter of an hour and more
-LONG = ("maros",)
+#: left out of --all: a quarter of an hour and more, or made for a machine with sixteen cores
+LONG = ("maros", "families-large")
 
 
 def _ours(n: int, norm_ball: bool = False) -> list[Entry]:

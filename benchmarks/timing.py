@@ -65,6 +65,8 @@ def measure(
         builds[entry.label] = time.perf_counter() - start
     samples: dict[str, list[tuple[float, float]]] = {label: [] for label in steps}
     threads = torch.get_num_threads()  # some contenders change it for the whole process
+    gc.collect()
+    gc.freeze()  # what lives on need not be searched before every step: that takes longer than many of them
     for repeat in range(-warmup, repeats):
         for entry in entries:
             if entry.label in failures:
@@ -77,6 +79,7 @@ def measure(
                 continue
             if repeat >= 0:
                 samples[entry.label].append(seconds)
+    gc.unfreeze()
     return [_summary(entry.label, builds, samples, failures) for entry in entries]
 
 

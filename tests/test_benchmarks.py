@@ -1,0 +1,86 @@
+"""The parts of the benchmarks that can be wrong without failing."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+import pytest
+from benchmarks import cores, families, forms, latency, peers
+from benchmarks.accuracy import Accuracy, compare, probes
+from benchmarks.family_problems import FAMILIES
+from benchmarks.screen import PlainScreen
+from benchmarks.timing import Timing
+
+
+def test_there_are_sixteen_families() -> None:
+    assert len({build(1).name for build in FAMILIES}) == 16
+
+
+@pytest.mark.parametrize("build", FAMILIES, ids=lambda build: build.__name__)
+def test_families_follow_the_rules_for_parametrised_programs(build) -> None:
+    case = build(2)
+    problem, parameters, output = case.parametrised()
+    assert problem.is_dcp(dpp=True)
+    assert {p.name() for p in parameters} == set(case.data(0))
+    assert 6 <= output.size <= 100
+
+
+@pytest.mark.parametrize("name", ["logistic", "entropy", "SDP", "robust least squares", "ReLU"])
+def test_exact_references_solve_their_family(name: str) -> None:
+    case = next(case for case in (build(1) for build in FAMILIES) if case.name == name)
+    values = case.sample(case.data(0), 0)
+    problem, output = case.concrete(values)
+    problem.solve(solver="CLARABEL")
+    np.testing.assert_allclose(case.exact(values), output.value, atol=1e-4)
+
+
+def test_gradient_error_of_a_family() -> None:
+    case = FAMILIES[0](2)
+    assert compare("ffo", peers.ffo, case, probes(case, samples=1, directions=2)).error < 1e-7
+
+
+def outcome(seconds: float, error: float) -> families.Outcome:
+    ours, peer = Timing("ffo", total=1.0, best=1.0), Timing("peer", total=seconds, best=2 * seconds)
+    accuracy = Accuracy("a", "ffo", error, 1e-9)
+    return families.Outcome("a", 64, ours, peer, accuracy, accuracy)
+
+
+def test_ratios_of_families() -> None:
+    mean, least = families._figures(families.Goal(64, 20.0, 8.0), [outcome(10.0, 0.0), outcome(40.0, 0.0)])
+    assert math.isclose(mean.value, 20.0)
+    assert least.value == 10.0
+
+
+def test_gradient_errors_count_beyond_the_uncertainty() -> None:
+    assert outcome(1.0, 2e-9).excess == 0.0
+    assert math.isclose(outcome(1.0, 1e-6).excess, 1e-6 - 3e-9)
+    assert math.isnan(outcome(1.0, math.nan).excess)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no affinity")
+def test_processors_are_all_of_those_allowed() -> None:
+    allowed = os.sched_getaffinity(0)
+    assert sorted(cores.spread_cores()) == sorted(allowed)
+    with cores._restricted(cores.spread_cores()[:1]):
+        assert len(os.sched_getaffinity(0)) == 1
+    assert os.sched_getaffinity(0) == allowed
+
+
+def test_a_shortest_path_has_eight_edges() -> None:
+    layer = peers.ffo(case := forms.shortest_path(batch=2))
+    path = layer.forward(layer.tensors(case.data(0))).detach().numpy()
+    np.testing.assert_allclose(path.sum(axis=1), 8, atol=1e-8)
+
+
+@pytest.mark.parametrize("case", [latency.bounds_and_row(10), latency.general(10), latency.general(10, dense=True)])
+def test_both_layers_are_given_the_same_problem(case) -> None:
+    steps = [contender(case) for contender in latency.CONTENDERS.values()]
+    found = [step.forward(step.tensors(case.data(0))).detach().numpy() for step in steps]
+    np.testing.assert_allclose(found[0], found[1], atol=1e-9)
+
+
+def test_plain_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    PlainScreen().table("title", {"name": False, "value": True}, [["[bold red]a[/]", "1"], ["bc", "20"]])
+    assert capsys.readouterr().out == "\ntitle\nname  value\na         1\nbc       20\n"
