@@ -13,7 +13,7 @@ from ffo.kernels import newton as loop
 from ffo.kernels import system
 from ffo.kernels.interior import interior
 from ffo.kernels.jit import kernel
-from ffo.kernels.kkt import LP, Face, Structure, part
+from ffo.kernels.kkt import KIND, LP, NONNEG, Face, Structure, part
 from ffo.kernels.newton import EVIDENCE
 from ffo.kernels.point import Data
 from ffo.kernels.pool import run_chunks
@@ -60,15 +60,17 @@ class State:
 
 @dataclass(frozen=True)
 class Plan:
-    """A structure, and about how long one factorization on it takes."""
+    """A structure, about how long one factorization on it takes, and whether some cone is not scalar."""
 
     structure: Structure
     seconds: float
+    curved: bool
 
     @classmethod
     def of(cls, S: Structure) -> Plan:
         columns = np.diff(part(S, LP)).astype(float)
-        return cls(S, FLOP * float((columns * columns).sum() + 10 * S.slim_ends[1] + 100))
+        seconds = FLOP * float((columns * columns).sum() + 10 * S.slim_ends[1] + 100)
+        return cls(S, seconds, bool((part(S, KIND) > NONNEG).any()))
 
     def interior(self, values: Values, x: Array, y: Array, s: Array, eps: float, limit: int) -> Array:
         """Solve all samples from nothing, in place; (batch,) iterations, negative where it failed."""
@@ -79,7 +81,8 @@ class Plan:
 
     def newton(self, values: Values, x: Array, y: Array, s: Array, state: State, steps: int) -> None:
         """Polish all samples in place."""
-        arguments = (self.structure, *values.arrays, x, y, s, *state.face, *state.factors, state.evidence, steps)
+        S, curved = self.structure, True if self.curved else None
+        arguments = (S, *values.arrays, x, y, s, *state.face, *state.factors, state.evidence, steps, curved)
         self._run(_newton_chunk, len(x), 3.0, *arguments)
 
     def sensitivity(self, state: State, samples: Array, r_x: Array, r_s: Array) -> tuple[Array, Array, Array]:
@@ -140,13 +143,13 @@ def _interior_chunk(
 def _newton_chunk(
     start: int, stop: int, S: Structure, Pv: Array, q: Array, Av: Array, b: Array, x: Array, y: Array, s: Array,
     on: Array, delta: Array, u: Array, R: Array, case: Array, margin: Array,
-    Kx: Array, scale: Array, Lx: Array, Dinv: Array, unit: Array, evidence: Array, steps: int,
+    Kx: Array, scale: Array, Lx: Array, Dinv: Array, unit: Array, evidence: Array, steps: int, curved: bool | None,
 ) -> None:  # fmt: skip
     for k in range(start, stop):
         D = Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k))
         face = Face(on[k], delta[k], u[k], R[k], case[k], margin[k])
         F = Factors(Kx[k], scale[k], Lx[k], Dinv[k], unit[k])
-        loop.newton(S, D, x[k], y[k], s[k], face, F, evidence[k], steps)
+        loop.newton(S, D, x[k], y[k], s[k], face, F, evidence[k], steps, curved)
 
 
 @kernel

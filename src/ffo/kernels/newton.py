@@ -37,6 +37,8 @@ Array = np.ndarray
 
 #: relative step below which the curvature at the previous point serves at the new one; relative step of rounding
 SETTLED, STILL = 1e-7, 1e-14
+#: natural residual that Newton's method passes unless the face is wrong or its equations have no solution
+CONVERGED = 1e-8
 #: natural residual below which rounding decides whether a step was an improvement
 ROUNDING = 1e-13
 #: share of the residual that a step should leave at most, and shares of the step that are tried where it does not
@@ -109,7 +111,7 @@ def _direction(
         pivot, fresh = system.factorize(S, F), True
         relative, error = system.refine(S, F, rhs, z, left, target, np.inf, system.STALLED)
     if fresh and pivot <= system.SMALL_PIVOT and not error <= ROUGH:
-        relative, _ = system.sharpen(S, F, rhs, z, left)
+        relative, _ = system.least_squares(S, F, rhs, z, left)
     for j in range(S.n):
         dx[j] = z[inv[j]]
     for i in range(S.m):
@@ -166,13 +168,14 @@ def _measure(
     evidence[RATIO] = max(stale, new / max(nearest, 1e-30))
     evidence[NEAREST] = nearest
     still = (stale <= SETTLED or moved <= STILL) and unsolved <= SETTLED
-    return still and _same(S, before, after) and new <= max(old, ROUNDING)
+    return still and _same(S, before, after) and new <= min(max(old, ROUNDING), CONVERGED)
 
 
 @kernel
 def newton(
-    S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face, F: Factors, evidence: Array, steps: int
-) -> None:
+    S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face, F: Factors, evidence: Array, steps: int,
+    curved: bool | None,
+) -> None:  # fmt: skip
     """Polish (x, y, s) of one sample in place; leaves its face, K at it, factors of a K nearby, and the evidence."""
     n, m = S.n, S.m
     z = sizes(S, D, x, y, s)
@@ -187,7 +190,7 @@ def newton(
         w[i] = np.inf if D.b[i] == np.inf else s[i] - z.tau[i] * y[i]
     given_x, given_y, given_s = x.copy(), y.copy(), s.copy()
     given = judge(S, D, z, x, y, s, r_x, r_s)
-    clean(S, w, z, s, y, face)
+    clean(S, w, z, s, y, face, curved)
     given = max(given, distance(S, z, given_s, s))
     old = judge(S, D, z, x, y, s, r_x, r_s)
     best, borrowed, waited, pivot, known = old, False, 0, np.inf, 0.0
@@ -202,16 +205,16 @@ def newton(
         pivot = new_pivot if fresh else pivot
         new = np.inf
         if _move(S, D, z, x, y, dx, dy, 1.0, x1, w1):
-            clean(S, w1, z, s1, y1, other)
+            clean(S, w1, z, s1, y1, other, curved)
             new = judge(S, D, z, x1, y1, s1, r_x1, r_s1)
         evidence[STEPS] = step + 1.0
         if _measure(S, z, face, other, dx, dy, unsolved, old, new, evidence):
             evidence[IS_SETTLED] = 1.0
         elif not new <= FALLING * old and old > ROUNDING:
-            new = _shorten(S, D, z, x, y, dx, dy, new, x1, w1)
+            new = _shorten(S, D, z, x, y, dx, dy, new, x1, w1, curved)
             if not new < np.inf:
                 break
-            clean(S, w1, z, s1, y1, other)
+            clean(S, w1, z, s1, y1, other, curved)
             new = judge(S, D, z, x1, y1, s1, r_x1, r_s1)
         borrowed = _same(S, face, other)
         x[:] = x1
@@ -231,7 +234,7 @@ def newton(
             break
     if evidence[IS_SETTLED] == 0.0:  # the best point, at its own face
         x[:] = best_x
-        clean(S, best_w, z, s, y, face)
+        clean(S, best_w, z, s, y, face, curved)
         if given < best:  # cleaning for a wrong face may cost more than the solver's error
             x[:] = given_x
             y[:] = given_y
@@ -242,8 +245,9 @@ def newton(
 
 @kernel
 def _shorten(
-    S: Structure, D: Data, z: Sizes, x: Array, y: Array, dx: Array, dy: Array, full: float, x1: Array, w1: Array
-) -> float:
+    S: Structure, D: Data, z: Sizes, x: Array, y: Array, dx: Array, dy: Array, full: float, x1: Array, w1: Array,
+    curved: bool | None,
+) -> float:  # fmt: skip
     """Shorter steps where the whole one did not do: writes the one with the smallest residual, which is returned."""
     best_share, best = 1.0, full if full < np.inf else np.inf
     s1, y1, r_x, r_s = np.empty(S.m), np.empty(S.m), np.empty(S.n), np.empty(S.m)
@@ -253,7 +257,7 @@ def _shorten(
     )  # fmt: skip
     for share in SHORTER:
         if _move(S, D, z, x, y, dx, dy, share, x1, w1):
-            clean(S, w1, z, s1, y1, face)
+            clean(S, w1, z, s1, y1, face, curved)
             new = judge(S, D, z, x1, y1, s1, r_x, r_s)
             if new < best:
                 best, best_share = new, share

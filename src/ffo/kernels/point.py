@@ -129,32 +129,45 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
 
 
 @kernel
-def clean(S: Structure, w: Array, z: Sizes, s: Array, y: Array, face: Face) -> None:
-    """Face at w = s - tau y, and the cleaned pair: s in K, y in K*, complementary. Margins are relative to |a| l."""
-    kinds, starts, dims, extras = part(S, KIND), part(S, START), part(S, DIM), part(S, EXTRA)
+def clean(S: Structure, w: Array, z: Sizes, s: Array, y: Array, face: Face, curved: bool | None) -> None:
+    """Face at w = s - tau y, and the cleaned pair: s in K, y in K*, complementary. Margins are relative to |a| l.
+
+    `curved`: None where all cones are scalar. Numba then leaves out the code of the others, which takes half of the
+    time to compile.
+    """
+    kinds, starts, dims = part(S, KIND), part(S, START), part(S, DIM)
     for k in range(S.blocks):
         kind, i, j = kinds[k], starts[k], starts[k] + dims[k]
         if kind <= NONNEG:
             face.case[k] = 0
             face.margin[k] = _clean_scalars(kind == ZERO, i, j, w, z, s, y, face)
-            continue
-        on, delta, tau = face.on[i:j], face.delta[i:j], z.tau[i]
-        code, margin = 0, 0.0
-        if kind == SECOND_ORDER:
-            code, margin = soc.face(w[i:j], tau, s[i:j], y[i:j], on, delta, face.u[i:j])
-            if extras[k] >= 0:
-                face.on[S.m + extras[k]] = 1 if code >= 2 else 0
-        else:
-            R = face.R[extras[k] : extras[k] + (j - i) ** 2]
-            if kind == SEMIDEFINITE:
-                code, margin = psd.face(w[i:j], tau, S.alpha[k], s[i:j], y[i:j], on, delta, R)
-            elif kind == EXPONENTIAL:
-                code, margin = exponential.face(w[i:j], tau, S.alpha[k], s[i:j], y[i:j], on, delta, R)
-            elif kind == POWER:
-                code, margin = power.face(w[i:j], tau, S.alpha[k], s[i:j], y[i:j], on, delta, R)
-        for r in range(i, j):
-            y[r] /= tau
-        face.case[k], face.margin[k] = code, margin / (z.row[i] * np.sqrt(1.0 * (j - i)) * z.primal)
+        elif curved is not None:
+            _clean_curved(S, k, kind, i, j, w, z, s, y, face)
+
+
+@kernel
+def _clean_curved(
+    S: Structure, k: int, kind: int, i: int, j: int, w: Array, z: Sizes, s: Array, y: Array, face: Face
+) -> None:
+    """Block k, rows i to j, of a curved cone."""
+    extra, tau, alpha = part(S, EXTRA)[k], z.tau[i], S.alpha[k]
+    on, delta = face.on[i:j], face.delta[i:j]
+    code, margin = 0, 0.0
+    if kind == SECOND_ORDER:
+        code, margin = soc.face(w[i:j], tau, s[i:j], y[i:j], on, delta, face.u[i:j])
+        if extra >= 0:
+            face.on[S.m + extra] = 1 if code >= 2 else 0
+    else:
+        R = face.R[extra : extra + (j - i) ** 2]
+        if kind == SEMIDEFINITE:
+            code, margin = psd.face(w[i:j], tau, alpha, s[i:j], y[i:j], on, delta, R)
+        elif kind == EXPONENTIAL:
+            code, margin = exponential.face(w[i:j], tau, alpha, s[i:j], y[i:j], on, delta, R)
+        elif kind == POWER:
+            code, margin = power.face(w[i:j], tau, alpha, s[i:j], y[i:j], on, delta, R)
+    for r in range(i, j):
+        y[r] /= tau
+    face.case[k], face.margin[k] = code, margin / (z.row[i] * np.sqrt(1.0 * (j - i)) * z.primal)
 
 
 @kernel

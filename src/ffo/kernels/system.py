@@ -30,6 +30,11 @@ STALLED, STUCK = 0.3, 0.9
 EXACT, SMALL_ERROR, DOUBTFUL = 1e-13, 1e-9, 1e-8
 #: share of a right-hand side along the null space from which the system has no solution
 UNSOLVABLE = 1e-9
+#: unknowns up to which a doubtful system is solved by its eigenvalues, beyond by sharper factors
+SPECTRAL = 400
+#: eigenvalues, relative to the largest, that count as zero; residual, relative to the right-hand side and to the
+#: solution, from which the system has no solution
+NULL, RESOLVED, ROUNDING = 1e-13, 1e-11, 1e-13
 #: pivot below which rows may depend on each other; share of a random right-hand side that is left where they do, and
 #: that may be left where they do not
 SMALL_PIVOT, LEFT, MET = 1e-4, 1e-3, 1e-6
@@ -159,6 +164,104 @@ def sharpen(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -> tupl
 
 
 @kernel
+def _in_use(S: Structure, F: Factors) -> Array:
+    """Places of the unknowns that take part: those of rows that are off have nothing but a diagonal entry."""
+    Kp, Ki = part(S, KP), narrow(S, KI)
+    used = np.zeros(S.sign.size, np.uint8)
+    for j in range(S.sign.size):
+        for p in range(Kp[j], Kp[j + 1]):
+            i = np.int64(Ki[p])
+            if i != j and F.Kx[p] != 0.0:
+                used[i] = used[j] = 1
+            elif i == j and S.sign[j] > 0.0 and F.Kx[p] != 0.0:
+                used[j] = 1
+    return np.flatnonzero(used)
+
+
+@kernel
+def _eigen(S: Structure, F: Factors, at: Array) -> tuple[Array, Array]:
+    """Eigenvalues and eigenvectors of K on the unknowns `at`, equilibrated."""
+    Kp, Ki = part(S, KP), narrow(S, KI)
+    place = np.full(S.sign.size, -1)
+    for k in range(at.size):
+        place[at[k]] = k
+    K = np.zeros((at.size, at.size))
+    for j in range(S.sign.size):
+        for p in range(Kp[j], Kp[j + 1]):
+            i = np.int64(Ki[p])
+            if place[i] >= 0 and place[j] >= 0:
+                K[place[i], place[j]] = K[place[j], place[i]] = F.Kx[p] * F.scale[i] * F.scale[j]
+    return np.linalg.eigh(K)
+
+
+@kernel
+def _along(values: Array, vectors: Array, r: Array) -> Array:
+    """The least-squares solution of smallest norm, eigenvalue by eigenvalue."""
+    size = max(abs(values[0]), abs(values[-1]))
+    step = np.zeros(r.size)
+    for k in range(values.size):
+        if abs(values[k]) > NULL * size:
+            dot = 0.0
+            for i in range(r.size):
+                dot += vectors[i, k] * r[i]
+            dot /= values[k]
+            for i in range(r.size):
+                step[i] += vectors[i, k] * dot
+    return step
+
+
+@kernel
+def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Array) -> tuple[float, float]:
+    """The least-squares solution of smallest norm by eigenvalues, refined twice: the share of rhs that is left (0
+    where that is rounding), and the relative error of z."""
+    Kp, Ki = part(S, KP), narrow(S, KI)
+    values, vectors = _eigen(S, F, at)
+    r, found, step = np.empty(at.size), np.zeros(at.size), np.zeros(at.size)
+    z[:] = 0.0
+    left[:] = rhs
+    for _ in range(3):
+        for k in range(at.size):
+            r[k] = left[at[k]] * F.scale[at[k]]
+        step = _along(values, vectors, r)
+        for k in range(at.size):
+            found[k] += step[k]
+            z[at[k]] = found[k] * F.scale[at[k]]
+        ldl.multiply(Kp, Ki, F.Kx, z, left)
+        for i in range(rhs.size):
+            left[i] = rhs[i] - left[i]
+    size, rest = _norm(rhs, F.unit), _norm(left, F.unit)
+    error = 0.0
+    for sign in (1.0, -1.0):  # primal unknowns and multipliers by themselves
+        moved, whole = 0.0, 1e-300
+        for k in range(at.size):
+            if S.sign[at[k]] == sign:
+                moved += step[k] ** 2
+                whole += found[k] ** 2
+        error = max(error, np.sqrt(moved / whole))
+    unsolved = rest > RESOLVED * size + ROUNDING * _size(z, F.unit)
+    return rest / max(size, 1e-300) if unsolved else 0.0, error
+
+
+@kernel
+def least_squares(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -> tuple[float, float]:
+    """A singular or nearly singular system, in the least-squares sense (of the equilibrated one): the share of rhs
+    that is left, and the relative error of z."""
+    total = 0.0
+    for i in range(rhs.size):
+        total += rhs[i]
+    for p in range(F.Kx.size):
+        total += F.Kx[p]
+    if not np.isfinite(total):
+        z[:] = np.nan
+        return np.inf, np.inf
+    at = _in_use(S, F)
+    if 0 < at.size <= SPECTRAL:
+        return spectral(S, F, at, rhs, z, left)
+    share, error = sharpen(S, F, rhs, z, left)
+    return share if share > UNSOLVABLE else 0.0, error
+
+
+@kernel
 def solve(S: Structure, F: Factors, rhs: Array, z: Array) -> float:
     """z = K^-1 rhs as exactly as can be; returns the relative residual or error, whichever is larger, and 1 where
     there is no solution (z is then a least-squares one)."""
@@ -167,13 +270,14 @@ def solve(S: Structure, F: Factors, rhs: Array, z: Array) -> float:
     if max(relative, error) <= DOUBTFUL:
         return max(relative, error)
     other = np.empty(rhs.size)
-    share, sharp_error = sharpen(S, F, rhs, other, residual)
+    share, sharp_error = least_squares(S, F, rhs, other, residual)
     if not np.isfinite(share):
         return np.inf
-    z[:] = other
-    if share > UNSOLVABLE:
-        return 1.0
-    return max(share, sharp_error)
+    doubt = 1.0 if share > 0.0 else sharp_error
+    if not max(relative, error) <= doubt or share > 0.0:
+        z[:] = other
+        return doubt
+    return max(relative, error)
 
 
 @kernel
@@ -186,15 +290,15 @@ def dependent(S: Structure, F: Factors, face: Face) -> bool:
     kinds, owner, inv = part(S, KIND), part(S, OWNER), part(S, INV)
     size, n = S.sign.size, S.n
     rhs, z, left = np.zeros(size), np.empty(size), np.empty(size)
-    state = np.uint64(0x9E3779B97F4A7C15)  # a sequence that no data is drawn with
     for i in range(S.m):
-        state = state * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
-        if face.on[i]:
-            rhs[inv[n + i]] = (np.float64(state >> np.uint64(11)) / 2.0**52 - 1.0) / F.unit[inv[n + i]]
+        if face.on[i]:  # a sequence that no data is drawn with
+            rhs[inv[n + i]] = np.cos(1.618033988749895 * (i + 1.0) ** 2) / F.unit[inv[n + i]]
     relative, _ = refine(S, F, rhs, z, left, MET, np.inf, STALLED)
     if relative <= MET:
         return False
-    sharpen(S, F, rhs, z, left)
+    share, _ = least_squares(S, F, rhs, z, left)
+    if not share > 0.0:
+        return False
     total, unequal = 0.0, 0.0
     for i in range(S.m):
         place = inv[n + i]
