@@ -24,11 +24,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding as llvm
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numba
 import numpy as np
 import scipy.linalg
-from llvmlite import ir
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils
 from numba.extending import get_cython_function_address, intrinsic
@@ -74,7 +74,7 @@ _ONE = np.int32(1)
 # The routines as functions of row-major arrays. Only arrays that are arguments have their addresses taken: the
 # caller keeps these alive during the call.
 
-if not numba.config.DISABLE_JIT:
+if not numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
 
     @kernel
     def _factor(a: Array, n: int) -> bool:
