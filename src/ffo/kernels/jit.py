@@ -26,3 +26,17 @@ def reducing_kernel(function: F) -> F:
     differs by rounding from that of the loop as written."""
     compiled = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract"})
     return cast(F, compiled(function))
+
+
+def inner_kernel(function: F) -> F:
+    """A `reducing_kernel` that only kernels call: without the wrapper for calls from Python, which takes longer to
+    compile than the function itself where arguments are tuples of arrays."""
+    compiled = numba.njit(
+        nogil=True,
+        cache=True,
+        error_model="numpy",
+        fastmath={"reassoc", "contract"},
+        no_cpython_wrapper=True,
+        no_cfunc_wrapper=True,
+    )
+    return cast(F, compiled(function))
