@@ -31,7 +31,8 @@ def reducing_kernel(function: F) -> F:
 def inner_kernel(function: F) -> F:
     """A `reducing_kernel` that only kernels call: without the wrapper for calls from Python, which takes longer to
     compile than the function itself where arguments are tuples of arrays."""
-    compiled = numba.njit(
+    njit: Any = numba.njit  # whose stubs do not know these two options
+    compiled = njit(
         nogil=True,
         cache=True,
         error_model="numpy",

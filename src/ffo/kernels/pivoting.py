@@ -11,6 +11,8 @@ Every answer is verified on the data: stationarity, rows and signs in natural un
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ffo.kernels.blas import multiply, solve_lower, solve_upper
@@ -32,6 +34,7 @@ from ffo.kernels.dual import (
     slacks,
 )
 from ffo.kernels.jit import inner_kernel, kernel
+from ffo.kernels.triplets import Triplets, is_shared, scatter
 
 Array = np.ndarray
 
@@ -297,11 +300,9 @@ def _polish(m: Matrices, p: Array, h: Array, me: int, f: Face, k: int, turns: in
 def _solve(
     m: Matrices, rho: float, p: Array, h: Array, me: int, f: Face, mark: Array, limit: int
 ) -> tuple[int, int, int, float]:
-    """One sample in natural units: (code, rows held, steps, residual); the answer is in f.x, f.rows, f.y."""
+    """One sample in natural units, from f.x = 0: (code, rows held, steps, residual); the answer is in f."""
     n = p.size
     before, held = np.empty(n), np.empty(n)
-    for j in range(n):
-        f.x[j] = 0.0
     k, steps, alone, left = _equalities(m, f, me), 0, False, np.inf
     for point in range(PROXIMAL_STEPS if rho > 0.0 else 1):
         for j in range(n):
@@ -383,42 +384,68 @@ def _is_zero(Q: Array) -> bool:
     return True
 
 
+class Answer(NamedTuple):
+    """What becomes of a batch.
+
+    Attributes:
+        x: (batch, n) the solution, or the last point where there is none.
+        y: (batch, r + 2n or r) multipliers of the rows, of x <= ub, of -x <= -lb; those of inequalities nonnegative
+            to rounding.
+        s: (batch, r) slacks h - Rx.
+        code, steps: (batch,) int64.
+        residual: (batch,) that of all optimality conditions, in natural units.
+    """
+
+    x: Array
+    y: Array
+    s: Array
+    code: Array
+    steps: Array
+    residual: Array
+
+
+@inner_kernel
+def _unload(m: Matrices, f: Face, k: int, factor: float, b: int, out: Answer) -> None:
+    """Write the answer of sample b, in the units of the data."""
+    column, row, x, s, y = m.column, m.row, out.x, out.s, out.y
+    for j in range(x.shape[1]):
+        x[b, j] = f.x[j] * column[j]
+    for i in range(s.shape[1]):
+        s[b, i] = f.s[i] / row[i]
+    for i in range(y.shape[1]):
+        y[b, i] = 0.0
+    for a in range(k):
+        y[b, f.rows[a]] = f.y[a] * row[f.rows[a]] / factor
+
+
 @kernel
 def solve_chunk(
-    Q: Array, p: Array, R: Array, h: Array, lb: Array, ub: Array, me: int, limit: int, x: Array, y: Array,
-    code: Array, steps: Array, residual: Array, start: int, stop: int,
+    P: Triplets, p: Array, A: Triplets, h: Array, lb: Array, ub: Array, me: int, limit: int, out: Answer, start: int,
+    stop: int,
 ) -> None:  # fmt: skip
     """Solve the samples start..stop-1 of a batch.
 
     Args:
-        Q: (batch or 1, n, n), symmetric. p: (batch, n).
-        R: (batch or 1, r, n), equalities first. h: (batch, r).
+        P: upper triangle of Q; p: (batch, n).
+        A: the rows R, equalities first; h: (batch, r).
         lb, ub: (batch, n), infinite where there is no bound, or (batch, 0).
         me: number of equalities. limit: most steps for a sample.
-        x: (batch, n), out: the solution, or the last point where there is none.
-        y: (batch, r + 2n or r), out: multipliers of the rows, of x <= ub, of -x <= -lb; all but those of the equalities
-            nonnegative to rounding.
-        code, steps, residual: (batch,), out. The residual is that of all optimality conditions, in natural units.
     """
-    n, r, rows = p.shape[1], h.shape[1], y.shape[1]
-    m, f = new_matrices(n, r, rows, me), new_face(n, rows)
+    n, r, rows = p.shape[1], h.shape[1], out.y.shape[1]
+    Q, R, m, f = np.empty((n, n)), np.empty((r, n)), new_matrices(n, r, rows, me), new_face(n, rows)
     mark, cost, side = np.empty(rows, np.int8), np.empty(n), np.empty(rows)
     rho, linear = 0.0, False
     for b in range(start, stop):
-        if b == start or Q.shape[0] > 1 or R.shape[0] > 1:
-            own_Q = Q[b if Q.shape[0] > 1 else 0]
-            rho = load_matrices(m, own_Q, R[b if R.shape[0] > 1 else 0])
-            linear = rho > 0.0 and _is_zero(own_Q)
-        for j in range(n):
-            x[b, j] = 0.0
-        for i in range(rows):
-            y[b, i] = 0.0
-        if rho < 0.0:
-            code[b], steps[b], residual[b] = INDEFINITE, 0, np.inf
-            continue
+        if b == start or not is_shared(P) or not is_shared(A):
+            scatter(P, b, True, Q)
+            scatter(A, b, False, R)
+            rho = load_matrices(m, Q, R)
+            linear = rho > 0.0 and _is_zero(Q)
         factor = _load_vectors(m, p[b], h[b], lb[b], ub[b], linear, cost, side)
-        code[b], k, steps[b], residual[b] = _solve(m, rho, cost, side, me, f, mark, limit)
+        k, out.code[b], out.steps[b], out.residual[b] = 0, INDEFINITE, 0, np.inf
         for j in range(n):
-            x[b, j] = f.x[j] * m.column[j]
-        for a in range(k):
-            y[b, f.rows[a]] = f.y[a] * m.row[f.rows[a]] / factor
+            f.x[j] = 0.0
+        if rho >= 0.0:
+            out.code[b], k, out.steps[b], out.residual[b] = _solve(m, rho, cost, side, me, f, mark, limit)
+        slacks(m, side, f.x, f.s)
+        _unload(m, f, k, factor, b, out)

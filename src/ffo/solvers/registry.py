@@ -24,6 +24,8 @@ _NATIVE = {
     "HIGHS": ("highs", "HiGHSSolver"),
     "DAQP": ("daqp", "DAQPSolver"),
     "MOREAU": ("moreau", "MoreauSolver"),
+    "DENSE": ("dense", "DenseSolver"),
+    "SEPARABLE": ("dense", "SeparableSolver"),
 }
 
 #: Variables up to which DAQP is the default for QPs, and Clarabel for LPs.
