@@ -57,8 +57,8 @@ POLISH, POLISH_PROXIMAL, VERIFIED = 4, 30, 1e-11
 
 
 @inner_kernel
-def _block(m: Matrices, f: Face, k: int, h: Array, me: int, mark: Array, limit: int) -> tuple[int, int]:
-    """Block principal pivoting from the rows f.rows[:k]: (rows held, steps), rows -1 where it cycles."""
+def _block(m: Matrices, f: Face, k: int, h: Array, me: int, mark: Array, limit: int) -> tuple[bool, int, int]:
+    """Block principal pivoting from the rows f.rows[:k]: (whether it ended, rows held, steps)."""
     best, tries = h.size + 1, PATIENCE
     for step in range(min(limit, EXCHANGES)):
         k = hold(m, f, k)
@@ -66,20 +66,20 @@ def _block(m: Matrices, f: Face, k: int, h: Array, me: int, mark: Array, limit: 
         minimiser(m, f, k, f.y)
         size = slacks(m, h, f.x, f.s)
         if _broken_equality(m, f, h, me, size) >= 0:
-            return -1, step + 1
+            return False, k, step + 1
         wrong = _exchange(f, k, h, me, force, size, mark)
         if wrong == 0:
-            return k, step + 1
+            return True, k, step + 1
         tries = PATIENCE if wrong < best else tries - 1
         best = min(best, wrong)
         if tries == 0:
-            return -1, step + 1
+            return False, k, step + 1
         k = 0
         for i in range(h.size):
             if (i < me and not m.dependent[i]) or (i >= me and mark[i] == 1):
-                f.rows[k] = i
+                f.rows[k], f.y[k] = i, 0.0
                 k += 1
-    return -1, min(limit, EXCHANGES)
+    return False, k, min(limit, EXCHANGES)
 
 
 @inner_kernel
@@ -218,18 +218,16 @@ def _solve(
             before[j] = f.x[j]
             f.w[j] = p[j] - rho * f.x[j]
         solve_lower(m.L, n, f.w)
-        found, taken = -1, 0
+        taken = 0
         if not alone:
-            found, taken = _block(m, f, k, h, me, mark, limit - steps)
+            ended, k, taken = _block(m, f, k, h, me, mark, limit - steps)
             steps += taken
-            if found < 0:
-                alone, k = True, _equalities(m, f, me)
+            alone = not ended
         if alone:
-            found, taken = _single(m, f, k, h, me, mark, limit - steps)
+            k, taken = _single(m, f, k, h, me, mark, limit - steps)
             steps += taken
-        if found < 0:
-            return (INFEASIBLE if found == -2 else STALLED), 0, steps, np.inf
-        k = found
+        if k < 0:
+            return (INFEASIBLE if k == -2 else STALLED), 0, steps, np.inf
         if rho > 0.0 and taken > 1 and point < PROXIMAL_STEPS - 1:
             continue  # the rows still change
         for j in range(n):
