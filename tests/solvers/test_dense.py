@@ -14,10 +14,11 @@ from solver_problems import simple
 
 from ffo.cones import Nonneg, Zero
 from ffo.errors import Status
+from ffo.kernels.pivoting import EXCHANGES
 from ffo.program.cone import ConeProgram
 from ffo.solvers import get_solver
 from ffo.solvers import pool as pool_module
-from ffo.solvers.dense import DenseSolver, separable
+from ffo.solvers.dense import separable, suits, suits_separable
 
 FAMILIES = {
     "random": random_qp(24, 10, 10),
@@ -56,11 +57,11 @@ def test_answers_are_those_of_an_interior_point(name: str) -> None:
 
 
 def test_one_row_at_a_time_where_pivoting_cycles() -> None:
-    """Some samples of max-min cycle: they take more steps than block pivoting is given."""
-    program = stacked(*max_min(64))
+    """With many more rows than variables some samples cycle: they take more steps than block pivoting is given."""
+    program = stacked(*random_qp(24, 30, 120))
     solution = get_solver("DENSE").solve(program)
     assert solution.solved.all()
-    assert solution.iterations.max() > 30
+    assert solution.iterations.max() > EXCHANGES
     assert optimality(program, solution).max() < 1e-10
 
 
@@ -207,4 +208,24 @@ def test_codes_of_the_kernels_have_a_status_each() -> None:
     names = [Status(int(dense._STATUS[c])) for c in codes]
     assert names == [Status.SOLVED, Status.NUMERICAL, Status.INFEASIBLE, Status.UNBOUNDED, Status.INVALID_INPUT]
     assert codes[1:3] == (dense._STALLED, dense._INFEASIBLE)
-    assert issubclass(DenseSolver, dense._CompiledSolver)
+
+
+def test_what_suits_follows_shapes_and_density() -> None:
+    assert suits(stacked(*random_qp(2, 10, 10, 2)))
+    assert suits(stacked(*random_qp(2, 80, 60)))
+    assert suits(stacked(*boxed(2, 30, 0)))  # bounds only, though there are 2n
+    assert suits(stacked(*lasso(2)))
+    assert not suits(stacked(*random_qp(2, 10, 20)))  # too many inequalities
+    assert not suits(stacked(*boxed(2, 30, 10)))
+    assert not suits(stacked(*max_min(2)))  # small and singular
+    chain = np.eye(50) - np.eye(50, k=1)
+    assert not suits(simple(np.eye(50), np.ones(50), chain, np.ones(50), [(Nonneg(), 50)]))  # sparse
+    assert not suits(simple(np.zeros((3, 3)), np.ones(3), np.eye(3), np.ones(3), [(Nonneg(), 3)]))  # linear
+
+
+def test_what_suits_newton_on_the_dual() -> None:
+    assert suits_separable(sudoku_like(2, 12, 4))
+    assert suits_separable(stacked(*transport(2)))
+    assert not suits_separable(stacked(*random_qp(2, 5, 3)))
+    chain = (np.eye(60) - np.eye(60, k=1))[:59]
+    assert not suits_separable(simple(np.eye(60), np.ones(60), chain, np.ones(59), [(Zero(), 59)]))

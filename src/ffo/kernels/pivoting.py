@@ -49,6 +49,8 @@ NEGATIVE_ALONE = 1e-13
 DEPENDS = 1e-12
 #: Block pivoting is given up after so many exchanges without fewer wrong rows, or so many in all.
 PATIENCE, EXCHANGES = 4, 30
+#: Where more rows are violated than a point can have active, only those with this share of the largest violation come.
+LARGE = 0.5
 #: Proximal points for a singular Q.
 PROXIMAL_STEPS = 60
 #: Steps of polishing by the factor of Q, and by that of Q + PROXIMAL I, which is iterative refinement. The residual
@@ -93,11 +95,17 @@ def _exchange(f: Face, k: int, h: Array, me: int, force: float, size: float, mar
         leaves = i >= me and f.y[a] < -NEGATIVE * force
         mark[i] = 2 if leaves else 1
         wrong += leaves
+    worst, come = 0.0, 0
     for i in range(me, h.size):
         if mark[i] == 0 and s[i] < -VIOLATED * (size + abs(h[i])):
-            mark[i] = 1
-            wrong += 1
-    return wrong
+            mark[i] = 3
+            come += 1
+            worst = min(worst, s[i])
+    crowded = k - wrong + come > f.x.size
+    for i in range(me, h.size):
+        if mark[i] == 3:
+            mark[i] = 0 if crowded and s[i] > LARGE * worst else 1
+    return wrong + come
 
 
 @inner_kernel
