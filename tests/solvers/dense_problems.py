@@ -7,6 +7,7 @@ import numpy as np
 from ffo.cones import Nonneg, Product, Zero
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.sparse import SparseBatch, SymmetricBatch
+from ffo.solvers.split import rows_of
 
 Array = np.ndarray
 
@@ -16,7 +17,7 @@ def stacked(Q: Array, p: Array, R: Array, h: Array, me: int) -> ConeProgram:
     upper = SparseBatch.from_matrix(np.triu(np.abs(Q).max(axis=0) > 0).astype(float))
     rows = SparseBatch.from_matrix((np.abs(R).max(axis=0) > 0).astype(float))
     values = Q[:, upper.indices, upper.columns], R[:, rows.indices, rows.columns]
-    P_values, A_values = (v[0] if len(v) == 1 else v for v in values)
+    P_values, A_values = (v[0] if len(v) == 1 else np.ascontiguousarray(v) for v in values)
     return ConeProgram(
         SymmetricBatch(upper.indptr, upper.indices, P_values, upper.shape),
         p,
@@ -92,10 +93,8 @@ def transport(batch: int, k: int = 5) -> tuple[Array, Array, Array, Array, int]:
 def optimality(program: ConeProgram, solution: Solution) -> Array:
     """(batch,) largest residual of the optimality conditions, each entry relative to its own terms."""
     worst = np.zeros(program.batch)
-    equal = np.concatenate([np.full(g.index.size, type(g.cone) is Zero) for g in program.cones.groups])
-    order = np.concatenate([g.index.ravel() for g in program.cones.groups])
     is_equal = np.zeros(program.m, dtype=bool)
-    is_equal[order] = equal
+    is_equal[rows_of(program, Zero)] = True
     for k in range(program.batch):
         Q, R = program.P.full(k).toarray(), program.A.matrix(k).toarray()
         x, y, s, p, h = solution.x[k], solution.y[k], solution.s[k], program.q[k], program.b[k]

@@ -56,6 +56,30 @@ def test_answers_are_those_of_an_interior_point(name: str) -> None:
     np.testing.assert_allclose(get_solver("DENSE").solve(program).x, other.x, atol=2e-5)
 
 
+def feasible_program(rng: np.random.Generator) -> ConeProgram:
+    """Singular Q, rows of zeros, active and repeated rows, rows scaled from 1e-4 to 1e4: all at random, in a box."""
+    n, m, me = int(rng.integers(1, 13)), int(rng.integers(1, 25)), int(rng.integers(0, 4))
+    F, x = rng.normal(size=(n, int(rng.integers(0, n + 1)))), rng.normal(size=n)
+    R = rng.normal(size=(me + m, n)) * (rng.random((me + m, n)) < rng.choice([0.3, 0.7, 1.0]))
+    R[-1] = R[0]
+    slack = np.concatenate([np.zeros(me), rng.choice([0, 1], size=m) * rng.uniform(size=m), np.ones(2 * n)])
+    R = np.concatenate([R, np.eye(n), -np.eye(n)]) * 10.0 ** rng.uniform(-4, 4, size=(me + m + 2 * n, 1))
+    return stacked((F @ F.T)[None], rng.normal(size=(1, n)), R[None], (R @ x + slack)[None], me)
+
+
+def test_claims_about_random_programs_are_true() -> None:
+    rng, solver = np.random.default_rng(0), get_solver("DENSE")
+    solved = 0
+    for _ in range(500):
+        program = feasible_program(rng)
+        solution = solver.solve(program)
+        assert solution.status[0] not in (Status.INFEASIBLE, Status.UNBOUNDED, Status.INVALID_INPUT)
+        if solution.solved[0]:
+            solved += 1
+            assert optimality(program, solution)[0] < 1e-8
+    assert solved >= 485  # the others say that they are not verified
+
+
 def test_one_row_at_a_time_where_pivoting_cycles() -> None:
     """With many more rows than variables some samples cycle: they take more steps than block pivoting is given."""
     program = stacked(*random_qp(24, 30, 120))
