@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
@@ -11,7 +12,9 @@ from threadpoolctl import ThreadpoolController
 
 @lru_cache(maxsize=1)
 def _controller() -> ThreadpoolController:
-    # Looking the libraries up takes a millisecond; what is loaded later is left alone.
+    # Looking the libraries up takes a millisecond; what is loaded later is left alone. SciPy's BLAS, which compiled
+    # kernels call, is another one than NumPy's: it must be there.
+    importlib.import_module("scipy.linalg.cython_blas")
     return ThreadpoolController()
 
 

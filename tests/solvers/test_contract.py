@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from solver_problems import KINDS, crossed_bounds, infeasible, known_program, unbounded
+from solver_problems import KINDS, crossed_bounds, crossed_rows, infeasible, known_program, unbounded
 
 from ffo.cones import Nonneg, Product, Zero
 from ffo.errors import MissingSolverError, Status, UnsupportedProblemError
+from ffo.program.cone import ConeProgram
 from ffo.solvers import get_solver, solve_checked
 from ffo.solvers.base import Solver
 
@@ -24,7 +25,8 @@ class Entry:
 
     residual: the residual it reaches at its default accuracy; iterates: whether one iteration is too
     few for it; curved_duals: whether its duals of second-order cones can be relied on; explains: whether
-    it tells infeasible from unbounded problems; linear: whether it takes linear programs.
+    it tells infeasible from unbounded problems; linear: whether it takes linear programs; separable: whether it
+    takes nothing but separable quadratic programs.
     """
 
     name: str
@@ -33,6 +35,20 @@ class Entry:
     curved_duals: bool = True
     explains: bool = True
     linear: bool = True
+    separable: bool = False
+
+    @property
+    def qp(self) -> str:
+        """The kind of quadratic program it is asked about, where the kind does not matter."""
+        return "separable" if self.separable else "qp"
+
+    @property
+    def qp_bounds(self) -> str:
+        return "separable" if self.separable else "qp_bounds"
+
+    @property
+    def infeasible(self) -> ConeProgram:
+        return crossed_rows() if self.separable else infeasible()
 
 
 SOLVERS = [
@@ -45,6 +61,8 @@ SOLVERS = [
     Entry("HIGHS", iterates=False),
     Entry("DAQP", iterates=False),
     Entry("MOREAU"),
+    Entry("DENSE"),
+    Entry("SEPARABLE", linear=False, separable=True),
     Entry("ECOS", residual=1e-4),
     Entry("GUROBI", residual=1e-6, iterates=False, curved_duals=False),
     Entry("MOSEK"),
@@ -85,6 +103,10 @@ def supported(solver: Solver, kind: str) -> None:
 def test_solves_known_programs(entry: Entry, kind: str, batched: bool) -> None:
     solver = make(entry)
     supported(solver, kind)
+    if entry.separable and kind != "separable":
+        with pytest.raises(UnsupportedProblemError, match="P is diagonal"):
+            solver.solve(known_program(kind).program)
+        return
     if kind in ("lp", "socp") and not entry.linear:
         with pytest.raises(UnsupportedProblemError, match="no solver for linear programs"):
             solver.solve(known_program(kind).program)
@@ -102,7 +124,7 @@ def test_solves_known_programs(entry: Entry, kind: str, batched: bool) -> None:
 
 def test_a_batch_of_one_is_the_first_of_many(entry: Entry) -> None:
     solver = make(entry)
-    program = known_program("qp", batch=3).program
+    program = known_program(entry.qp, batch=3).program
     alone = solver.solve(program.take(np.array([0])))
     assert alone.x.shape == (1, program.n)
     assert alone.y.shape == alone.s.shape == (1, program.m)
@@ -111,7 +133,7 @@ def test_a_batch_of_one_is_the_first_of_many(entry: Entry) -> None:
 
 def test_a_solver_serves_again_copied_and_pickled(entry: Entry) -> None:
     solver = make(entry)
-    first, second = known_program("qp").program, known_program("qp_bounds").program
+    first, second = known_program(entry.qp).program, known_program(entry.qp_bounds).program
     before = solver.solve(first).x
     solver.solve(second)
     for again in (solver, copy.deepcopy(solver), pickle.loads(pickle.dumps(solver))):
@@ -120,7 +142,7 @@ def test_a_solver_serves_again_copied_and_pickled(entry: Entry) -> None:
 
 def test_set_up_reuse_gives_the_fresh_answer(entry: Entry) -> None:
     solver = make(entry)
-    program = known_program("qp_bounds", batch=4).program
+    program = known_program(entry.qp_bounds, batch=4).program
     together = solver.solve(program)
     for k in range(4):
         fresh = solver.solve(program.take(np.array([k])))
@@ -131,8 +153,8 @@ def test_set_up_reuse_gives_the_fresh_answer(entry: Entry) -> None:
 
 def test_names_what_cannot_be_solved(entry: Entry) -> None:
     solver = make(entry)
-    programs = (infeasible, crossed_bounds, unbounded) if entry.linear else (infeasible, crossed_bounds)
-    statuses = [int(solve_checked(solver, p())[0].status[0]) for p in programs]
+    programs = [entry.infeasible, crossed_bounds()] + ([unbounded()] if entry.linear else [])
+    statuses = [int(solve_checked(solver, p)[0].status[0]) for p in programs]
     if not entry.explains:
         assert not {Status.SOLVED, Status.INACCURATE} & set(statuses)
         return
@@ -140,7 +162,7 @@ def test_names_what_cannot_be_solved(entry: Entry) -> None:
 
 
 def test_eps_is_heard(entry: Entry) -> None:
-    program = known_program("qp", batch=2).program
+    program = known_program(entry.qp, batch=2).program
     loose, tight = make(entry, eps=1e-3), make(entry, eps=1e-9)
     assert loose.eps == 1e-3
     assert tight.eps <= 1e-9
@@ -152,7 +174,7 @@ def test_eps_is_heard(entry: Entry) -> None:
 def test_max_iters_is_heard(entry: Entry) -> None:
     if not entry.iterates:
         pytest.skip(f"{entry.name} may solve a small problem in one iteration, or counts otherwise")
-    solution = make(entry, max_iters=1).solve(known_program("qp", batch=2).program)
+    solution = make(entry, max_iters=1).solve(known_program(entry.qp, batch=2).program)
     assert (solution.status == Status.ITERATION_LIMIT).all()
     assert (solution.iterations <= 2).all()  # ProxQP counts one more
 
@@ -160,7 +182,7 @@ def test_max_iters_is_heard(entry: Entry) -> None:
 def test_bad_numbers_do_not_take_the_batch_down(entry: Entry) -> None:
     """`solve_checked` keeps NaN from solvers; even without it, the other samples must come out right."""
     solver = make(entry)
-    program = known_program("qp", batch=3).program
+    program = known_program(entry.qp, batch=3).program
     q = np.array(program.q)
     q[1, 0] = np.nan
     solution = solver.solve(program.with_vectors(q=q))
@@ -174,8 +196,8 @@ def test_bad_numbers_do_not_take_the_batch_down(entry: Entry) -> None:
 def test_says_nothing(entry: Entry, capfd: pytest.CaptureFixture) -> None:
     solver = make(entry)
     capfd.readouterr()
-    solver.solve(known_program("qp", batch=2).program)
-    solver.solve(infeasible())
+    solver.solve(known_program(entry.qp, batch=2).program)
+    solver.solve(entry.infeasible)
     assert capfd.readouterr() == ("", "")
 
 

@@ -37,6 +37,8 @@ SOLVERS = [
     Entry("QOCO", QP + SOCP),
     Entry("HIGHS", ["constrained_least_squares", "linear_program"]),  # some QPs it answers with NaN
     Entry("DAQP", QP),
+    Entry("DENSE", QP),
+    Entry("SEPARABLE", ["equality_only"]),
     Entry("MOREAU", QP + SOCP + CURVED),
     Entry("GUROBI", [*QP, "ball_constrained"]),
     Entry("ECOS", [*QP, *SOCP, "log_sum_exp"], accuracy=1e-4),

@@ -34,7 +34,7 @@ from ffo.program.cone import ConeProgram
 from ffo.program.presolve import MissingRows, Presolve, SharedMatrices, missing_rows
 from ffo.program.scaling import Moderate, scaling
 from ffo.solvers.base import Solver
-from ffo.solvers.registry import choose, get_solver, second_choice
+from ffo.solvers.registry import choose, further, get_solver
 
 Array = np.ndarray
 
@@ -85,12 +85,12 @@ class Engine:
         return self.options.solver is None and not {*self.options.solver_args, *(overrides or {})} - {"eps"}
 
     def others(self, program: ConeProgram, solver: Solver, overrides: dict[str, object] | None) -> list[Solver]:
-        """Whom to ask about samples that the solver fails on: those in `retry=`; a second choice of this
-        package's own where the first is too, as it is (settings, such as limits, are meant for one solver)."""
+        """Whom to ask about samples that the solver fails on: those in `retry=`; others of this
+        package's own choice where the first is too, as it is (settings, such as limits, are meant for one solver)."""
         if self.options.retry is not None:
             return [r if isinstance(r, Solver) else get_solver(r, {"eps": solver.eps}) for r in self.options.retry]
-        other = second_choice(program, solver.name) if self._ours(overrides) else None
-        return [] if other is None else [self._configured(other, {"eps": solver.eps})]
+        names = further(program, solver.name) if self._ours(overrides) else ()
+        return [self._configured(name, {"eps": solver.eps}) for name in names]
 
     def way(self, program: ConeProgram, find_solver: Callable[[], Solver]) -> Way:
         """The way to solve ghost systems of a program."""

@@ -12,7 +12,7 @@ import numpy as np
 from ffo.kernels import newton as loop
 from ffo.kernels import system
 from ffo.kernels.interior import interior
-from ffo.kernels.jit import kernel
+from ffo.kernels.jit import inner_kernel, kernel
 from ffo.kernels.kkt import KIND, LP, NONNEG, Face, Structure, part
 from ffo.kernels.newton import EVIDENCE
 from ffo.kernels.point import Data
@@ -118,7 +118,7 @@ def _announce(function: Any) -> None:
         logger.warning("ffo compiles its kernels, once for this environment: this takes up to a minute")
 
 
-@kernel
+@inner_kernel
 def _row(v: Array, k: int) -> Array:
     return v[k if v.shape[0] > 1 else 0]
 

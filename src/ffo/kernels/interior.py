@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from ffo.kernels import ldl, system
-from ffo.kernels.jit import kernel
+from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import ACOL, AROW, INV, KI, KIND, KP, OWNER, ZERO, Face, Structure, assemble, narrow, part
 from ffo.kernels.point import FLOOR, Data, larger, residuals, row_norms
 from ffo.kernels.system import Factors
@@ -33,13 +33,13 @@ VANISHED = 1e-13
 SHORT, STUCK = 1e-3, 5
 
 
-@kernel
+@inner_kernel
 def _system(S: Structure, D: Data, weights: Face, F: Factors) -> None:
     assemble(S, D.Pv, D.Av, weights, weights.u, np.zeros(S.aux), F.Kx)
     system.factor(S, F, SHIFT)
 
 
-@kernel
+@inner_kernel
 def _solve(S: Structure, F: Factors, top: Array, bottom: Array, dx: Array, dy: Array) -> None:
     inv = part(S, INV)
     size = S.sign.size
@@ -55,7 +55,7 @@ def _solve(S: Structure, F: Factors, top: Array, bottom: Array, dx: Array, dy: A
         dy[i] = z[inv[S.n + i]]
 
 
-@kernel
+@inner_kernel
 def _start(S: Structure, D: Data, x: Array, y: Array, s: Array, weights: Face, F: Factors) -> None:
     """The point of least squares, with slacks and multipliers moved into the interior."""
     kinds, owner = part(S, KIND), part(S, OWNER)
@@ -87,7 +87,7 @@ def _start(S: Structure, D: Data, x: Array, y: Array, s: Array, weights: Face, F
                 s[i], y[i] = np.inf, 0.0
 
 
-@kernel
+@inner_kernel
 def _error(
     S: Structure, D: Data, row: Array, x: Array, y: Array, s: Array, r_x: Array, r_s: Array
 ) -> tuple[float, float, int]:
@@ -108,7 +108,7 @@ def _error(
     return worst, dot, count
 
 
-@kernel
+@inner_kernel
 def _gap_unit(S: Structure, D: Data, x: Array, y: Array) -> float:
     """Size of the terms of the duality gap."""
     qx = by = 0.0
@@ -120,7 +120,7 @@ def _gap_unit(S: Structure, D: Data, x: Array, y: Array) -> float:
     return max(qx, by)
 
 
-@kernel
+@inner_kernel
 def _step_length(S: Structure, s: Array, y: Array, ds: Array, dy: Array, on: Array) -> float:
     kinds, owner = part(S, KIND), part(S, OWNER)
     alpha = 1.0
@@ -133,7 +133,7 @@ def _step_length(S: Structure, s: Array, y: Array, ds: Array, dy: Array, on: Arr
     return alpha
 
 
-@kernel
+@inner_kernel
 def _directions(
     S: Structure, D: Data, y: Array, s: Array, r_x: Array, r_s: Array, mu: float, weights: Face, F: Factors,
     dx: Array, dy: Array, ds: Array,
@@ -172,7 +172,7 @@ def _directions(
     return min(1.0, BACK_OFF * alpha)
 
 
-@kernel
+@inner_kernel
 def interior(
     S: Structure, D: Data, x: Array, y: Array, s: Array, weights: Face, F: Factors, eps: float, limit: int
 ) -> int:

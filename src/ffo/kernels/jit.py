@@ -27,7 +27,7 @@ _STAMP = _stamp()
 
 
 def _compiled(function: F, **options: Any) -> F:
-    compiled = numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
+    compiled = numba.njit(nogil=True, error_model="numpy", **options)(function)
     # Numba compares the time stamp of the function's own file alone. There is no public way to add others; without
     # these attributes (another release of Numba, JIT disabled) its own rule holds.
     index: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
@@ -36,12 +36,28 @@ def _compiled(function: F, **options: Any) -> F:
     return cast(F, compiled)
 
 
+#: sums may be reordered, so that loops over long vectors are vectorised (about 3x); results differ by rounding
+_REDUCING: dict[str, Any] = {"fastmath": {"reassoc", "contract"}}
+#: without the wrapper for calls from Python, which takes longer to compile than the function itself where arguments are
+#: tuples of arrays; not cached, because what calls it is
+_INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+
 def kernel(function: F) -> F:
     """Compile a function on first call."""
-    return _compiled(function)
+    return _compiled(function, cache=True)
+
+
+def inner_kernel(function: F) -> F:
+    """The same for a function that only kernels call: compiles faster."""
+    return _compiled(function, **_INNER)
 
 
 def reducing_kernel(function: F) -> F:
-    """The same where sums may be reordered: loops over long vectors are vectorised (about 3x), and the result
-    differs by rounding from that of the loop as written."""
-    return _compiled(function, fastmath={"reassoc", "contract"})
+    """A `kernel` in which sums may be reordered."""
+    return _compiled(function, cache=True, **_REDUCING)
+
+
+def inner_reducing_kernel(function: F) -> F:
+    """An `inner_kernel` in which sums may be reordered."""
+    return _compiled(function, **_REDUCING, **_INNER)

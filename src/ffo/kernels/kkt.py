@@ -19,7 +19,7 @@ import numpy as np
 import qdldl
 import scipy.sparse as sp
 
-from ffo.kernels.jit import kernel
+from ffo.kernels.jit import inner_kernel, kernel
 from ffo.kernels.ldl import symbolic
 
 Array = np.ndarray
@@ -74,7 +74,7 @@ def part(S: Structure, which: int) -> Array:
     return S.wide[S.wide_ends[which] : S.wide_ends[which + 1]]
 
 
-@kernel
+@inner_kernel
 def narrow(S: Structure, which: int) -> Array:
     """One of the lists of `Structure.slim`."""
     return S.slim[S.slim_ends[which] : S.slim_ends[which + 1]]
@@ -185,7 +185,7 @@ def _ordering(row: Array, col: Array, sign: Array) -> Array:
     return inv
 
 
-@kernel
+@inner_kernel
 def assemble(S: Structure, Pv: Array, Av: Array, face: Face, coupling: Array, corner: Array, Kx: Array) -> None:
     """K at a face; `coupling` (m,) is the column C of second-order blocks, `corner` (aux,) its diagonal."""
     kinds, starts, dims, extras = part(S, KIND), part(S, START), part(S, DIM), part(S, EXTRA)
@@ -218,7 +218,7 @@ def assemble(S: Structure, Pv: Array, Av: Array, face: Face, coupling: Array, co
                     Kx[fan[f + r]] += face.R[offset + r * d] * v
 
 
-@kernel
+@inner_kernel
 def onto_face(S: Structure, face: Face, v: Array, out: Array) -> None:
     """out := T v, zero in rows that are off."""
     kinds, starts, dims, extras = part(S, KIND), part(S, START), part(S, DIM), part(S, EXTRA)
@@ -242,7 +242,7 @@ def onto_face(S: Structure, face: Face, v: Array, out: Array) -> None:
                 out[first + r] = total
 
 
-@kernel
+@inner_kernel
 def from_face(S: Structure, face: Face, t: Array, out: Array) -> None:
     """out := T't."""
     kinds, starts, dims, extras = part(S, KIND), part(S, START), part(S, DIM), part(S, EXTRA)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ffo.kernels.jit import kernel
+from ffo.kernels.jit import inner_kernel, kernel
 
 Array = np.ndarray
 
@@ -40,7 +40,7 @@ def symbolic(n: int, Kp: Array, Ki: Array) -> tuple[Array, Array, Array, Array]:
     return Lp, Li, Rp, Ri
 
 
-@kernel
+@inner_kernel
 def _fill_pattern(n: int, Kp: Array, Ki: Array, parent: Array, Lp: Array, Li: Array, Rp: Array, Ri: Array) -> None:
     """Write the indices; row j of L is the union of the paths from its entries towards the root."""
     place, stack, mark = Lp[:n].copy(), np.empty(n, np.int64), np.full(n, -1)
@@ -64,7 +64,7 @@ def _fill_pattern(n: int, Kp: Array, Ki: Array, parent: Array, Lp: Array, Li: Ar
             place[c] += 1
 
 
-@kernel
+@inner_kernel
 def factor(
     Kp: Array, Ki: Array, Lp: Array, Li: Array, Rp: Array, Ri: Array, sign: Array,
     Kx: Array, scale: Array, shift: float, Lx: Array, Dinv: Array,
@@ -102,7 +102,7 @@ def factor(
     return smallest
 
 
-@kernel
+@inner_kernel
 def solve(Lp: Array, Li: Array, Lx: Array, Dinv: Array, x: Array) -> None:
     """x := (LDL')^-1 x."""
     n = x.size
@@ -118,7 +118,7 @@ def solve(Lp: Array, Li: Array, Lx: Array, Dinv: Array, x: Array) -> None:
         x[i] = v
 
 
-@kernel
+@inner_kernel
 def multiply(Kp: Array, Ki: Array, Kx: Array, z: Array, out: Array) -> None:
     """out := K z, K symmetric, upper CSC."""
     for j in range(z.size):
@@ -133,7 +133,7 @@ def multiply(Kp: Array, Ki: Array, Kx: Array, z: Array, out: Array) -> None:
         out[j] += total
 
 
-@kernel
+@inner_kernel
 def equilibrate(Kp: Array, Ki: Array, Kx: Array, scale: Array) -> None:
     """Symmetric scaling towards rows of unit largest entry (Ruiz), three passes."""
     n = scale.size

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from ffo.kernels import system
-from ffo.kernels.jit import kernel
+from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import (
     ACOL,
     AROW,
@@ -55,7 +55,7 @@ RESIDUAL, ERROR, RATIO, NEAREST, PIVOT, STEPS, IS_SETTLED = range(7)
 EVIDENCE = 7
 
 
-@kernel
+@inner_kernel
 def _weights(S: Structure, z: Sizes, unit: Array) -> None:
     """Natural units of residuals in K's order (see `system.Factors`)."""
     inv = part(S, INV)
@@ -64,7 +64,7 @@ def _weights(S: Structure, z: Sizes, unit: Array) -> None:
         unit[inv[S.n + i]] = z.row[i] / z.tau[i]
 
 
-@kernel
+@inner_kernel
 def _same(S: Structure, a: Face, b: Face) -> bool:
     """Whether two faces have the same structure."""
     kinds, starts, dims = part(S, KIND), part(S, START), part(S, DIM)
@@ -79,7 +79,7 @@ def _same(S: Structure, a: Face, b: Face) -> bool:
     return True
 
 
-@kernel
+@inner_kernel
 def _copy_face(source: Face, target: Face) -> None:
     target.on[:] = source.on
     target.delta[:] = source.delta
@@ -89,7 +89,7 @@ def _copy_face(source: Face, target: Face) -> None:
     target.margin[:] = source.margin
 
 
-@kernel
+@inner_kernel
 def _direction(
     S: Structure, F: Factors, face: Face, r_x: Array, r_s: Array, target: float, borrowed: bool, dx: Array, dy: Array
 ) -> tuple[float, float, bool]:
@@ -120,7 +120,7 @@ def _direction(
     return relative, pivot, fresh
 
 
-@kernel
+@inner_kernel
 def _move(
     S: Structure, D: Data, z: Sizes, x: Array, y: Array, dx: Array, dy: Array, share: float, x1: Array, w1: Array
 ) -> bool:
@@ -140,7 +140,7 @@ def _move(
     return bool(np.isfinite(total))
 
 
-@kernel
+@inner_kernel
 def _measure(
     S: Structure, z: Sizes, before: Face, after: Face, dx: Array, dy: Array, unsolved: float, old: float, new: float,
     evidence: Array,
@@ -171,7 +171,7 @@ def _measure(
     return still and _same(S, before, after) and new <= min(max(old, ROUNDING), CONVERGED)
 
 
-@kernel
+@inner_kernel
 def newton(
     S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face, F: Factors, evidence: Array, steps: int,
     curved: bool | None,
@@ -243,7 +243,7 @@ def newton(
     _finish(S, D, x, y, s, face, F, evidence, pivot, known)
 
 
-@kernel
+@inner_kernel
 def _shorten(
     S: Structure, D: Data, z: Sizes, x: Array, y: Array, dx: Array, dy: Array, full: float, x1: Array, w1: Array,
     curved: bool | None,
@@ -266,7 +266,7 @@ def _shorten(
     return best
 
 
-@kernel
+@inner_kernel
 def _finish(
     S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face, F: Factors, evidence: Array, pivot: float,
     known: float,
@@ -287,7 +287,7 @@ def _finish(
     evidence[PIVOT] = pivot
 
 
-@kernel
+@inner_kernel
 def sensitivity(S: Structure, F: Factors, face: Face, r_x: Array, r_s: Array, u: Array, w: Array) -> float:
     """Solve the ghost system: K [u; t] = [r_x; T r_s], w = T't; returns the relative residual or error.
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ffo.kernels.cones import exponential, power, psd, soc
-from ffo.kernels.jit import kernel
+from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import (
     ACOL,
     AROW,
@@ -58,7 +58,7 @@ class Sizes(NamedTuple):
     row: Array
 
 
-@kernel
+@inner_kernel
 def row_norms(S: Structure, Av: Array, row: Array) -> None:
     """Euclidean norms of the rows of A; the root mean square over a curved block; typical where a row is zero."""
     kinds, starts, dims, Arow = part(S, KIND), part(S, START), part(S, DIM), part(S, AROW)
@@ -86,7 +86,7 @@ def row_norms(S: Structure, Av: Array, row: Array) -> None:
         row[i] = np.sqrt(row[i])
 
 
-@kernel
+@inner_kernel
 def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
     """Identification compares s with tau y, tau_i = |a_i|^2 l / f, with
 
@@ -128,7 +128,7 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
     return Sizes(length, force, tau, row)
 
 
-@kernel
+@inner_kernel
 def clean(S: Structure, w: Array, z: Sizes, s: Array, y: Array, face: Face, curved: bool | None) -> None:
     """Face at w = s - tau y, and the cleaned pair: s in K, y in K*, complementary. Margins are relative to |a| l.
 
@@ -145,7 +145,7 @@ def clean(S: Structure, w: Array, z: Sizes, s: Array, y: Array, face: Face, curv
             _clean_curved(S, k, kind, i, j, w, z, s, y, face)
 
 
-@kernel
+@inner_kernel
 def _clean_curved(
     S: Structure, k: int, kind: int, i: int, j: int, w: Array, z: Sizes, s: Array, y: Array, face: Face
 ) -> None:
@@ -170,7 +170,7 @@ def _clean_curved(
     face.case[k], face.margin[k] = code, margin / (z.row[i] * np.sqrt(1.0 * (j - i)) * z.primal)
 
 
-@kernel
+@inner_kernel
 def _clean_scalars(equal: bool, i: int, j: int, w: Array, z: Sizes, s: Array, y: Array, face: Face) -> float:
     """Rows i to j of a scalar cone; the smallest relative distance to a change."""
     nearest = np.inf
@@ -185,7 +185,7 @@ def _clean_scalars(equal: bool, i: int, j: int, w: Array, z: Sizes, s: Array, y:
     return nearest
 
 
-@kernel
+@inner_kernel
 def residuals(S: Structure, D: Data, x: Array, y: Array, s: Array, r_x: Array, r_s: Array) -> tuple[Array, Array]:
     """r_x = -(Px + q + A'y), r_s = b - Ax - s; also the sums of the magnitudes of their terms."""
     Prow, Pcol, Arow, Acol = part(S, PROW), part(S, PCOL), part(S, AROW), part(S, ACOL)
@@ -214,7 +214,7 @@ def residuals(S: Structure, D: Data, x: Array, y: Array, s: Array, r_x: Array, r
     return a_x, a_s
 
 
-@kernel
+@inner_kernel
 def judge(S: Structure, D: Data, z: Sizes, x: Array, y: Array, s: Array, r_x: Array, r_s: Array) -> float:
     """THE natural residual of a complementary pair s, y and x: every row in its own units. Writes r_x and r_s.
 
@@ -241,7 +241,7 @@ def judge(S: Structure, D: Data, z: Sizes, x: Array, y: Array, s: Array, r_x: Ar
     return worst
 
 
-@kernel
+@inner_kernel
 def distance(S: Structure, z: Sizes, s: Array, cleaned: Array) -> float:
     """How far a pair is from the cleaned one, in natural units; with `judge` at s and y as they are, the natural
     residual of a point that has not been cleaned."""
@@ -252,7 +252,7 @@ def distance(S: Structure, z: Sizes, s: Array, cleaned: Array) -> float:
     return worst
 
 
-@kernel
+@inner_kernel
 def larger(worst: float, residual: float, unit: float) -> float:
     """max(worst, |residual| / unit); a plain maximum would swallow a NaN."""
     value = abs(residual) / unit if residual != 0.0 else 0.0

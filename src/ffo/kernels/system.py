@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ffo.kernels import ldl
-from ffo.kernels.jit import kernel
+from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import INV, KI, KIND, KP, LI, LP, OWNER, RI, RP, ZERO, Face, Structure, narrow, part
 
 Array = np.ndarray
@@ -54,7 +54,7 @@ class Factors(NamedTuple):
     unit: Array
 
 
-@kernel
+@inner_kernel
 def factor(S: Structure, F: Factors, shift: float) -> float:
     """Factor K, equilibrated and regularised; returns the smallest pivot."""
     Kp, Lp, Rp = part(S, KP), part(S, LP), part(S, RP)
@@ -62,14 +62,14 @@ def factor(S: Structure, F: Factors, shift: float) -> float:
     return ldl.factor(Kp, Ki, Lp, Li, Rp, Ri, S.sign, F.Kx, F.scale, shift, F.Lx, F.Dinv)
 
 
-@kernel
+@inner_kernel
 def factorize(S: Structure, F: Factors) -> float:
     """Equilibrate K, and factor it."""
     ldl.equilibrate(part(S, KP), narrow(S, KI), F.Kx, F.scale)
     return factor(S, F, SHIFT)
 
 
-@kernel
+@inner_kernel
 def _norm(v: Array, unit: Array) -> float:
     total = 0.0
     for i in range(v.size):
@@ -77,7 +77,7 @@ def _norm(v: Array, unit: Array) -> float:
     return np.sqrt(total)
 
 
-@kernel
+@inner_kernel
 def _size(z: Array, unit: Array) -> float:
     """Norm of a vector of unknowns: dual to that of residuals."""
     total = 0.0
@@ -86,7 +86,7 @@ def _size(z: Array, unit: Array) -> float:
     return np.sqrt(total)
 
 
-@kernel
+@inner_kernel
 def refine(
     S: Structure, F: Factors, rhs: Array, z: Array, residual: Array, target: float, allowed: float, stalled: float
 ) -> tuple[float, float]:
@@ -126,7 +126,7 @@ def refine(
     return best, error
 
 
-@kernel
+@inner_kernel
 def _least_squares(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -> tuple[float, float]:
     """z without the part `left` of the right-hand side that refinement cannot remove; its share and the error of z."""
     size = max(_norm(rhs, F.unit), 1e-300)
@@ -143,7 +143,7 @@ def _least_squares(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) 
     return _norm(left, F.unit) / size, error
 
 
-@kernel
+@inner_kernel
 def sharpen(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -> tuple[float, float]:
     """Least-squares solution with fresh factors, less and less regularised: the share of rhs that is left, and the
     relative error of z."""
@@ -163,7 +163,7 @@ def sharpen(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -> tupl
     return share, error
 
 
-@kernel
+@inner_kernel
 def _in_use(S: Structure, F: Factors) -> Array:
     """Places of the unknowns that take part: those of rows that are off have nothing but a diagonal entry."""
     Kp, Ki = part(S, KP), narrow(S, KI)
@@ -178,7 +178,7 @@ def _in_use(S: Structure, F: Factors) -> Array:
     return np.flatnonzero(used)
 
 
-@kernel
+@inner_kernel
 def _eigen(S: Structure, F: Factors, at: Array) -> tuple[Array, Array]:
     """Eigenvalues and eigenvectors of K on the unknowns `at`, equilibrated."""
     Kp, Ki = part(S, KP), narrow(S, KI)
@@ -194,7 +194,7 @@ def _eigen(S: Structure, F: Factors, at: Array) -> tuple[Array, Array]:
     return np.linalg.eigh(K)
 
 
-@kernel
+@inner_kernel
 def _along(values: Array, vectors: Array, r: Array) -> Array:
     """The least-squares solution of smallest norm, eigenvalue by eigenvalue."""
     size = max(abs(values[0]), abs(values[-1]))
@@ -210,7 +210,7 @@ def _along(values: Array, vectors: Array, r: Array) -> Array:
     return step
 
 
-@kernel
+@inner_kernel
 def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Array) -> tuple[float, float]:
     """The least-squares solution of smallest norm by eigenvalues, refined twice: the share of rhs that is left (0
     where that is rounding), and the relative error of z."""
@@ -242,7 +242,7 @@ def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Ar
     return rest / max(size, 1e-300) if unsolved else 0.0, error
 
 
-@kernel
+@inner_kernel
 def least_squares(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -> tuple[float, float]:
     """A singular or nearly singular system, in the least-squares sense (of the equilibrated one): the share of rhs
     that is left, and the relative error of z."""
@@ -261,7 +261,7 @@ def least_squares(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -
     return share if share > UNSOLVABLE else 0.0, error
 
 
-@kernel
+@inner_kernel
 def solve(S: Structure, F: Factors, rhs: Array, z: Array) -> float:
     """z = K^-1 rhs as exactly as can be; returns the relative residual or error, whichever is larger, and 1 where
     there is no solution (z is then a least-squares one)."""
@@ -280,7 +280,7 @@ def solve(S: Structure, F: Factors, rhs: Array, z: Array) -> float:
     return max(relative, error)
 
 
-@kernel
+@inner_kernel
 def dependent(S: Structure, F: Factors, face: Face) -> bool:
     """Whether rows of the face, not all of them equalities, depend on each other.
 

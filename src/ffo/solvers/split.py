@@ -171,6 +171,24 @@ class Split:
             y[self.single] = bound[slot] * self._scales[0][sample]
         return y
 
+    def batch_duals(self, equal: Array, unequal: Array, bound: Array) -> Array:
+        """(batch, m) the same for all samples at once, from (batch, ·) multipliers."""
+        y = np.zeros((self.program.batch, self.program.m))
+        y[:, self.equal], y[:, self.unequal] = equal, unequal
+        if len(self.single):
+            slot = np.broadcast_to(self.slot, (self.program.batch, len(self.single)))
+            y[:, self.single] = np.take_along_axis(bound, slot, axis=1) * self._scales[0]
+        return y
+
+    def batch_slacks(self, x: Array, unequal: Array) -> Array:
+        """(batch, m) slacks at the points x (batch, n), from those of Gx <= h; none of them negative."""
+        s = np.zeros((self.program.batch, self.program.m))
+        s[:, self.unequal] = np.maximum(unequal, 0.0)
+        if len(self.single):
+            left = self.program.b[:, self.single] - self.coefficient * x[:, self.column]
+            s[:, self.single] = np.maximum(left, 0.0)
+        return s
+
     def slacks(self, sample: int, x: Array, unequal: Array | None = None, bound: Array | None = None) -> Array:
         """(m,) s from the solver's slacks of Gx <= h and (2n,) of the bounds, else from max(b - Ax, 0)."""
         s = np.zeros(self.program.m)

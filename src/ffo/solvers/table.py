@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 #: CVXPY's name of each solver with an adapter of its own: module and class.
 NATIVE = {
     "INTERIOR": ("interior", "InteriorSolver"),
+    "DENSE": ("dense", "DenseSolver"),
+    "SEPARABLE": ("dense", "SeparableSolver"),
     "CLARABEL": ("clarabel", "ClarabelSolver"),
     "PIQP": ("piqp", "PIQPSolver"),
     "SCS": ("scs", "SCSSolver"),

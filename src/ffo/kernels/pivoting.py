@@ -1,0 +1,367 @@
+"""Dense quadratic programs by pivoting on the dual, one sample at a time.
+
+    minimize 1/2 x'Qx + p'x   subject to  Rx + s = h,  lb <= x <= ub,  s_i = 0 for i < me, s_i >= 0 otherwise
+
+Block principal pivoting (Júdice and Pires 1994) holds a set of rows as equalities, computes the solution on them, and
+exchanges all rows with a wrong sign at once: three to six factorizations of the size of the active set. Where it
+cycles, a dual active-set method (Goldfarb and Idnani 1983) goes on with one row at a time. A singular Q gets a
+proximal term: the same again around the last point until the rows settle, and Newton's method with the true Q on them.
+Every answer is verified on the data: stationarity, rows and signs in natural units (see `dual.py`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ffo.kernels.blas import solve_lower, solve_upper
+from ffo.kernels.dual import (
+    Face,
+    Matrices,
+    admit,
+    append,
+    hold,
+    load_matrices,
+    minimiser,
+    multipliers,
+    new_face,
+    new_matrices,
+    power_of_two,
+    release,
+    slacks,
+)
+from ffo.kernels.jit import inner_reducing_kernel, kernel
+from ffo.kernels.triplets import Triplets, is_shared, scatter
+from ffo.kernels.verify import polish, proves_infeasible, proves_unbounded
+
+Array = np.ndarray
+
+#: What becomes of a sample. STALLED: cycling, out of steps, or not verified.
+SOLVED, STALLED, INFEASIBLE, UNBOUNDED, INDEFINITE = 0, 1, 2, 3, 4
+
+#: Violation that brings a row in, and negative multiplier that lets it go, relative to their natural sizes. Ten times
+#: smaller, degenerate rows come and go by rounding and pivoting cycles; ten times larger, a row may be missed.
+VIOLATED, NEGATIVE = 1e-10, 1e-11
+#: The one-row method changes one row a step and can afford to see smaller multipliers.
+NEGATIVE_ALONE = 1e-13
+#: Coefficient, of rows of norm 1, from which a row counts as part of a combination.
+DEPENDS = 1e-12
+#: Block pivoting is given up after so many exchanges without fewer wrong rows, or so many in all.
+PATIENCE, EXCHANGES = 4, 30
+#: Where more rows are violated than a point can have active, only those with this share of the largest violation come.
+LARGE = 0.5
+#: Proximal points for a singular Q; a few are usual. A fifth of them leaves twice as many programs unsolved, those with
+#: little curvature along the active rows.
+PROXIMAL_STEPS = 300
+#: Steps of polishing by the factor of Q, and by that of Q + PROXIMAL I, which is iterative refinement. The residual
+#: that ends the proximal steps.
+POLISH, POLISH_PROXIMAL, VERIFIED = 4, 30, 1e-11
+
+
+@inner_reducing_kernel
+def _block(m: Matrices, f: Face, k: int, h: Array, me: int, mark: Array, limit: int) -> tuple[bool, int, int]:
+    """Block principal pivoting from the rows f.rows[:k]: (whether it ended, rows held, steps)."""
+    best, tries = h.size + 1, PATIENCE
+    for step in range(min(limit, EXCHANGES)):
+        k = hold(m, f, k)
+        force = multipliers(m, f, k, h, f.y)
+        minimiser(m, f, k, f.y)
+        size = slacks(m, h, f.x, f.s)
+        if _broken_equality(m, f, h, me, size) >= 0:
+            return False, k, step + 1
+        wrong = _exchange(f, k, h, me, force, size, mark)
+        if wrong == 0:
+            return True, k, step + 1
+        tries = PATIENCE if wrong < best else tries - 1
+        best = min(best, wrong)
+        if tries == 0:
+            return False, k, step + 1
+        k = 0
+        for i in range(h.size):
+            if (i < me and not m.dependent[i]) or (i >= me and mark[i] == 1):
+                f.rows[k], f.y[k] = i, 0.0
+                k += 1
+    return False, k, min(limit, EXCHANGES)
+
+
+@inner_reducing_kernel
+def _exchange(f: Face, k: int, h: Array, me: int, force: float, size: float, mark: Array) -> int:
+    """mark := 1 for the inequalities to hold next, 2 for those that leave. Returns how many change."""
+    wrong, s = 0, f.s
+    for i in range(mark.size):
+        mark[i] = 0
+    for a in range(k):
+        i = f.rows[a]
+        leaves = i >= me and f.y[a] < -NEGATIVE * force
+        mark[i] = 2 if leaves else 1
+        wrong += leaves
+    worst, come = 0.0, 0
+    for i in range(me, h.size):
+        if mark[i] == 0 and s[i] < -VIOLATED * (size + abs(h[i])):
+            mark[i] = 3
+            come += 1
+            worst = min(worst, s[i])
+    crowded = k - wrong + come > f.x.size
+    for i in range(me, h.size):
+        if mark[i] == 3:
+            mark[i] = 0 if crowded and s[i] > LARGE * worst else 1
+    return wrong + come
+
+
+@inner_reducing_kernel
+def _broken_equality(m: Matrices, f: Face, h: Array, me: int, size: float) -> int:
+    """An equality that was left out as dependent but does not hold, -1 without any."""
+    for i in range(me):
+        if m.dependent[i] and abs(f.s[i]) > VIOLATED * (size + abs(h[i])):
+            return i
+    return -1
+
+
+@inner_reducing_kernel
+def _single(m: Matrices, f: Face, k: int, h: Array, me: int, mark: Array, limit: int) -> tuple[int, int]:
+    """Dual active-set method from the rows f.rows[:k] with multipliers f.y: (rows held, steps); rows -1 where it does
+    not end, -2 where it proves the problem infeasible."""
+    k = _restart(m, f, k, me)
+    target = np.empty(f.y.size)
+    for step in range(limit):
+        force = multipliers(m, f, k, h, target)
+        length, out = _longest(f, k, me, target, NEGATIVE_ALONE * force)
+        for a in range(k):
+            f.y[a] += length * (target[a] - f.y[a])
+        if out >= 0:
+            release(f, k, out)
+            k -= 1
+            continue
+        minimiser(m, f, k, f.y)
+        size = slacks(m, h, f.x, f.s)
+        new = _broken_equality(m, f, h, me, size)
+        if new < 0:
+            new = _most_violated(f, k, h, me, size, mark)
+        if new < 0:
+            return k, step + 1
+        k = _enter(m, f, k, h, me, new, size)
+        if k < 0:
+            return k, step + 1
+    return -1, limit
+
+
+@inner_reducing_kernel
+def _restart(m: Matrices, f: Face, k: int, me: int) -> int:
+    """Hold the equalities and the rows with positive multipliers that are independent; returns how many."""
+    admit(m, f.rows, 0, k)
+    kept = 0
+    for a in range(k):
+        i, y = f.rows[a], f.y[a]
+        if (i < me or y > 0.0) and append(m, f, kept, i):
+            f.y[kept] = y
+            kept += 1
+        elif i < me:
+            m.dependent[i] = True
+    return kept
+
+
+@inner_reducing_kernel
+def _longest(f: Face, k: int, me: int, target: Array, zero: float) -> tuple[float, int]:
+    """The longest step (at most 1) to the target that keeps multipliers nonnegative, and the row that stops it."""
+    length, out = 1.0, -1
+    for a in range(k):
+        if f.rows[a] >= me and target[a] < -zero:
+            step = max(f.y[a], 0.0) / (max(f.y[a], 0.0) - target[a])
+            if step < length or out < 0:
+                length, out = step, a
+    return length, out
+
+
+@inner_reducing_kernel
+def _most_violated(f: Face, k: int, h: Array, me: int, size: float, mark: Array) -> int:
+    """The inequality with the largest violation, -1 without any."""
+    for i in range(mark.size):
+        mark[i] = 0
+    for a in range(k):
+        mark[f.rows[a]] = 1
+    worst, new, s = 0.0, -1, f.s
+    for i in range(me, h.size):
+        if mark[i] == 0 and s[i] < min(worst, -VIOLATED * (size + abs(h[i]))):
+            worst, new = s[i], i
+    return new
+
+
+@inner_reducing_kernel
+def _enter(m: Matrices, f: Face, k: int, h: Array, me: int, new: int, size: float) -> int:
+    """Hold one more row, and let rows go on which it depends. Returns the rows held, or what `_single` returns."""
+    f.rows[k] = new
+    admit(m, f.rows, k, k + 1)
+    gain = 0.0
+    while not append(m, f, k, new):
+        combination = f.room  # the new row, as a combination of the rows held
+        solve_upper(f.C, k, combination)
+        length, out = np.inf, -1
+        if new >= me:
+            for a in range(k):
+                if f.rows[a] >= me and combination[a] > DEPENDS and f.y[a] < length * combination[a]:
+                    length, out = max(f.y[a], 0.0) / combination[a], a
+        if out < 0:
+            return -2 if proves_infeasible(m, f, k, h, me, new, size) else -1
+        for a in range(k):
+            f.y[a] -= length * combination[a]
+        gain += length
+        release(f, k, out)
+        k -= 1
+    if new < me:
+        m.dependent[new] = False
+    f.y[k] = gain
+    return k + 1
+
+
+@inner_reducing_kernel
+def _solve(
+    m: Matrices, rho: float, p: Array, h: Array, me: int, f: Face, mark: Array, limit: int
+) -> tuple[int, int, int, float]:
+    """One sample in natural units, from f.x = 0: (code, rows held, steps, residual); the answer is in f."""
+    n = p.size
+    before, held = np.empty(n), np.empty(n)
+    k, steps, alone, left = _equalities(m, f, me), 0, False, np.inf
+    for point in range(PROXIMAL_STEPS if rho > 0.0 else 1):
+        for j in range(n):
+            before[j] = f.x[j]
+            f.w[j] = p[j] - rho * f.x[j]
+        solve_lower(m.L, n, f.w)
+        taken = 0
+        if not alone:
+            ended, k, taken = _block(m, f, k, h, me, mark, limit - steps)
+            steps += taken
+            alone = not ended
+        if alone:
+            k, taken = _single(m, f, k, h, me, mark, limit - steps)
+            steps += taken
+        if k < 0:
+            return (INFEASIBLE if k == -2 else STALLED), 0, steps, np.inf
+        if rho > 0.0 and taken > 1 and point < PROXIMAL_STEPS - 1:
+            continue  # the rows still change
+        for j in range(n):
+            before[j] = f.x[j] - before[j]
+        if rho > 0.0 and proves_unbounded(m, p, h, me, before):
+            return UNBOUNDED, k, steps, np.inf
+        for j in range(n):
+            before[j] = f.x[j]
+        for a in range(k):
+            held[a] = f.y[a]
+        left = polish(m, p, h, me, f, k, POLISH_PROXIMAL if rho > 0.0 else POLISH)
+        if left < VERIFIED:
+            break
+        if rho > 0.0 and point < PROXIMAL_STEPS - 1:  # these rows are not the right ones yet
+            for j in range(n):
+                f.x[j] = before[j]
+            for a in range(k):
+                f.y[a] = held[a]
+    return (SOLVED if left < np.inf else STALLED), k, steps, left
+
+
+@inner_reducing_kernel
+def _equalities(m: Matrices, f: Face, me: int) -> int:
+    """f.rows := the independent equalities, with multipliers 0."""
+    k = 0
+    for i in range(me):
+        if not m.dependent[i]:
+            f.rows[k], f.y[k] = i, 0.0
+            k += 1
+    return k
+
+
+@inner_reducing_kernel
+def _load_vectors(
+    m: Matrices, p: Array, h: Array, lb: Array, ub: Array, linear: bool, p_out: Array, h_out: Array
+) -> float:
+    """Scale the vectors; returns the factor of the cost (not 1 for linear programs only, where nothing else relates
+    the cost to the proximal term)."""
+    n, r = p.size, h.size
+    top = 0.0
+    for j in range(n):
+        p_out[j] = p[j] * m.column[j]
+        top = max(top, abs(p_out[j]))
+    factor = power_of_two(top * top) if linear else 1.0
+    for j in range(n):
+        p_out[j] *= factor
+    for i in range(r):
+        h_out[i] = h[i] * m.row[i]
+    for j in range(lb.size):
+        h_out[r + j] = ub[j] * m.row[r + j]
+        h_out[r + n + j] = -lb[j] * m.row[r + n + j]
+    return factor
+
+
+@inner_reducing_kernel
+def _is_zero(Q: Array) -> bool:
+    for i in range(Q.shape[0]):
+        for j in range(Q.shape[1]):
+            if Q[i, j] != 0.0:
+                return False
+    return True
+
+
+class Answer(NamedTuple):
+    """What becomes of a batch.
+
+    Attributes:
+        x: (batch, n) the solution, or the last point where there is none.
+        y: (batch, r + 2n or r) multipliers of the rows, of x <= ub, of -x <= -lb; those of inequalities nonnegative
+            to rounding.
+        s: (batch, r) slacks h - Rx.
+        code, steps: (batch,) int64.
+        residual: (batch,) that of all optimality conditions, in natural units.
+    """
+
+    x: Array
+    y: Array
+    s: Array
+    code: Array
+    steps: Array
+    residual: Array
+
+
+@inner_reducing_kernel
+def _unload(m: Matrices, f: Face, k: int, factor: float, b: int, out: Answer) -> None:
+    """Write the answer of sample b, in the units of the data."""
+    column, row, x, s, y = m.column, m.row, out.x, out.s, out.y
+    for j in range(x.shape[1]):
+        x[b, j] = f.x[j] * column[j]
+    for i in range(s.shape[1]):
+        s[b, i] = f.s[i] / row[i]
+    for i in range(y.shape[1]):
+        y[b, i] = 0.0
+    for a in range(k):
+        y[b, f.rows[a]] = f.y[a] * row[f.rows[a]] / factor
+
+
+@kernel
+def solve_chunk(
+    P: Triplets, p: Array, A: Triplets, h: Array, lb: Array, ub: Array, me: int, limit: int, out: Answer, start: int,
+    stop: int,
+) -> None:  # fmt: skip
+    """Solve the samples start..stop-1 of a batch.
+
+    Args:
+        P: upper triangle of Q; p: (batch, n).
+        A: the rows R, equalities first; h: (batch, r).
+        lb, ub: (batch, n), infinite where there is no bound, or (batch, 0).
+        me: number of equalities. limit: most steps for a sample.
+    """
+    n, r, rows = p.shape[1], h.shape[1], out.y.shape[1]
+    Q, R, m, f = np.empty((n, n)), np.empty((r, n)), new_matrices(n, r, rows, me), new_face(n, rows)
+    mark, cost, side = np.empty(rows, np.int8), np.empty(n), np.empty(rows)
+    rho, linear = 0.0, False
+    for b in range(start, stop):
+        if b == start or not is_shared(P) or not is_shared(A):
+            scatter(P, b, True, Q)
+            scatter(A, b, False, R)
+            rho = load_matrices(m, Q, R)
+            linear = rho > 0.0 and _is_zero(Q)
+        factor = _load_vectors(m, p[b], h[b], lb[b], ub[b], linear, cost, side)
+        k, out.code[b], out.steps[b], out.residual[b] = 0, INDEFINITE, 0, np.inf
+        for j in range(n):
+            f.x[j] = 0.0
+        if rho >= 0.0:
+            out.code[b], k, out.steps[b], out.residual[b] = _solve(m, rho, cost, side, me, f, mark, limit)
+        slacks(m, side, f.x, f.s)
+        _unload(m, f, k, factor, b, out)

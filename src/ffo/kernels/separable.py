@@ -1,0 +1,272 @@
+"""Newton's method on the dual of programs with a diagonal Q > 0, equality rows and bounds, one sample at a time.
+
+    minimize 1/2 x'Qx + p'x   subject to  Ax = b,  lb <= x <= ub
+
+In the units w = Q^(1/2) x, with the rows of A Q^(-1/2) scaled to unit length as the columns of U (n, r),
+
+    minimize 1/2 |w|^2 + c'w   subject to  U'w = b,  lo <= w <= hi
+
+has the convex, piecewise quadratic dual  phi(lam) = b'lam - min over the box of 1/2 |w|^2 + (c + U lam)'w, whose
+inner minimiser is w = clip(-c - U lam) and whose gradient is b - U'w. Newton's matrix U_F'U_F sums over the variables
+F off their bounds. It is kept up to date by those that came or went, and starts from U'U with all variables free,
+which a batch that shares Q and A shares with its factor. Five to ten steps end in the solution, to rounding, unless
+nearly all variables are at bounds.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ffo.kernels.blas import add_gram, cholesky, multiply, multiply_transposed, solve_factored
+from ffo.kernels.jit import inner_reducing_kernel, kernel
+from ffo.kernels.triplets import Triplets, scatter
+
+Array = np.ndarray
+
+#: What becomes of a sample, with the meaning that `pivoting` gives them.
+SOLVED, STALLED = 0, 1
+
+HALVINGS = 12
+#: Residual of the rows, in natural units, at which nothing is left to gain, and that at which a step that gains less
+#: than half of it is the last.
+EXACT, CLOSE = 1e-14, 1e-10
+#: Share of the predicted decrease of phi that a step must bring, and what rounding leaves of phi.
+DECREASE, ROUNDING = 1e-4, 1e-13
+#: Added to Newton's matrix, whose diagonal is 1 with all variables free: dependent rows make it singular. Ten times
+#: smaller, its factorization may fail; ten times larger, it costs a step now and then.
+REGULARISATION = 1e-12
+#: Damping in proportion to the residual keeps steps short where too few variables are free to determine them; below
+#: UNDAMPED the rows have settled, and damping would only slow the last step.
+DAMPING, UNDAMPED = 3e-2, 1e-9
+#: Against division by zero.
+TINY = 1e-300
+
+
+class Sample(NamedTuple):
+    """One sample in natural units: c, lo, hi (n,), b (r,)."""
+
+    c: Array
+    b: Array
+    lo: Array
+    hi: Array
+
+
+class Iterate(NamedTuple):
+    """lam, gradient U'w - b (r,); w, its value before clipping (n,), and which variables are free (n,)."""
+
+    lam: Array
+    gradient: Array
+    w: Array
+    raw: Array
+    free: Array
+
+
+@kernel
+def prepare(q: Array, A: Array, root: Array, length: Array, U: Array, S: Array, L: Array) -> bool:
+    """The matrices of a sample, or those that all share: U (n, r), S = U'U and its factor L (r, r), from q (n,) and
+    A (r, n); x = w / root, and the multipliers of Ax = b are lam / length. False if q is not positive."""
+    r, n = A.shape
+    for j in range(n):
+        if not 0.0 < q[j] < np.inf:
+            return False
+        root[j] = np.sqrt(q[j])
+    for i in range(r):
+        v = 0.0
+        for j in range(n):
+            U[j, i] = A[i, j] / root[j]
+            v += U[j, i] * U[j, i]
+        length[i] = np.sqrt(v) if v > 0.0 else 1.0
+    for j in range(n):
+        for i in range(r):
+            U[j, i] /= length[i]
+    add_gram(U, n, r, S, 1.0, 0.0)
+    return _factor(S, 0.0, L)
+
+
+@inner_reducing_kernel
+def _factor(S: Array, damping: float, L: Array) -> bool:
+    """L := factor of S + (REGULARISATION + damping) I."""
+    r = S.shape[0]
+    for i in range(r):
+        for j in range(i + 1):
+            L[i, j] = S[i, j]
+        L[i, i] += REGULARISATION + damping
+    return cholesky(L, r)
+
+
+@inner_reducing_kernel
+def _evaluate(U: Array, sample: Sample, it: Iterate) -> tuple[float, float]:
+    """w, the free variables and the gradient at it.lam; returns phi and the residual of the rows."""
+    n, r = U.shape
+    c, b, lo, hi = sample
+    lam, gradient, w, raw, free = it
+    multiply(U, n, r, lam, raw, -1.0, 0.0)
+    phi, size = 0.0, 0.0
+    for j in range(n):
+        value = raw[j] - c[j]
+        w[j] = min(max(value, lo[j]), hi[j])
+        free[j] = lo[j] < value < hi[j]
+        phi -= w[j] * (0.5 * w[j] - value)
+        size = max(size, abs(w[j]))
+        raw[j] = value
+    multiply_transposed(U, n, r, w, gradient, 1.0, 0.0)
+    left = 0.0
+    for i in range(r):
+        phi += b[i] * lam[i]
+        gradient[i] -= b[i]
+        left = max(left, abs(gradient[i]) / (abs(b[i]) + size + TINY))
+    return phi, left if np.isfinite(phi) else np.inf
+
+
+@inner_reducing_kernel
+def _update(U: Array, S: Array, part: Array, now: Array, then: Array) -> None:
+    """S := U_F'U_F for the free variables `then`, from that for `now`: by those that came or went, or anew where these
+    are more than the free ones. now := then."""
+    n, r = U.shape
+    changed, stay = 0, 0
+    for j in range(n):
+        changed += then[j] != now[j]
+        stay += then[j]
+    anew = stay < changed
+    if anew:
+        add_gram(part, 0, r, S, 1.0, 0.0)
+    for sign in (1.0, -1.0):
+        k = 0
+        for j in range(n):
+            came, went = then[j] and (anew or not now[j]), now[j] and not then[j] and not anew
+            if (came and sign > 0.0) or (went and sign < 0.0):
+                for i in range(r):
+                    part[k, i] = U[j, i]
+                k += 1
+        if k > 0:
+            add_gram(part, k, r, S, sign, 1.0)
+    for j in range(n):
+        now[j] = then[j]
+
+
+@inner_reducing_kernel
+def _search(U: Array, sample: Sample, it: Iterate, step: Array, phi: float, left: float) -> tuple[float, float]:
+    """Go along the step as far as phi decreases; returns phi and the residual there."""
+    r = step.size
+    start = it.lam.copy()
+    slope, length, value, now = 0.0, 1.0, phi, left
+    for i in range(r):
+        slope -= it.gradient[i] * step[i]
+    for _ in range(HALVINGS):
+        for i in range(r):
+            it.lam[i] = start[i] + length * step[i]
+        value, now = _evaluate(U, sample, it)
+        if value <= phi + DECREASE * length * slope + ROUNDING * abs(phi) or now < 0.1 * left:
+            break
+        length *= 0.5
+    return value, now
+
+
+@inner_reducing_kernel
+def _newton(
+    U: Array, S0: Array, L0: Array, sample: Sample, it: Iterate, S: Array, L: Array, part: Array, limit: int
+) -> tuple[int, int, float]:
+    """One sample: (code, steps, residual); the answer is in `it`."""
+    n, r = U.shape
+    step, now = np.empty(r), np.empty(n, np.bool_)
+    for i in range(r):
+        it.lam[i] = -sample.b[i]
+        for j in range(i + 1):
+            S[i, j] = S0[i, j]
+    for j in range(n):
+        now[j] = True
+    multiply_transposed(U, n, r, sample.c, it.lam, -1.0, 1.0)
+    solve_factored(L0, r, it.lam)  # the solution but for the bounds
+    phi, left = _evaluate(U, sample, it)
+    last = np.inf
+    for k in range(1, limit):
+        if left <= EXACT or (left <= CLOSE and left > 0.5 * last):
+            return SOLVED, k, left
+        _update(U, S, part, now, it.free)
+        if not _factor(S, DAMPING * left if left > UNDAMPED else 0.0, L):
+            return STALLED, k, left
+        for i in range(r):
+            step[i] = it.gradient[i]
+        solve_factored(L, r, step)
+        last = left
+        phi, left = _search(U, sample, it, step, phi, left)
+    return (SOLVED if left <= CLOSE else STALLED), limit, left
+
+
+class Shared(NamedTuple):
+    """What `prepare` makes of q and A, where the batch shares both; arrays of size 0 else."""
+
+    root: Array
+    length: Array
+    U: Array
+    S: Array
+    L: Array
+
+
+class Answer(NamedTuple):
+    """What becomes of a batch.
+
+    Attributes:
+        x: (batch, n); y: (batch, r) multipliers of Ax = b.
+        z: (batch, n) those of the bounds, positive at ub, negative at lb: Qx + p + A'y + z = 0.
+        code, steps: (batch,) int64.
+        residual: (batch,) that of the rows, in natural units; x is in the box, and stationary to rounding, by
+            construction.
+    """
+
+    x: Array
+    y: Array
+    z: Array
+    code: Array
+    steps: Array
+    residual: Array
+
+
+@inner_reducing_kernel
+def _unload(it: Iterate, root: Array, length: Array, lb: Array, ub: Array, s: int, out: Answer) -> None:
+    """Write the answer of sample s, in the units of the data."""
+    x, y, z, w, raw, lam = out.x, out.y, out.z, it.w, it.raw, it.lam
+    for j in range(w.size):
+        x[s, j] = min(max(w[j] / root[j], lb[j]), ub[j])
+        z[s, j] = (raw[j] - w[j]) * root[j]
+    for i in range(lam.size):
+        y[s, i] = lam[i] / length[i]
+
+
+@kernel
+def solve_chunk(
+    q: Array, p: Array, A: Triplets, b: Array, lb: Array, ub: Array, shared: Shared, limit: int, out: Answer,
+    start: int, stop: int,
+) -> None:  # fmt: skip
+    """Solve the samples start..stop-1 of a batch.
+
+    Args:
+        q: (batch or 1, n) diagonal of Q; p: (batch, n); A: (r, n); b: (batch, r).
+        lb, ub: (batch, n), infinite where there is no bound.
+        limit: most steps for a sample.
+    """
+    n, r = p.shape[1], b.shape[1]
+    own = shared.U.shape[0] < n
+    root, length, U, S0, L0 = shared
+    if own:
+        root, length, U, S0, L0 = np.empty(n), np.empty(r), np.empty((n, r)), np.empty((r, r)), np.empty((r, r))
+    rows = np.empty((r if own else 0, n))
+    S, L, part = np.empty((r, r)), np.empty((r, r)), np.empty((n, r))
+    sample = Sample(np.empty(n), np.empty(r), np.empty(n), np.empty(n))
+    it = Iterate(np.zeros(r), np.empty(r), np.zeros(n), np.zeros(n), np.empty(n, np.bool_))
+    for s in range(start, stop):
+        good = True
+        if own:
+            scatter(A, s, False, rows)
+            good = prepare(q[s if q.shape[0] > 1 else 0], rows, root, length, U, S0, L0)
+        for j in range(n):
+            sample.c[j] = p[s, j] / root[j]
+            sample.lo[j], sample.hi[j] = lb[s, j] * root[j], ub[s, j] * root[j]
+        for i in range(r):
+            sample.b[i] = b[s, i] / length[i]
+        out.code[s], out.steps[s], out.residual[s] = STALLED, 0, np.inf
+        if good:
+            out.code[s], out.steps[s], out.residual[s] = _newton(U, S0, L0, sample, it, S, L, part, limit)
+        _unload(it, root, length, lb[s], ub[s], s, out)
