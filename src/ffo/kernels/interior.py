@@ -18,6 +18,7 @@ from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import ACOL, AROW, INV, KI, KIND, KP, OWNER, ZERO, Face, Structure, assemble, narrow, part
 from ffo.kernels.point import FLOOR, Data, larger, residuals, row_norms
 from ffo.kernels.system import Factors
+from ffo.kernels.vectors import copy, fill
 
 Array = np.ndarray
 
@@ -69,7 +70,7 @@ def _start(S: Structure, D: Data, x: Array, y: Array, s: Array, weights: Face, F
         bottom[i] = D.b[i] if weights.on[i] else 0.0
     assemble(S, D.Pv, D.Av, weights, weights.u, np.zeros(S.aux), F.Kx)
     ldl.equilibrate(part(S, KP), narrow(S, KI), F.Kx, F.scale)
-    F.unit[:] = F.scale
+    copy(F.unit, F.scale)
     _system(S, D, weights, F)
     _solve(S, F, top, bottom, x, y)
     low = high = -np.inf
@@ -182,7 +183,7 @@ def interior(
     r_x, r_s, dx, dy, ds = np.empty(n), np.empty(m), np.empty(n), np.empty(m), np.empty(m)
     row = np.empty(m)
     row_norms(S, D.Av, row)
-    weights.u[:] = 0.0
+    fill(weights.u, 0.0)
     _start(S, D, x, y, s, weights, F)
     stuck, first = 0, 0.0
     for turn in range(limit):

@@ -21,6 +21,7 @@ import scipy.sparse as sp
 
 from ffo.kernels.jit import inner_kernel, kernel
 from ffo.kernels.ldl import symbolic
+from ffo.kernels.vectors import fill
 
 Array = np.ndarray
 
@@ -29,12 +30,12 @@ ZERO, NONNEG, SECOND_ORDER, SEMIDEFINITE, EXPONENTIAL, POWER = range(6)
 ROTATED = SEMIDEFINITE
 
 
-#: the parts of `Structure.wide`, in order
+#: the parts of `Structure.wide`, in order; not Python's integers, for each of which Numba would compile `part` anew
 (
     KIND, START, DIM, EXTRA, OWNER, PROW, PCOL, PPOS, AROW, ACOL, FAN, FANP, COUPLING, DIAGONAL, INV, KP, LP, RP,
-) = range(18)  # fmt: skip
+) = np.arange(18)  # fmt: skip
 #: the parts of `Structure.slim`
-KI, LI, RI = range(3)
+KI, LI, RI = np.arange(3)
 
 
 class Structure(NamedTuple):
@@ -69,13 +70,13 @@ class Structure(NamedTuple):
 
 
 @kernel
-def part(S: Structure, which: int) -> Array:
+def part(S: Structure, which: np.int_) -> Array:
     """One of the lists of `Structure.wide`."""
     return S.wide[S.wide_ends[which] : S.wide_ends[which + 1]]
 
 
 @inner_kernel
-def narrow(S: Structure, which: int) -> Array:
+def narrow(S: Structure, which: np.int_) -> Array:
     """One of the lists of `Structure.slim`."""
     return S.slim[S.slim_ends[which] : S.slim_ends[which + 1]]
 
@@ -192,7 +193,7 @@ def assemble(S: Structure, Pv: Array, Av: Array, face: Face, coupling: Array, co
     owner, Ppos, Arow, fan = part(S, OWNER), part(S, PPOS), part(S, AROW), part(S, FAN)
     fanp, couplings, diagonals = part(S, FANP), part(S, COUPLING), part(S, DIAGONAL)
     n, m = S.n, S.m
-    Kx[:] = 0.0
+    fill(Kx, 0.0)
     for t in range(Pv.size):
         Kx[Ppos[t]] += Pv[t]
     for i in range(m):

@@ -32,6 +32,7 @@ from ffo.kernels.kkt import (
 )
 from ffo.kernels.point import Data, Sizes, clean, distance, judge, sizes
 from ffo.kernels.system import Factors
+from ffo.kernels.vectors import copy, fill
 
 Array = np.ndarray
 
@@ -59,7 +60,7 @@ EVIDENCE = 7
 def _weights(S: Structure, z: Sizes, unit: Array) -> None:
     """Natural units of residuals in K's order (see `system.Factors`)."""
     inv = part(S, INV)
-    unit[:] = 1.0
+    fill(unit, 1.0)
     for i in range(S.m):
         unit[inv[S.n + i]] = z.row[i] / z.tau[i]
 
@@ -81,12 +82,12 @@ def _same(S: Structure, a: Face, b: Face) -> bool:
 
 @inner_kernel
 def _copy_face(source: Face, target: Face) -> None:
-    target.on[:] = source.on
-    target.delta[:] = source.delta
-    target.u[:] = source.u
-    target.R[:] = source.R
-    target.case[:] = source.case
-    target.margin[:] = source.margin
+    copy(target.on, source.on)
+    copy(target.delta, source.delta)
+    copy(target.u, source.u)
+    copy(target.R, source.R)
+    copy(target.case, source.case)
+    copy(target.margin, source.margin)
 
 
 @inner_kernel
@@ -184,7 +185,7 @@ def newton(
     s1, y1, r_x, r_s, r_x1, r_s1 = np.empty(m), np.empty(m), np.empty(n), np.empty(m), np.empty(n), np.empty(m)
     best_x, best_w = np.empty(n), np.empty(m)
     other = Face(face.on.copy(), face.delta.copy(), face.u.copy(), face.R.copy(), face.case.copy(), face.margin.copy())
-    evidence[:] = np.inf
+    fill(evidence, np.inf)
     evidence[STEPS], evidence[IS_SETTLED] = 0.0, 0.0
     for i in range(m):
         w[i] = np.inf if D.b[i] == np.inf else s[i] - z.tau[i] * y[i]
@@ -194,8 +195,8 @@ def newton(
     given = max(given, distance(S, z, given_s, s))
     old = judge(S, D, z, x, y, s, r_x, r_s)
     best, borrowed, waited, pivot, known = old, False, 0, np.inf, 0.0
-    best_x[:] = x
-    best_w[:] = w
+    copy(best_x, x)
+    copy(best_w, w)
     for step in range(steps):
         if not np.isfinite(old):
             break
@@ -217,28 +218,28 @@ def newton(
             clean(S, w1, z, s1, y1, other, curved)
             new = judge(S, D, z, x1, y1, s1, r_x1, r_s1)
         borrowed = _same(S, face, other)
-        x[:] = x1
-        w[:] = w1
-        s[:] = s1
-        y[:] = y1
-        r_x[:] = r_x1
-        r_s[:] = r_s1
+        copy(x, x1)
+        copy(w, w1)
+        copy(s, s1)
+        copy(y, y1)
+        copy(r_x, r_x1)
+        copy(r_s, r_s1)
         _copy_face(other, face)
         old = new
         waited = 0 if new < 0.99 * best else waited + 1
         if new <= best or evidence[IS_SETTLED] > 0.0:
             best = new
-            best_x[:] = x1
-            best_w[:] = w1
+            copy(best_x, x1)
+            copy(best_w, w1)
         if evidence[IS_SETTLED] > 0.0 or waited >= PATIENCE:
             break
     if evidence[IS_SETTLED] == 0.0:  # the best point, at its own face
-        x[:] = best_x
+        copy(x, best_x)
         clean(S, best_w, z, s, y, face, curved)
         if given < best:  # cleaning for a wrong face may cost more than the solver's error
-            x[:] = given_x
-            y[:] = given_y
-            s[:] = given_s
+            copy(x, given_x)
+            copy(y, given_y)
+            copy(s, given_s)
             known = given
     _finish(S, D, x, y, s, face, F, evidence, pivot, known)
 

@@ -27,6 +27,7 @@ from ffo.kernels.kkt import (
     Structure,
     part,
 )  # fmt: skip
+from ffo.kernels.vectors import fill
 
 Array = np.ndarray
 
@@ -62,7 +63,7 @@ class Sizes(NamedTuple):
 def row_norms(S: Structure, Av: Array, row: Array) -> None:
     """Euclidean norms of the rows of A; the root mean square over a curved block; typical where a row is zero."""
     kinds, starts, dims, Arow = part(S, KIND), part(S, START), part(S, DIM), part(S, AROW)
-    row[:] = 0.0
+    fill(row, 0.0)
     for t in range(Av.size):
         row[Arow[t]] += Av[t] * Av[t]
     total, count = 0.0, 0

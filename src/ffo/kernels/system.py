@@ -16,6 +16,7 @@ import numpy as np
 from ffo.kernels import ldl
 from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import INV, KI, KIND, KP, LI, LP, OWNER, RI, RP, ZERO, Face, Structure, narrow, part
+from ffo.kernels.vectors import copy, fill
 
 Array = np.ndarray
 
@@ -97,8 +98,8 @@ def refine(
     """
     Kp, Lp, Ki, Li = part(S, KP), part(S, LP), narrow(S, KI), narrow(S, LI)
     size = _norm(rhs, F.unit)
-    z[:] = 0.0
-    residual[:] = rhs
+    fill(z, 0.0)
+    copy(residual, rhs)
     if size == 0.0:
         return 0.0, 0.0
     at, r, step = np.zeros(rhs.size), rhs.copy(), np.empty(rhs.size)
@@ -119,8 +120,8 @@ def refine(
         shrunk = now / best
         error = shrunk if turn == 0 else shrunk * _size(step, F.unit) / max(_size(at, F.unit), 1e-300)
         best = now
-        z[:] = at
-        residual[:] = r
+        copy(z, at)
+        copy(residual, r)
         if (best <= target and error <= allowed) or shrunk > stalled:
             break
     return best, error
@@ -131,7 +132,7 @@ def _least_squares(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) 
     """z without the part `left` of the right-hand side that refinement cannot remove; its share and the error of z."""
     size = max(_norm(rhs, F.unit), 1e-300)
     rest, residual = rhs.copy(), np.empty(rhs.size)
-    left[:] = 0.0
+    fill(left, 0.0)
     error = 1.0
     for _ in range(PASSES):
         _, error = refine(S, F, rest, z, residual, 0.0, 0.0, STUCK)
@@ -156,8 +157,8 @@ def sharpen(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -> tupl
         if max(new_share, new_error) < 0.1 * doubt:  # where K is singular, less regularisation is more noise
             share, error = new_share, new_error
             doubt = max(share, error)
-            z[:] = other
-            left[:] = remaining
+            copy(z, other)
+            copy(left, remaining)
         if doubt <= UNSOLVABLE:
             break
     return share, error
@@ -217,8 +218,8 @@ def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Ar
     Kp, Ki = part(S, KP), narrow(S, KI)
     values, vectors = _eigen(S, F, at)
     r, found, step = np.empty(at.size), np.zeros(at.size), np.zeros(at.size)
-    z[:] = 0.0
-    left[:] = rhs
+    fill(z, 0.0)
+    copy(left, rhs)
     for _ in range(3):
         for k in range(at.size):
             r[k] = left[at[k]] * F.scale[at[k]]
@@ -252,7 +253,7 @@ def least_squares(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -
     for p in range(F.Kx.size):
         total += F.Kx[p]
     if not np.isfinite(total):
-        z[:] = np.nan
+        fill(z, np.nan)
         return np.inf, np.inf
     at = _in_use(S, F)
     if 0 < at.size <= SPECTRAL:
@@ -275,7 +276,7 @@ def solve(S: Structure, F: Factors, rhs: Array, z: Array) -> float:
         return np.inf
     doubt = 1.0 if share > 0.0 else sharp_error
     if not max(relative, error) <= doubt or share > 0.0:
-        z[:] = other
+        copy(z, other)
         return doubt
     return max(relative, error)
 
