@@ -69,8 +69,6 @@ class _InnerCompiler(Compiler):  # type: ignore[misc]
 
 #: sums may be reordered, so that loops over long vectors are vectorised (about 3x); results differ by rounding
 _REDUCING: dict[str, Any] = {"fastmath": {"reassoc", "contract"}}
-#: no wrapper for calls from C: nobody makes them
-_KERNEL: dict[str, Any] = {"cache": True, "no_cfunc_wrapper": True}
 #: without the wrapper for calls from Python, which takes longer to compile than the function itself where arguments are
 #: tuples of arrays; not cached, because what calls it is
 _INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
@@ -80,17 +78,12 @@ if all(hasattr(JITCodeLibrary, name) for name in ("_optimize_final_module", "_fi
 
 def kernel(function: F) -> F:
     """Compile a function on first call."""
-    return _compiled(function, **_KERNEL)
+    return _compiled(function, cache=True, no_cfunc_wrapper=True)
 
 
 def inner_kernel(function: F) -> F:
     """The same for a function that only kernels call, never Python: compiles several times faster."""
     return _compiled(function, **_INNER)
-
-
-def reducing_kernel(function: F) -> F:
-    """A `kernel` in which sums may be reordered."""
-    return _compiled(function, **_KERNEL, **_REDUCING)
 
 
 def inner_reducing_kernel(function: F) -> F:
