@@ -59,7 +59,7 @@ EVIDENCE = 7
 @inner_kernel
 def _weights(S: Structure, z: Sizes, unit: Array) -> None:
     """Natural units of residuals in K's order (see `system.Factors`)."""
-    inv = part(S, INV)
+    inv = part(S.wide, INV)
     fill(unit, 1.0)
     for i in range(S.m):
         unit[inv[S.n + i]] = z.row[i] / z.tau[i]
@@ -68,7 +68,7 @@ def _weights(S: Structure, z: Sizes, unit: Array) -> None:
 @inner_kernel
 def _same(S: Structure, a: Face, b: Face) -> bool:
     """Whether two faces have the same structure."""
-    kinds, starts, dims = part(S, KIND), part(S, START), part(S, DIM)
+    kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     for k in range(S.blocks):
         if kinds[k] > NONNEG:
             if a.case[k] != b.case[k]:
@@ -96,7 +96,7 @@ def _direction(
 ) -> tuple[float, float, bool]:
     """Newton's direction; returns the relative residual of its system, the smallest pivot if it was factorized
     (else inf), and whether it was."""
-    inv = part(S, INV)
+    inv = part(S.wide, INV)
     size = S.sign.size
     rhs, z, left, t = np.zeros(size), np.empty(size), np.empty(size), np.empty(S.m)
     onto_face(S, face, r_s, t)
@@ -126,7 +126,7 @@ def _move(
     S: Structure, D: Data, z: Sizes, x: Array, y: Array, dx: Array, dy: Array, share: float, x1: Array, w1: Array
 ) -> bool:
     """x1 and w1 after a share of a step; whether they are finite."""
-    Arow, Acol = part(S, AROW), part(S, ACOL)
+    Arow, Acol = part(S.wide, AROW), part(S.wide, ACOL)
     for j in range(S.n):
         x1[j] = x[j] + share * dx[j]
     for i in range(S.m):
@@ -151,7 +151,7 @@ def _measure(
     A stale curvature errs by about the step over the size of its block; scalar cones have none. A step that was
     solved to a relative residual only lacks that much of itself.
     """
-    kinds = part(S, KIND)
+    kinds = part(S.wide, KIND)
     moved = 0.0
     for j in range(S.n):
         moved = max(moved, abs(dx[j]) / z.primal)
@@ -295,7 +295,7 @@ def sensitivity(S: Structure, F: Factors, face: Face, r_x: Array, r_s: Array, u:
     hypergradient (loss gradients c)   r_x = -c_x + A'c_s,         r_s = -c_y
     tangent (dP, dq, dA, db)           r_x = -(dP x + dq + dA'y),  r_s = db - dA x
     """
-    inv = part(S, INV)
+    inv = part(S.wide, INV)
     size = S.sign.size
     rhs, z, t = np.zeros(size), np.empty(size), np.empty(S.m)
     onto_face(S, face, r_s, t)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ffo.kernels import ldl
 from ffo.kernels.jit import inner_kernel
-from ffo.kernels.kkt import INV, KI, KIND, KP, LI, LP, OWNER, RI, RP, ZERO, Face, Structure, narrow, part
+from ffo.kernels.kkt import INV, KI, KIND, KP, LI, LP, OWNER, RI, RP, ZERO, Face, Structure, part
 from ffo.kernels.vectors import copy, fill
 
 Array = np.ndarray
@@ -58,15 +58,15 @@ class Factors(NamedTuple):
 @inner_kernel
 def factor(S: Structure, F: Factors, shift: float) -> float:
     """Factor K, equilibrated and regularised; returns the smallest pivot."""
-    Kp, Lp, Rp = part(S, KP), part(S, LP), part(S, RP)
-    Ki, Li, Ri = narrow(S, KI), narrow(S, LI), narrow(S, RI)
+    Kp, Lp, Rp = part(S.wide, KP), part(S.wide, LP), part(S.wide, RP)
+    Ki, Li, Ri = part(S.slim, KI), part(S.slim, LI), part(S.slim, RI)
     return ldl.factor(Kp, Ki, Lp, Li, Rp, Ri, S.sign, F.Kx, F.scale, shift, F.Lx, F.Dinv)
 
 
 @inner_kernel
 def factorize(S: Structure, F: Factors) -> float:
     """Equilibrate K, and factor it."""
-    ldl.equilibrate(part(S, KP), narrow(S, KI), F.Kx, F.scale)
+    ldl.equilibrate(part(S.wide, KP), part(S.slim, KI), F.Kx, F.scale)
     return factor(S, F, SHIFT)
 
 
@@ -96,7 +96,7 @@ def refine(
     Keeps the best iterate and its residual. The last step of refinement is as large as the error before it; after it
     the error is smaller, by the ratio by which the residual fell.
     """
-    Kp, Lp, Ki, Li = part(S, KP), part(S, LP), narrow(S, KI), narrow(S, LI)
+    Kp, Lp, Ki, Li = part(S.wide, KP), part(S.wide, LP), part(S.slim, KI), part(S.slim, LI)
     size = _norm(rhs, F.unit)
     fill(z, 0.0)
     copy(residual, rhs)
@@ -167,7 +167,7 @@ def sharpen(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -> tupl
 @inner_kernel
 def _in_use(S: Structure, F: Factors) -> Array:
     """Places of the unknowns that take part: those of rows that are off have nothing but a diagonal entry."""
-    Kp, Ki = part(S, KP), narrow(S, KI)
+    Kp, Ki = part(S.wide, KP), part(S.slim, KI)
     used = np.zeros(S.sign.size, np.uint8)
     for j in range(S.sign.size):
         for p in range(Kp[j], Kp[j + 1]):
@@ -182,7 +182,7 @@ def _in_use(S: Structure, F: Factors) -> Array:
 @inner_kernel
 def _eigen(S: Structure, F: Factors, at: Array) -> tuple[Array, Array]:
     """Eigenvalues and eigenvectors of K on the unknowns `at`, equilibrated."""
-    Kp, Ki = part(S, KP), narrow(S, KI)
+    Kp, Ki = part(S.wide, KP), part(S.slim, KI)
     place = np.full(S.sign.size, -1)
     for k in range(at.size):
         place[at[k]] = k
@@ -215,7 +215,7 @@ def _along(values: Array, vectors: Array, r: Array) -> Array:
 def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Array) -> tuple[float, float]:
     """The least-squares solution of smallest norm by eigenvalues, refined twice: the share of rhs that is left (0
     where that is rounding), and the relative error of z."""
-    Kp, Ki = part(S, KP), narrow(S, KI)
+    Kp, Ki = part(S.wide, KP), part(S.slim, KI)
     values, vectors = _eigen(S, F, at)
     r, found, step = np.empty(at.size), np.zeros(at.size), np.zeros(at.size)
     fill(z, 0.0)
@@ -288,7 +288,7 @@ def dependent(S: Structure, F: Factors, face: Face) -> bool:
     A vector v with v'TA = 0 leaves a pivot of the size of the regularisation; a random right-hand side then tells
     dependent rows (its share along such a v cannot be met) from nearly dependent ones.
     """
-    kinds, owner, inv = part(S, KIND), part(S, OWNER), part(S, INV)
+    kinds, owner, inv = part(S.wide, KIND), part(S.wide, OWNER), part(S.wide, INV)
     size, n = S.sign.size, S.n
     rhs, z, left = np.zeros(size), np.empty(size), np.empty(size)
     for i in range(S.m):
