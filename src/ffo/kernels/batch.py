@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from ffo.kernels.kkt import KI, KIND, LI, LP, NONNEG, Face, Structure, part
 from ffo.kernels.newton import EVIDENCE
 from ffo.kernels.point import Data
 from ffo.kernels.pool import run_chunks
-from ffo.kernels.system import Factors
+from ffo.kernels.system import UNKNOWN, Factors
 
 Array = np.ndarray
 logger = logging.getLogger("ffo")
@@ -58,13 +59,18 @@ class State:
         self.evidence = np.empty((batch, EVIDENCE))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plan:
-    """A structure, about how long one factorization on it takes, and whether some cone is not scalar."""
+    """A structure, about how long one factorization on it takes, and whether it needs the full kernels.
+
+    Kernels exist twice: with everything, and without the code of curved cones and singular systems, which most
+    programs never need, and which takes as long to compile as all the rest. The first sample that turns out to need
+    it is done again, and later calls know.
+    """
 
     structure: Structure
     seconds: float
-    curved: bool
+    full: bool
 
     @classmethod
     def of(cls, S: Structure) -> Plan:
@@ -81,25 +87,45 @@ class Plan:
 
     def newton(self, values: Values, x: Array, y: Array, s: Array, state: State, steps: int) -> None:
         """Polish all samples in place."""
-        S, curved = self.structure, True if self.curved else None
-        arguments = (S, *values.arrays, x, y, s, *state.face, *state.factors, state.evidence, steps, curved)
-        self._run(_newton_chunk, len(x), 3.0, *arguments)
+
+        def run(samples: Array, full: bool | None) -> Array:
+            arrays = (*values.arrays, x, y, s, *state.face, *state.factors, state.evidence)
+            self._run(_newton_chunk, len(samples), 3.0, self.structure, *arrays, samples, steps, full)
+            return np.flatnonzero(state.evidence[:, loop.STEPS] == UNKNOWN)
+
+        self._light_or_full(run, np.arange(len(x)))
 
     def sensitivity(self, state: State, samples: Array, r_x: Array, r_s: Array) -> tuple[Array, Array, Array]:
         """(u, w, doubt) of the ghost systems of some samples; right-hand sides (samples, n), (samples, m)."""
         u, w, doubt = np.empty(r_x.shape), np.empty(r_s.shape), np.empty(len(r_x))
-        arguments = (self.structure, *state.face, *state.factors, samples, _ready(r_x), _ready(r_s), u, w, doubt)
-        self._run(_sensitivity_chunk, len(r_x), 0.5, *arguments)
+        arrays = (*state.face, *state.factors, samples, _ready(r_x), _ready(r_s), u, w, doubt)
+
+        def run(rows: Array, full: bool | None) -> Array:
+            self._run(_sensitivity_chunk, len(rows), 0.5, self.structure, *arrays, rows, full)
+            return np.flatnonzero(~(doubt <= system.DOUBTFUL))
+
+        self._light_or_full(run, np.arange(len(r_x)))
         return u, w, doubt
 
     def dependent(self, state: State) -> Array:
         """(batch,) whether active rows, not all of them equalities, depend on each other."""
-        found = np.zeros(len(state.evidence), np.uint8)
-        suspect = np.flatnonzero(state.evidence[:, loop.PIVOT] <= system.SMALL_PIVOT)
-        if len(suspect):
-            arguments = (self.structure, *state.face, *state.factors, suspect, found)
-            self._run(_dependent_chunk, len(suspect), 4.0, *arguments)
+        found = np.zeros(len(state.evidence), np.int8)
+
+        def run(samples: Array, full: bool | None) -> Array:
+            arrays = (*state.face, *state.factors, samples, found)
+            self._run(_dependent_chunk, len(samples), 4.0, self.structure, *arrays, full)
+            return np.flatnonzero(found == UNKNOWN)
+
+        self._light_or_full(run, np.flatnonzero(state.evidence[:, loop.PIVOT] <= system.SMALL_PIVOT))
         return found.astype(bool)
+
+    def _light_or_full(self, run: Callable[[Array, bool | None], Array], samples: Array) -> None:
+        """`run` takes samples and the argument of the kernels, and returns the samples that still need the full one."""
+        if len(samples) and not self.full:
+            samples = run(samples, None)
+            self.full = len(samples) > 0
+        if len(samples):
+            run(samples, True)
 
     def _run(self, function: Any, count: int, factorizations: float, *arguments: Any) -> None:
         _announce(function)
@@ -143,35 +169,39 @@ def _interior_chunk(
 def _newton_chunk(
     start: int, stop: int, S: Structure, Pv: Array, q: Array, Av: Array, b: Array, x: Array, y: Array, s: Array,
     on: Array, delta: Array, u: Array, R: Array, case: Array, margin: Array,
-    Kx: Array, scale: Array, Lx: Array, Dinv: Array, unit: Array, evidence: Array, steps: int, curved: bool | None,
+    Kx: Array, scale: Array, Lx: Array, Dinv: Array, unit: Array, evidence: Array, samples: Array, steps: int,
+    full: bool | None,
 ) -> None:  # fmt: skip
-    for k in range(start, stop):
+    for i in range(start, stop):
+        k = samples[i]
         D = Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k))
         face = Face(on[k], delta[k], u[k], R[k], case[k], margin[k])
         F = Factors(Kx[k], scale[k], Lx[k], Dinv[k], unit[k])
-        loop.newton(S, D, x[k], y[k], s[k], face, F, evidence[k], steps, curved)
+        loop.newton(S, D, x[k], y[k], s[k], face, F, evidence[k], steps, full)
 
 
 @kernel
 def _sensitivity_chunk(
     start: int, stop: int, S: Structure, on: Array, delta: Array, u: Array, R: Array, case: Array, margin: Array,
     Kx: Array, scale: Array, Lx: Array, Dinv: Array, unit: Array, samples: Array, r_x: Array, r_s: Array,
-    du: Array, dw: Array, doubt: Array,
+    du: Array, dw: Array, doubt: Array, rows: Array, full: bool | None,
 ) -> None:  # fmt: skip
-    for i in range(start, stop):
+    for j in range(start, stop):
+        i = rows[j]
         k = samples[i]
         face = Face(on[k], delta[k], u[k], R[k], case[k], margin[k])
         F = Factors(Kx[k], scale[k], Lx[k], Dinv[k], unit[k])
-        doubt[i] = loop.sensitivity(S, F, face, r_x[i], r_s[i], du[i], dw[i])
+        doubt[i] = loop.sensitivity(S, F, face, r_x[i], r_s[i], du[i], dw[i], full)
 
 
 @kernel
 def _dependent_chunk(
     start: int, stop: int, S: Structure, on: Array, delta: Array, u: Array, R: Array, case: Array, margin: Array,
     Kx: Array, scale: Array, Lx: Array, Dinv: Array, unit: Array, samples: Array, found: Array,
+    full: bool | None,
 ) -> None:  # fmt: skip
     for i in range(start, stop):
         k = samples[i]
         face = Face(on[k], delta[k], u[k], R[k], case[k], margin[k])
         F = Factors(Kx[k], scale[k], Lx[k], Dinv[k], unit[k])
-        found[k] = system.dependent(S, F, face)
+        found[k] = system.dependent(S, F, face, full)

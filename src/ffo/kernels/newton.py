@@ -31,7 +31,7 @@ from ffo.kernels.kkt import (
     part,
 )
 from ffo.kernels.point import Data, Sizes, clean, distance, judge, sizes
-from ffo.kernels.system import Factors
+from ffo.kernels.system import UNKNOWN, Factors
 from ffo.kernels.vectors import copy, fill
 
 Array = np.ndarray
@@ -91,11 +91,28 @@ def _copy_face(source: Face, target: Face) -> None:
 
 
 @inner_kernel
+def _copy_point(x: Array, y: Array, s: Array, x1: Array, y1: Array, s1: Array) -> None:
+    """(x, y, s) := (x1, y1, s1)."""
+    copy(x, x1)
+    copy(y, y1)
+    copy(s, s1)
+
+
+@inner_kernel
 def _direction(
-    S: Structure, F: Factors, face: Face, r_x: Array, r_s: Array, target: float, borrowed: bool, dx: Array, dy: Array
+    S: Structure,
+    F: Factors,
+    face: Face,
+    r_x: Array,
+    r_s: Array,
+    target: float,
+    borrowed: bool,
+    dx: Array,
+    dy: Array,
+    full: bool | None,
 ) -> tuple[float, float, bool]:
     """Newton's direction; returns the relative residual of its system, the smallest pivot if it was factorized
-    (else inf), and whether it was."""
+    (else inf), and whether it was. The residual is UNKNOWN where the system is singular, and `full` None."""
     inv = part(S.wide, INV)
     size = S.sign.size
     rhs, z, left, t = np.zeros(size), np.empty(size), np.empty(size), np.empty(S.m)
@@ -112,6 +129,8 @@ def _direction(
         pivot, fresh = system.factorize(S, F), True
         relative, error = system.refine(S, F, rhs, z, left, target, np.inf, system.STALLED)
     if fresh and pivot <= system.SMALL_PIVOT and not error <= ROUGH:
+        if full is None:
+            return UNKNOWN, pivot, fresh
         relative, _ = system.least_squares(S, F, rhs, z, left)
     for j in range(S.n):
         dx[j] = z[inv[j]]
@@ -175,9 +194,13 @@ def _measure(
 @inner_kernel
 def newton(
     S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face, F: Factors, evidence: Array, steps: int,
-    curved: bool | None,
+    full: bool | None,
 ) -> None:  # fmt: skip
-    """Polish (x, y, s) of one sample in place; leaves its face, K at it, factors of a K nearby, and the evidence."""
+    """Polish (x, y, s) of one sample in place; leaves its face, K at it, factors of a K nearby, and the evidence.
+
+    `full`: None for the code of scalar cones and systems that are not singular only, which compiles twice as fast.
+    Where that is not enough, the point stays as it was, with UNKNOWN steps.
+    """
     n, m = S.n, S.m
     z = sizes(S, D, x, y, s)
     _weights(S, z, F.unit)
@@ -191,10 +214,10 @@ def newton(
         w[i] = np.inf if D.b[i] == np.inf else s[i] - z.tau[i] * y[i]
     given_x, given_y, given_s = x.copy(), y.copy(), s.copy()
     given = judge(S, D, z, x, y, s, r_x, r_s)
-    clean(S, w, z, s, y, face, curved)
+    clean(S, w, z, s, y, face, full)
     given = max(given, distance(S, z, given_s, s))
     old = judge(S, D, z, x, y, s, r_x, r_s)
-    best, borrowed, waited, pivot, known = old, False, 0, np.inf, 0.0
+    best, borrowed, waited, pivot, known = old, steps < 0, 0, np.inf, 0.0
     copy(best_x, x)
     copy(best_w, w)
     for step in range(steps):
@@ -202,26 +225,28 @@ def newton(
             break
         assemble(S, D.Pv, D.Av, face, face.u, np.zeros(S.aux), F.Kx)
         target = min(max(ROUNDING / max(old, ROUNDING), system.EXACT), 1e-3)
-        unsolved, new_pivot, fresh = _direction(S, F, face, r_x, r_s, target, borrowed, dx, dy)
+        unsolved, new_pivot, fresh = _direction(S, F, face, r_x, r_s, target, borrowed, dx, dy, full)
+        if full is None and unsolved == UNKNOWN:
+            _copy_point(x, y, s, given_x, given_y, given_s)
+            evidence[STEPS] = UNKNOWN
+            return
         pivot = new_pivot if fresh else pivot
         new = np.inf
         if _move(S, D, z, x, y, dx, dy, 1.0, x1, w1):
-            clean(S, w1, z, s1, y1, other, curved)
+            clean(S, w1, z, s1, y1, other, full)
             new = judge(S, D, z, x1, y1, s1, r_x1, r_s1)
         evidence[STEPS] = step + 1.0
         if _measure(S, z, face, other, dx, dy, unsolved, old, new, evidence):
             evidence[IS_SETTLED] = 1.0
         elif not new <= FALLING * old and old > ROUNDING:
-            new = _shorten(S, D, z, x, y, dx, dy, new, x1, w1, curved)
+            new = _shorten(S, D, z, x, y, dx, dy, new, x1, w1, full)
             if not new < np.inf:
                 break
-            clean(S, w1, z, s1, y1, other, curved)
+            clean(S, w1, z, s1, y1, other, full)
             new = judge(S, D, z, x1, y1, s1, r_x1, r_s1)
         borrowed = _same(S, face, other)
-        copy(x, x1)
+        _copy_point(x, y, s, x1, y1, s1)
         copy(w, w1)
-        copy(s, s1)
-        copy(y, y1)
         copy(r_x, r_x1)
         copy(r_s, r_s1)
         _copy_face(other, face)
@@ -235,22 +260,20 @@ def newton(
             break
     if evidence[IS_SETTLED] == 0.0:  # the best point, at its own face
         copy(x, best_x)
-        clean(S, best_w, z, s, y, face, curved)
+        clean(S, best_w, z, s, y, face, full)
         if given < best:  # cleaning for a wrong face may cost more than the solver's error
-            copy(x, given_x)
-            copy(y, given_y)
-            copy(s, given_s)
+            _copy_point(x, y, s, given_x, given_y, given_s)
             known = given
     _finish(S, D, x, y, s, face, F, evidence, pivot, known)
 
 
 @inner_kernel
 def _shorten(
-    S: Structure, D: Data, z: Sizes, x: Array, y: Array, dx: Array, dy: Array, full: float, x1: Array, w1: Array,
-    curved: bool | None,
+    S: Structure, D: Data, z: Sizes, x: Array, y: Array, dx: Array, dy: Array, whole: float, x1: Array, w1: Array,
+    full: bool | None,
 ) -> float:  # fmt: skip
     """Shorter steps where the whole one did not do: writes the one with the smallest residual, which is returned."""
-    best_share, best = 1.0, full if full < np.inf else np.inf
+    best_share, best = 1.0, whole if whole < np.inf else np.inf
     s1, y1, r_x, r_s = np.empty(S.m), np.empty(S.m), np.empty(S.n), np.empty(S.m)
     face = Face(
         np.empty(S.m + S.aux, np.uint8), np.empty(S.m), np.empty(S.m), np.empty(S.rotation),
@@ -258,7 +281,7 @@ def _shorten(
     )  # fmt: skip
     for share in SHORTER:
         if _move(S, D, z, x, y, dx, dy, share, x1, w1):
-            clean(S, w1, z, s1, y1, face, curved)
+            clean(S, w1, z, s1, y1, face, full)
             new = judge(S, D, z, x1, y1, s1, r_x, r_s)
             if new < best:
                 best, best_share = new, share
@@ -289,7 +312,9 @@ def _finish(
 
 
 @inner_kernel
-def sensitivity(S: Structure, F: Factors, face: Face, r_x: Array, r_s: Array, u: Array, w: Array) -> float:
+def sensitivity(
+    S: Structure, F: Factors, face: Face, r_x: Array, r_s: Array, u: Array, w: Array, full: bool | None
+) -> float:
     """Solve the ghost system: K [u; t] = [r_x; T r_s], w = T't; returns the relative residual or error.
 
     hypergradient (loss gradients c)   r_x = -c_x + A'c_s,         r_s = -c_y
@@ -303,7 +328,7 @@ def sensitivity(S: Structure, F: Factors, face: Face, r_x: Array, r_s: Array, u:
         rhs[inv[j]] = r_x[j]
     for i in range(S.m):
         rhs[inv[S.n + i]] = t[i]
-    doubt = system.solve(S, F, rhs, z)
+    doubt = system.solve(S, F, rhs, z, full)
     for j in range(S.n):
         u[j] = z[inv[j]]
     for i in range(S.m):

@@ -130,11 +130,10 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
 
 
 @inner_kernel
-def clean(S: Structure, w: Array, z: Sizes, s: Array, y: Array, face: Face, curved: bool | None) -> None:
+def clean(S: Structure, w: Array, z: Sizes, s: Array, y: Array, face: Face, full: bool | None) -> None:
     """Face at w = s - tau y, and the cleaned pair: s in K, y in K*, complementary. Margins are relative to |a| l.
 
-    `curved`: None where all cones are scalar. Numba then leaves out the code of the others, which takes half of the
-    time to compile.
+    `full`: None where all cones are scalar. Numba then leaves out the code of the others.
     """
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     for k in range(S.blocks):
@@ -142,7 +141,7 @@ def clean(S: Structure, w: Array, z: Sizes, s: Array, y: Array, face: Face, curv
         if kind <= NONNEG:
             face.case[k] = 0
             face.margin[k] = _clean_scalars(kind == ZERO, i, j, w, z, s, y, face)
-        elif curved is not None:
+        elif full is not None:
             _clean_curved(S, k, kind, i, j, w, z, s, y, face)
 
 

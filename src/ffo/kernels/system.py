@@ -39,6 +39,8 @@ NULL, RESOLVED, ROUNDING = 1e-13, 1e-11, 1e-13
 #: pivot below which rows may depend on each other; share of a random right-hand side that is left where they do, and
 #: that may be left where they do not
 SMALL_PIVOT, LEFT, MET = 1e-4, 1e-3, 1e-6
+#: answer of a kernel that was compiled without the code for singular systems
+UNKNOWN = -1
 
 
 class Factors(NamedTuple):
@@ -263,27 +265,35 @@ def least_squares(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -
 
 
 @inner_kernel
-def solve(S: Structure, F: Factors, rhs: Array, z: Array) -> float:
+def solve(S: Structure, F: Factors, rhs: Array, z: Array, full: bool | None) -> float:
     """z = K^-1 rhs as exactly as can be; returns the relative residual or error, whichever is larger, and 1 where
-    there is no solution (z is then a least-squares one)."""
+    there is no solution (z is then a least-squares one). With `full` None, more than DOUBTFUL: try again with it."""
     residual = np.empty(rhs.size)
     relative, error = refine(S, F, rhs, z, residual, EXACT, SMALL_ERROR, STALLED)
-    if max(relative, error) <= DOUBTFUL:
-        return max(relative, error)
-    other = np.empty(rhs.size)
-    share, sharp_error = least_squares(S, F, rhs, other, residual)
-    if not np.isfinite(share):
-        return np.inf
-    doubt = 1.0 if share > 0.0 else sharp_error
-    if not max(relative, error) <= doubt or share > 0.0:
-        copy(z, other)
-        return doubt
-    return max(relative, error)
+    doubt = max(relative, error)
+    if full is not None and not doubt <= DOUBTFUL:
+        return _solve_doubtful(S, F, rhs, z, residual, doubt)
+    return doubt
 
 
 @inner_kernel
-def dependent(S: Structure, F: Factors, face: Face) -> bool:
-    """Whether rows of the face, not all of them equalities, depend on each other.
+def _solve_doubtful(S: Structure, F: Factors, rhs: Array, z: Array, left: Array, doubt: float) -> float:
+    """The same in the least-squares sense, if that is better than z."""
+    other = np.empty(rhs.size)
+    share, error = least_squares(S, F, rhs, other, left)
+    if not np.isfinite(share):
+        return np.inf
+    sharp = 1.0 if share > 0.0 else error
+    if share > 0.0 or not doubt <= sharp:
+        copy(z, other)
+        return sharp
+    return doubt
+
+
+@inner_kernel
+def dependent(S: Structure, F: Factors, face: Face, full: bool | None) -> int:
+    """Whether (1) or not (0) rows of the face, not all of them equalities, depend on each other; UNKNOWN: ask with
+    `full`.
 
     A vector v with v'TA = 0 leaves a pivot of the size of the regularisation; a random right-hand side then tells
     dependent rows (its share along such a v cannot be met) from nearly dependent ones.
@@ -296,10 +306,12 @@ def dependent(S: Structure, F: Factors, face: Face) -> bool:
             rhs[inv[n + i]] = np.cos(1.618033988749895 * (i + 1.0) ** 2) / F.unit[inv[n + i]]
     relative, _ = refine(S, F, rhs, z, left, MET, np.inf, STALLED)
     if relative <= MET:
-        return False
+        return 0
+    if full is None:
+        return UNKNOWN
     share, _ = least_squares(S, F, rhs, z, left)
     if not share > 0.0:
-        return False
+        return 0
     total, unequal = 0.0, 0.0
     for i in range(S.m):
         place = inv[n + i]
@@ -307,4 +319,4 @@ def dependent(S: Structure, F: Factors, face: Face) -> bool:
         total += v
         if kinds[owner[i]] != ZERO:
             unequal += v
-    return unequal > LEFT**2 * total and _norm(left, F.unit) > LEFT
+    return 1 if unequal > LEFT**2 * total and _norm(left, F.unit) > LEFT else 0
