@@ -207,7 +207,7 @@ def newton(
         if _move(S, D, z, x, y, dx, dy, 1.0, x1, w1):
             clean(S, w1, z, s1, y1, other, curved)
             new = judge(S, D, z, x1, y1, s1, r_x1, r_s1)
-        evidence[STEPS] = step + 1.0
+        evidence[STEPS], evidence[IS_SETTLED] = step + 1.0, 0.0
         if _measure(S, z, face, other, dx, dy, unsolved, old, new, evidence):
             evidence[IS_SETTLED] = 1.0
         elif not new <= FALLING * old and old > ROUNDING:
@@ -224,13 +224,14 @@ def newton(
         r_x[:] = r_x1
         r_s[:] = r_s1
         _copy_face(other, face)
-        old = new
+        before, old = old, new
         waited = 0 if new < 0.99 * best else waited + 1
         if new <= best or evidence[IS_SETTLED] > 0.0:
             best = new
             best_x[:] = x1
             best_w[:] = w1
-        if evidence[IS_SETTLED] > 0.0 or waited >= PATIENCE:
+        improving = new > ROUNDING and new <= 0.1 * before
+        if (evidence[IS_SETTLED] > 0.0 and not improving) or waited >= PATIENCE:
             break
     if evidence[IS_SETTLED] == 0.0:  # the best point, at its own face
         x[:] = best_x

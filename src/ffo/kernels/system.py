@@ -35,6 +35,7 @@ SPECTRAL = 400
 #: eigenvalues, relative to the largest, that count as zero; residual, relative to the right-hand side and to the
 #: solution, from which the system has no solution
 NULL, RESOLVED, ROUNDING = 1e-13, 1e-11, 1e-13
+EPS = 2.2e-16
 #: pivot below which rows may depend on each other; share of a random right-hand side that is left where they do, and
 #: that may be left where they do not
 SMALL_PIVOT, LEFT, MET = 1e-4, 1e-3, 1e-6
@@ -211,6 +212,21 @@ def _along(values: Array, vectors: Array, r: Array) -> Array:
 
 
 @inner_kernel
+def _uncertain(values: Array, vectors: Array, found: Array) -> float:
+    """The relative error that rounding of K leaves in a solution: eps |K| / |value| along each eigenvector."""
+    size, total, worst = max(abs(values[0]), abs(values[-1])), 1e-300, 0.0
+    for i in range(found.size):
+        total += found[i] ** 2
+    for k in range(values.size):
+        if abs(values[k]) > NULL * size:
+            dot = 0.0
+            for i in range(found.size):
+                dot += vectors[i, k] * found[i]
+            worst = max(worst, EPS * size / abs(values[k]) * abs(dot) / np.sqrt(total))
+    return worst
+
+
+@inner_kernel
 def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Array) -> tuple[float, float]:
     """The least-squares solution of smallest norm by eigenvalues, refined twice: the share of rhs that is left (0
     where that is rounding), and the relative error of z."""
@@ -238,6 +254,7 @@ def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Ar
                 moved += step[k] ** 2
                 whole += found[k] ** 2
         error = max(error, np.sqrt(moved / whole))
+    error = max(error, _uncertain(values, vectors, found))
     unsolved = rest > RESOLVED * size + ROUNDING * _size(z, F.unit)
     return rest / max(size, 1e-300) if unsolved else 0.0, error
 
