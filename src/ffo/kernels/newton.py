@@ -30,7 +30,7 @@ from ffo.kernels.kkt import (
     onto_face,
     part,
 )
-from ffo.kernels.point import Data, Sizes, clean, distance, judge, sizes
+from ffo.kernels.point import Data, Sizes, clean, distance, judge, larger, sizes
 from ffo.kernels.system import Factors
 
 Array = np.ndarray
@@ -47,8 +47,8 @@ FALLING, SHORTER = 0.9, (0.5, 0.25, 0.1)
 BORROWED = 1e-6
 #: estimated relative error of a step that asks for sharper factors where a pivot is small
 ROUGH = 1e-3
-#: steps in a row without a new best residual after which to give up
-PATIENCE = 4
+#: steps in a row without a new best merit after which to give up, as a share of those allowed
+PATIENCE = 0.4
 
 #: columns of the evidence
 RESIDUAL, ERROR, RATIO, NEAREST, PIVOT, STEPS, IS_SETTLED = range(7)
@@ -193,6 +193,7 @@ def newton(
     clean(S, w, z, s, y, face, curved)
     given = max(given, distance(S, z, given_s, s))
     old = judge(S, D, z, x, y, s, r_x, r_s)
+    merit = least = _merit(S, z, r_x, r_s)
     best, borrowed, waited, pivot, known = old, False, 0, np.inf, 0.0
     best_x[:] = x
     best_w[:] = w
@@ -204,15 +205,15 @@ def newton(
         unsolved, new_pivot, fresh = _direction(S, F, face, r_x, r_s, target, borrowed, dx, dy)
         pivot = new_pivot if fresh else pivot
         new = np.inf
+        r_x1[:] = np.inf
         if _move(S, D, z, x, y, dx, dy, 1.0, x1, w1):
             clean(S, w1, z, s1, y1, other, curved)
             new = judge(S, D, z, x1, y1, s1, r_x1, r_s1)
         evidence[STEPS], evidence[IS_SETTLED] = step + 1.0, 0.0
         if _measure(S, z, face, other, dx, dy, unsolved, old, new, evidence):
             evidence[IS_SETTLED] = 1.0
-        elif not new <= FALLING * old and old > ROUNDING:
-            new = _shorten(S, D, z, x, y, dx, dy, new, x1, w1, curved)
-            if not new < np.inf:
+        elif not _merit(S, z, r_x1, r_s1) <= FALLING * merit and old > ROUNDING:
+            if not _shorten(S, D, z, x, y, dx, dy, _merit(S, z, r_x1, r_s1), x1, w1, curved) < np.inf:
                 break
             clean(S, w1, z, s1, y1, other, curved)
             new = judge(S, D, z, x1, y1, s1, r_x1, r_s1)
@@ -225,13 +226,15 @@ def newton(
         r_s[:] = r_s1
         _copy_face(other, face)
         before, old = old, new
-        waited = 0 if new < 0.99 * best else waited + 1
+        merit = _merit(S, z, r_x, r_s)
+        waited = 0 if merit < 0.99 * least else waited + 1
+        least = min(least, merit)
         if new <= best or evidence[IS_SETTLED] > 0.0:
             best = new
             best_x[:] = x1
             best_w[:] = w1
         improving = new > ROUNDING and new <= 0.1 * before
-        if (evidence[IS_SETTLED] > 0.0 and not improving) or waited >= PATIENCE:
+        if (evidence[IS_SETTLED] > 0.0 and not improving) or waited > PATIENCE * steps:
             break
     if evidence[IS_SETTLED] == 0.0:  # the best point, at its own face
         x[:] = best_x
@@ -245,11 +248,22 @@ def newton(
 
 
 @inner_kernel
+def _merit(S: Structure, z: Sizes, r_x: Array, r_s: Array) -> float:
+    """Largest residual in the sizes of the start: what steps from far away should reduce."""
+    worst = 0.0
+    for j in range(S.n):
+        worst = larger(worst, r_x[j], z.dual)
+    for i in range(S.m):
+        worst = larger(worst, r_s[i], z.row[i] * z.primal)
+    return worst
+
+
+@inner_kernel
 def _shorten(
     S: Structure, D: Data, z: Sizes, x: Array, y: Array, dx: Array, dy: Array, full: float, x1: Array, w1: Array,
     curved: bool | None,
 ) -> float:  # fmt: skip
-    """Shorter steps where the whole one did not do: writes the one with the smallest residual, which is returned."""
+    """Shorter steps where the whole one did not do: writes the one with the smallest merit, which is returned."""
     best_share, best = 1.0, full if full < np.inf else np.inf
     s1, y1, r_x, r_s = np.empty(S.m), np.empty(S.m), np.empty(S.n), np.empty(S.m)
     face = Face(
@@ -259,7 +273,8 @@ def _shorten(
     for share in SHORTER:
         if _move(S, D, z, x, y, dx, dy, share, x1, w1):
             clean(S, w1, z, s1, y1, face, curved)
-            new = judge(S, D, z, x1, y1, s1, r_x, r_s)
+            judge(S, D, z, x1, y1, s1, r_x, r_s)
+            new = _merit(S, z, r_x, r_s)
             if new < best:
                 best, best_share = new, share
     if best < np.inf:

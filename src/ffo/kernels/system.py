@@ -26,8 +26,9 @@ SHARP = (1e-7, 1e-11, 1e-14)
 REFINEMENTS, PASSES = 12, 3
 #: a residual that does not shrink to this share of the one before has stalled; where all of it should go
 STALLED, STUCK = 0.3, 0.9
-#: relative residual and error of an exact solve; beyond DOUBTFUL the system is solved again with sharper factors
-EXACT, SMALL_ERROR, DOUBTFUL = 1e-13, 1e-9, 1e-8
+#: relative residual and error of an exact solve; beyond the next two the system is solved again, as a singular one:
+#: what is left of a residual may be along a direction in which K nearly vanishes
+EXACT, SMALL_ERROR, DOUBTFUL, DOUBTFUL_ERROR = 1e-13, 1e-9, 1e-10, 1e-8
 #: share of a right-hand side along the null space from which the system has no solution
 UNSOLVABLE = 1e-9
 #: unknowns up to which a doubtful system is solved by its eigenvalues, beyond by sharper factors
@@ -35,7 +36,6 @@ SPECTRAL = 400
 #: eigenvalues, relative to the largest, that count as zero; residual, relative to the right-hand side and to the
 #: solution, from which the system has no solution
 NULL, RESOLVED, ROUNDING = 1e-13, 1e-11, 1e-13
-EPS = 2.2e-16
 #: pivot below which rows may depend on each other; share of a random right-hand side that is left where they do, and
 #: that may be left where they do not
 SMALL_PIVOT, LEFT, MET = 1e-4, 1e-3, 1e-6
@@ -212,21 +212,6 @@ def _along(values: Array, vectors: Array, r: Array) -> Array:
 
 
 @inner_kernel
-def _uncertain(values: Array, vectors: Array, found: Array) -> float:
-    """The relative error that rounding of K leaves in a solution: eps |K| / |value| along each eigenvector."""
-    size, total, worst = max(abs(values[0]), abs(values[-1])), 1e-300, 0.0
-    for i in range(found.size):
-        total += found[i] ** 2
-    for k in range(values.size):
-        if abs(values[k]) > NULL * size:
-            dot = 0.0
-            for i in range(found.size):
-                dot += vectors[i, k] * found[i]
-            worst = max(worst, EPS * size / abs(values[k]) * abs(dot) / np.sqrt(total))
-    return worst
-
-
-@inner_kernel
 def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Array) -> tuple[float, float]:
     """The least-squares solution of smallest norm by eigenvalues, refined twice: the share of rhs that is left (0
     where that is rounding), and the relative error of z."""
@@ -254,7 +239,6 @@ def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Ar
                 moved += step[k] ** 2
                 whole += found[k] ** 2
         error = max(error, np.sqrt(moved / whole))
-    error = max(error, _uncertain(values, vectors, found))
     unsolved = rest > RESOLVED * size + ROUNDING * _size(z, F.unit)
     return rest / max(size, 1e-300) if unsolved else 0.0, error
 
@@ -284,7 +268,7 @@ def solve(S: Structure, F: Factors, rhs: Array, z: Array) -> float:
     there is no solution (z is then a least-squares one)."""
     residual = np.empty(rhs.size)
     relative, error = refine(S, F, rhs, z, residual, EXACT, SMALL_ERROR, STALLED)
-    if max(relative, error) <= DOUBTFUL:
+    if relative <= DOUBTFUL and error <= DOUBTFUL_ERROR:
         return max(relative, error)
     other = np.empty(rhs.size)
     share, sharp_error = least_squares(S, F, rhs, other, residual)

@@ -9,6 +9,7 @@ of the equality is that of the inequality: it is not negative, because t is push
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -91,7 +92,7 @@ def _with_equalities(cones: Product, rows: frozenset[int]) -> Product:
         if isinstance(cone, Nonneg):
             equal = np.array([start + k in rows for k in range(count)])
             edges = np.concatenate([[0], np.flatnonzero(np.diff(equal)) + 1, [count]])
-            blocks += [(Zero() if equal[a] else cone, int(b - a)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+            blocks += [(Zero() if equal[a] else cone, int(b - a)) for a, b in pairwise(edges)]
         else:
             blocks.append((cone, count))
         start += count * cone.dim
