@@ -36,6 +36,8 @@ SPECTRAL = 400
 #: eigenvalues, relative to the largest, that count as zero; residual, relative to the right-hand side and to the
 #: solution, from which the system has no solution
 NULL, RESOLVED, ROUNDING = 1e-13, 1e-11, 1e-13
+#: rounding of the entries of K that shows in a refined solution
+ROUNDED = 1e-17
 #: pivot below which rows may depend on each other; share of a random right-hand side that is left where they do, and
 #: that may be left where they do not
 SMALL_PIVOT, LEFT, MET = 1e-4, 1e-3, 1e-6
@@ -180,8 +182,8 @@ def _in_use(S: Structure, F: Factors) -> Array:
 
 
 @inner_kernel
-def _eigen(S: Structure, F: Factors, at: Array) -> tuple[Array, Array]:
-    """Eigenvalues and eigenvectors of K on the unknowns `at`, equilibrated."""
+def _dense(S: Structure, F: Factors, at: Array) -> Array:
+    """K on the unknowns `at`, equilibrated."""
     Kp, Ki = part(S, KP), narrow(S, KI)
     place = np.full(S.sign.size, -1)
     for k in range(at.size):
@@ -192,7 +194,7 @@ def _eigen(S: Structure, F: Factors, at: Array) -> tuple[Array, Array]:
             i = np.int64(Ki[p])
             if place[i] >= 0 and place[j] >= 0:
                 K[place[i], place[j]] = K[place[j], place[i]] = F.Kx[p] * F.scale[i] * F.scale[j]
-    return np.linalg.eigh(K)
+    return K
 
 
 @inner_kernel
@@ -212,11 +214,40 @@ def _along(values: Array, vectors: Array, r: Array) -> Array:
 
 
 @inner_kernel
+def _uncertain(S: Structure, at: Array, K: Array, values: Array, vectors: Array, found: Array) -> float:
+    """The relative error that rounding leaves in a solution: eps |K| / |value| along each eigenvector that counts.
+
+    The null space of K is one of variables and one of multipliers (see above), so both parts of a null vector are null
+    vectors. Where one is not, rows are nearly dependent: the eigenvalue, the square of their distance, is lost in
+    rounding, and along that vector nothing is known.
+    """
+    size, total, worst = max(abs(values[0]), abs(values[-1])), 1e-300, 0.0
+    for i in range(found.size):
+        total += found[i] ** 2
+    for k in range(values.size):
+        if abs(values[k]) > NULL * size:
+            dot = 0.0
+            for i in range(found.size):
+                dot += vectors[i, k] * found[i]
+            worst = max(worst, ROUNDED * size / abs(values[k]) * abs(dot) / np.sqrt(total))
+            continue
+        for i in range(found.size):
+            image = 0.0
+            for j in range(found.size):
+                if S.sign[at[j]] > 0.0:
+                    image += K[i, j] * vectors[j, k]
+            if abs(image) > NULL * size:
+                return 1.0
+    return worst
+
+
+@inner_kernel
 def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Array) -> tuple[float, float]:
     """The least-squares solution of smallest norm by eigenvalues, refined twice: the share of rhs that is left (0
     where that is rounding), and the relative error of z."""
     Kp, Ki = part(S, KP), narrow(S, KI)
-    values, vectors = _eigen(S, F, at)
+    K = _dense(S, F, at)
+    values, vectors = np.linalg.eigh(K)
     r, found, step = np.empty(at.size), np.zeros(at.size), np.zeros(at.size)
     z[:] = 0.0
     left[:] = rhs
@@ -239,6 +270,7 @@ def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Ar
                 moved += step[k] ** 2
                 whole += found[k] ** 2
         error = max(error, np.sqrt(moved / whole))
+    error = max(error, _uncertain(S, at, K, values, vectors, found))
     unsolved = rest > RESOLVED * size + ROUNDING * _size(z, F.unit)
     return rest / max(size, 1e-300) if unsolved else 0.0, error
 
