@@ -75,3 +75,30 @@ def ball_pair(case: str, rng: np.random.Generator) -> tuple[Array, Array]:
         return np.zeros(SIZE), inside
     u = v / np.linalg.norm(v)
     return 1.3 * np.concatenate([[1.0], u]), 0.8 * np.concatenate([[1.0], -u])
+
+
+def decision(n: int, batch: int, seed: int = 0, *, spread: float = 1.0) -> ConeProgram:
+    """min 1/2 x'Dx - q'x, 0 <= x <= 1, two rows, |Wx - c| <= 1 and |x| <= t <= 1 as CVXPY writes it: t is a
+    variable without curvature."""
+    rng = np.random.default_rng([seed, n, batch])
+    zero, eye = sp.csr_array((n, 1)), sp.eye_array(n)
+    last = sp.csr_array(([1.0], ([0], [n])), shape=(1, n + 1))
+    weights = sp.diags_array(rng.uniform(0.5, 1.5, n))
+    flat = [sp.hstack([M, zero]) for M in (eye, -eye)]
+    A = sp.vstack(
+        [
+            *flat,
+            sp.csr_array(np.hstack([rng.random((2, n)), np.zeros((2, 1))])),
+            last,
+            -last,
+            sp.hstack([-eye, zero]),
+            sp.csr_array((1, n + 1)),
+            sp.hstack([-weights, zero]),
+        ]
+    )
+    sides = [np.ones(n), np.zeros(n), 0.3 * np.sqrt(n) * np.ones(2), [1.0], np.zeros(n + 1), [1.0]]
+    b = np.concatenate([*sides, -0.2 / np.sqrt(n) * rng.random(n)])
+    P = np.diag(np.append(rng.uniform(0.5, 2.0, n), 0.0))
+    q = np.hstack([spread * rng.normal(size=(batch, n)), np.zeros((batch, 1))])
+    cones = Product([(Nonneg(), 2 * n + 3), (SecondOrder(n + 1), 2)])
+    return ConeProgram.from_matrices(P, q, A, b, cones)

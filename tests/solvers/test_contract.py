@@ -61,6 +61,7 @@ SOLVERS = [
     Entry("HIGHS", iterates=False),
     Entry("DAQP", iterates=False),
     Entry("MOREAU"),
+    Entry("INTERIOR", explains=False),
     Entry("DENSE"),
     Entry("SEPARABLE", linear=False, separable=True),
     Entry("ECOS", residual=1e-4),

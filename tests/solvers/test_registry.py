@@ -15,7 +15,7 @@ from ffo.program.cone import ConeProgram
 from ffo.solvers import available, choose, get_solver, known
 from ffo.solvers import registry as registry_module
 from ffo.solvers.fill import elimination_work
-from ffo.solvers.registry import second_choice
+from ffo.solvers.registry import further
 
 
 def test_names_in_any_case_and_instances() -> None:
@@ -67,16 +67,24 @@ def test_a_missing_package_is_named_with_the_pip_command(name: str, monkeypatch:
         get_solver(name)
 
 
-def test_the_default_follows_class_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert choose(known_program("qp").program) == "DAQP"
-    assert choose(known_program("lp").program) == "CLARABEL"
+def test_the_default_follows_class_and_size() -> None:
+    assert choose(known_program("qp").program) in ("DENSE", "INTERIOR")
+    assert choose(known_program("lp").program) == "INTERIOR"
     assert choose(known_program("sdp").program) == "CLARABEL"
     n = 101
-    large = simple(np.eye(n), np.ones(n), np.eye(n), np.ones(n), [(Nonneg(), n)])
-    assert choose(large) == "PIQP"
-    assert choose(simple(np.zeros((n, n)), np.ones(n), np.eye(n), np.ones(n), [(Nonneg(), n)])) == "HIGHS"
+    square = np.random.default_rng(0).normal(size=(n, n))
+    full = square @ square.T
+    assert choose(simple(full, np.ones(n), np.eye(n), np.ones(n), [(Nonneg(), n)])) == "DENSE"
+    band = sp.diags_array([np.ones(n - 1), 3.0 * np.ones(n), np.ones(n - 1)], offsets=[-1, 0, 1]).toarray()
+    assert choose(simple(band, np.ones(n), np.eye(n), np.ones(n), [(Nonneg(), n)])) == "INTERIOR"
+    assert choose(simple(np.zeros((n, n)), np.ones(n), np.eye(n), np.ones(n), [(Nonneg(), n)])) == "INTERIOR"
+
+
+def test_where_elimination_fills_the_matrix_solvers_with_blocks_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    heavy = coupled(scattered(3000))
+    assert choose(heavy) == "PIQP"
     monkeypatch.setattr(importlib.util, "find_spec", lambda *a: None)
-    assert choose(large) == "CLARABEL"
+    assert choose(heavy) == "CLARABEL"
 
 
 def coupled(rows: sp.csr_array, full_row: bool = False) -> ConeProgram:
@@ -110,17 +118,17 @@ def test_work_is_told_from_the_pattern() -> None:
 
 
 def test_large_qps_that_fill_in_go_to_clarabel() -> None:
-    assert choose(coupled(chain(9000))) == "PIQP"
-    assert choose(coupled(chain(9000), full_row=True)) == "PIQP"
+    assert choose(coupled(chain(9000))) == "INTERIOR"
+    assert choose(coupled(chain(9000), full_row=True)) == "INTERIOR"
     assert choose(coupled(scattered(9000))) == "CLARABEL"
 
 
-def test_the_second_choice_is_another_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_are_asked_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     qp, lp, sdp = (known_program(kind).program for kind in ("qp", "lp", "sdp"))
-    for name in ("PIQP", "DAQP", "HIGHS"):
-        assert second_choice(qp, name) == "CLARABEL"
-    assert second_choice(qp, "CLARABEL") == "PIQP"
-    assert second_choice(lp, "CLARABEL") == "HIGHS"
-    assert second_choice(sdp, "CLARABEL") is None
+    assert further(qp, "DENSE") == ("INTERIOR", "CLARABEL", "PIQP")
+    assert further(qp, "INTERIOR") == ("CLARABEL", "PIQP")
+    assert further(qp, "CLARABEL") == ("PIQP",)
+    assert further(lp, "INTERIOR") == ("CLARABEL", "HIGHS")
+    assert further(sdp, "CLARABEL") == ()
     monkeypatch.setattr(importlib.util, "find_spec", lambda *a: None)
-    assert second_choice(lp, "CLARABEL") is None
+    assert further(lp, "CLARABEL") == ()

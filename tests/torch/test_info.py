@@ -44,7 +44,7 @@ def test_well_posed_problems_are_called_good(name: str) -> None:
 
 def test_times_add_up() -> None:
     case = zoo.build("ball_constrained")
-    layer = make_layer(case)
+    layer = make_layer(case, solver="CLARABEL")
     outputs = layer(*tensors(case.batch(4, np.random.default_rng(0))))
     times = layer.info.times
     assert times.solve > 0

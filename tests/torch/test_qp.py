@@ -202,9 +202,10 @@ def test_rows_of_zeros_and_dependent_equalities(options: dict[str, object]) -> N
 
 
 @route
-@pytest.mark.filterwarnings("ignore:the gradient of .* weakly active:ffo.errors.GradientWarning")
+@pytest.mark.filterwarnings("ignore:the gradient of .* (weakly active|depend on each other):ffo.errors.GradientWarning")
 def test_a_repeated_active_inequality(options: dict[str, object]) -> None:
-    """Its multiplier may stand on either row, so that one may look weakly active; the derivative of z is unique."""
+    """Its multiplier may stand on either row, so that one may look weakly active, or on both, which then depend on
+    each other; the derivative of z in the objective is unique."""
     known = KINDS["inequalities and equalities"]
     blocks, active = known.blocks, [int(np.argmax(known.lam))]
     more = {

@@ -37,6 +37,7 @@ SOLVERS = [
     Entry("QOCO", QP + SOCP),
     Entry("HIGHS", ["constrained_least_squares", "linear_program"]),  # some QPs it answers with NaN
     Entry("DAQP", QP),
+    Entry("INTERIOR", QP),
     Entry("DENSE", QP),
     Entry("SEPARABLE", ["equality_only"]),
     Entry("MOREAU", QP + SOCP + CURVED),

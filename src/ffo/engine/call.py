@@ -89,6 +89,7 @@ class LayerCall:
             check_convexity=self.canonical.map.touches("P"),
             copies=draws,
             open_sides=self.canonical.open_sides,
+            hidden=self.canonical.recovery.hidden,
         )
         self.receive(outcome.info)
         outputs = self.canonical.recovery.apply(outcome.x, outcome.y)

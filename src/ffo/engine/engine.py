@@ -31,6 +31,7 @@ from ffo.ghost.iterative import Iterative
 from ffo.ghost.oracle import Way
 from ffo.ghost.resolve import Resolve
 from ffo.program.cone import ConeProgram
+from ffo.program.epigraph import Epigraphs, epigraphs
 from ffo.program.presolve import MissingRows, Presolve, SharedMatrices, missing_rows
 from ffo.program.scaling import Moderate, scaling
 from ffo.solvers.base import Solver
@@ -113,6 +114,7 @@ class Engine:
         check_convexity: bool = True,
         copies: int = 1,
         open_sides: bool = False,
+        hidden: Array | None = None,
     ) -> Outcome:
         """Solve every sample of a program.
 
@@ -124,6 +126,7 @@ class Engine:
                 (smoothing), whose number is the one to name in errors.
             open_sides: whether +inf as the right-hand side of an inequality means that the sample
                 does not have this row (else it is bad data).
+            hidden: (n,) variables that nobody sees.
         """
         start = time.perf_counter()
         program = self._matrices.recognized(SharedMatrices().apply(program.pruned()))
@@ -131,16 +134,17 @@ class Engine:
         known = None if keys is None else self._memory.recall(keys, program.n, program.m, program.m)
         units = None if self._moderate.holds(program) else scaling(program)
         groups = missing_rows(program) if open_sides else None
+        lids = None if groups else epigraphs(program, hidden)
         parts: list[tuple[Array, MissingRows | None]] = [*groups] if groups else [(np.arange(program.batch), None)]
         stages = partial(self._stages, overrides=overrides)
         for samples, rows in parts:
-            presolve = Presolve.of(units and units.take(samples), rows)
+            presolve = Presolve.of(units and units.take(samples), rows, lids)
             part = _reduced(batch, samples, presolve)
             stages(part, check_convexity=check_convexity, recalled=_recalled(known, samples, presolve))
             if part is not batch:
                 batch.put(samples, part, presolve)
         if units is not None:
-            self._in_given_units(batch, parts, stages)
+            self._in_given_units(batch, parts, lids, stages)
         if self.options.on_fail == "raise":
             batch.raise_failures(copies, partial(self.solver, program, overrides))
         outcome = batch.outcome()
@@ -190,7 +194,10 @@ class Engine:
 
     @staticmethod
     def _in_given_units(
-        batch: Batch, parts: Sequence[tuple[Array, MissingRows | None]], stages: Callable[[Batch], None]
+        batch: Batch,
+        parts: Sequence[tuple[Array, MissingRows | None]],
+        lids: Epigraphs | None,
+        stages: Callable[[Batch], None],
     ) -> None:
         """Samples that failed at unit size, solved in the units they came in.
 
@@ -199,7 +206,7 @@ class Engine:
         for samples, rows in parts:
             failed = samples[np.isin(batch.status[samples], REPAIRABLE)]
             if len(failed):
-                presolve = Presolve.of(rows)
+                presolve = Presolve.of(rows, lids)
                 again = Batch.of(presolve.apply(batch.part(failed)))
                 stages(again)
                 batch.put(failed, again, presolve, solved_only=True)

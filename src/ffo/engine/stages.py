@@ -29,6 +29,8 @@ REPAIRABLE = (
     Status.INFEASIBLE,
     Status.UNBOUNDED,
 )
+#: there is no solution
+VERDICTS = (Status.INFEASIBLE, Status.UNBOUNDED)
 #: relative residual of a point from which a verdict of infeasibility or unboundedness is not disputed (that of a
 #: certificate of either is 1); below, a solution found by Newton's method refutes it
 FAR = 0.5
@@ -84,11 +86,12 @@ def ask(batch: Batch, solvers: Sequence[Solver], way: Way) -> None:
 
 
 def _ask_one(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
-    """One solver about some samples; a failure replaces no earlier one."""
+    """One solver about some samples. A failure replaces no earlier one; a verdict that there is no solution does."""
     answer, residual = solve_checked(solver, batch.part(samples))
     times = batch.times
     batch.times = replace(times, setup=times.setup + answer.setup_time, solve=times.solve + answer.solve_time)
-    first = batch.solver[samples] == ""
+    undecided = ~np.isin(batch.status[samples], VERDICTS)
+    first = (batch.solver[samples] == "") | (undecided & np.isin(answer.status, VERDICTS))
     keep = first | answer.solved
     rows = samples[keep]
     batch.x[rows], batch.y[rows], batch.s[rows] = answer.x[keep], answer.y[keep], answer.s[keep]
@@ -122,7 +125,7 @@ def rescue(batch: Batch, way: Way) -> None:
     if (batch.status == Status.SOLVED).all() or not way.polishes:
         return
     finite = np.isfinite(np.concatenate([batch.x, batch.y, batch.s], axis=1)).all(axis=1)
-    settled = np.isin(batch.status, (Status.INFEASIBLE, Status.UNBOUNDED)) & ~(batch.residual < FAR)
+    settled = np.isin(batch.status, VERDICTS) & ~(batch.residual < FAR)
     failed = np.flatnonzero(np.isin(batch.status, REPAIRABLE) & finite & ~settled)
     if not len(failed):
         return

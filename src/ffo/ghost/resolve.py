@@ -25,6 +25,7 @@ import scipy.sparse as sp
 from ffo.cones.product import Product
 from ffo.cones.zero import Zero
 from ffo.errors import Status
+from ffo.ghost.iterative import Iterative, IterativeSolver
 from ffo.ghost.polish import SteppedWay
 from ffo.ghost.problem import GhostSolver, GhostSystem, Sensitivity
 from ffo.program.cone import ConeProgram, Solution
@@ -62,6 +63,10 @@ class Resolve(SteppedWay):
 class _Resolving(GhostSolver):
     def __init__(self, system: GhostSystem, way: Resolve) -> None:
         self.system, self.way = system, way
+
+    def dependent(self) -> Array:
+        """By products with the data alone: nothing is factorized."""
+        return IterativeSolver(self.system, Iterative()).dependent()
 
 
 class _GhostResolve(_Resolving):

@@ -102,7 +102,7 @@ class Plan:
 
         def run(rows: Array, full: bool | None) -> Array:
             self._run(_sensitivity_chunk, len(rows), 0.5, self.structure, *arrays, rows, full)
-            return np.flatnonzero(~(doubt <= system.DOUBTFUL))
+            return np.flatnonzero(doubt == UNKNOWN)
 
         self._light_or_full(run, np.arange(len(r_x)))
         return u, w, doubt

@@ -30,7 +30,7 @@ from ffo.kernels.kkt import (
     onto_face,
     part,
 )
-from ffo.kernels.point import Data, Sizes, clean, distance, judge, sizes
+from ffo.kernels.point import Data, Sizes, clean, distance, judge, larger, sizes
 from ffo.kernels.system import UNKNOWN, Factors
 from ffo.kernels.vectors import copy, fill
 
@@ -48,8 +48,8 @@ FALLING, SHORTER = 0.9, (0.5, 0.25, 0.1)
 BORROWED = 1e-6
 #: estimated relative error of a step that asks for sharper factors where a pivot is small
 ROUGH = 1e-3
-#: steps in a row without a new best residual after which to give up
-PATIENCE = 4
+#: steps in a row without a new best merit after which to give up, as a share of those allowed
+PATIENCE = 0.4
 
 #: columns of the evidence
 RESIDUAL, ERROR, RATIO, NEAREST, PIVOT, STEPS, IS_SETTLED = range(7)
@@ -188,7 +188,9 @@ def _measure(
     evidence[RATIO] = max(stale, new / max(nearest, 1e-30))
     evidence[NEAREST] = nearest
     still = (stale <= SETTLED or moved <= STILL) and unsolved <= SETTLED
-    return still and _same(S, before, after) and new <= min(max(old, ROUNDING), CONVERGED)
+    settled = still and _same(S, before, after) and new <= min(max(old, ROUNDING), CONVERGED)
+    evidence[IS_SETTLED] = 1.0 if settled else 0.0
+    return settled
 
 
 @inner_kernel
@@ -198,15 +200,14 @@ def newton(
 ) -> None:  # fmt: skip
     """Polish (x, y, s) of one sample in place; leaves its face, K at it, factors of a K nearby, and the evidence.
 
-    `full`: None for the code of scalar cones and systems that are not singular only, which compiles twice as fast.
-    Where that is not enough, the point stays as it was, with UNKNOWN steps.
+    `full` None leaves out curved cones and singular systems; a point that needs them stays as it was, after UNKNOWN
+    steps.
     """
     n, m = S.n, S.m
     z = sizes(S, D, x, y, s)
     _weights(S, z, F.unit)
     w, w1, x1, dx, dy = np.empty(m), np.empty(m), np.empty(n), np.empty(n), np.empty(m)
     s1, y1, r_x, r_s, r_x1, r_s1 = np.empty(m), np.empty(m), np.empty(n), np.empty(m), np.empty(n), np.empty(m)
-    best_x, best_w = np.empty(n), np.empty(m)
     other = Face(face.on.copy(), face.delta.copy(), face.u.copy(), face.R.copy(), face.case.copy(), face.margin.copy())
     fill(evidence, np.inf)
     evidence[STEPS], evidence[IS_SETTLED] = 0.0, 0.0
@@ -217,9 +218,9 @@ def newton(
     clean(S, w, z, s, y, face, full)
     given = max(given, distance(S, z, given_s, s))
     old = judge(S, D, z, x, y, s, r_x, r_s)
+    merit = least = _merit(S, z, r_x, r_s)
     best, borrowed, waited, pivot, known = old, steps < 0, 0, np.inf, 0.0
-    copy(best_x, x)
-    copy(best_w, w)
+    best_x, best_w = x.copy(), w.copy()
     for step in range(steps):
         if not np.isfinite(old):
             break
@@ -231,32 +232,30 @@ def newton(
             evidence[STEPS] = UNKNOWN
             return
         pivot = new_pivot if fresh else pivot
-        new = np.inf
-        if _move(S, D, z, x, y, dx, dy, 1.0, x1, w1):
-            clean(S, w1, z, s1, y1, other, full)
-            new = judge(S, D, z, x1, y1, s1, r_x1, r_s1)
+        new = _try(S, D, z, x, y, dx, dy, 1.0, x1, w1, s1, y1, other, r_x1, r_s1, full)
         evidence[STEPS] = step + 1.0
-        if _measure(S, z, face, other, dx, dy, unsolved, old, new, evidence):
-            evidence[IS_SETTLED] = 1.0
-        elif not new <= FALLING * old and old > ROUNDING:
-            new = _shorten(S, D, z, x, y, dx, dy, new, x1, w1, full)
-            if not new < np.inf:
+        settled = _measure(S, z, face, other, dx, dy, unsolved, old, new, evidence)
+        if not settled and not _merit(S, z, r_x1, r_s1) <= FALLING * merit and old > ROUNDING:
+            share = _shorten(S, D, z, x, y, dx, dy, _merit(S, z, r_x1, r_s1), x1, w1, full)
+            if share == 0.0:
                 break
-            clean(S, w1, z, s1, y1, other, full)
-            new = judge(S, D, z, x1, y1, s1, r_x1, r_s1)
+            new = _try(S, D, z, x, y, dx, dy, share, x1, w1, s1, y1, other, r_x1, r_s1, full)
         borrowed = _same(S, face, other)
         _copy_point(x, y, s, x1, y1, s1)
         copy(w, w1)
         copy(r_x, r_x1)
         copy(r_s, r_s1)
         _copy_face(other, face)
-        old = new
-        waited = 0 if new < 0.99 * best else waited + 1
-        if new <= best or evidence[IS_SETTLED] > 0.0:
+        before, old = old, new
+        merit = _merit(S, z, r_x, r_s)
+        waited = 0 if merit < 0.99 * least else waited + 1
+        least = min(least, merit)
+        if new <= best or settled:
             best = new
             copy(best_x, x1)
             copy(best_w, w1)
-        if evidence[IS_SETTLED] > 0.0 or waited >= PATIENCE:
+        improving = new > ROUNDING and new <= 0.1 * before
+        if (settled and not improving) or waited > PATIENCE * steps:
             break
     if evidence[IS_SETTLED] == 0.0:  # the best point, at its own face
         copy(x, best_x)
@@ -268,11 +267,35 @@ def newton(
 
 
 @inner_kernel
+def _merit(S: Structure, z: Sizes, r_x: Array, r_s: Array) -> float:
+    """Largest residual in the sizes of the start: what steps from far away should reduce."""
+    worst = 0.0
+    for j in range(S.n):
+        worst = larger(worst, r_x[j], z.dual)
+    for i in range(S.m):
+        worst = larger(worst, r_s[i], z.row[i] * z.primal)
+    return worst
+
+
+@inner_kernel
+def _try(
+    S: Structure, D: Data, z: Sizes, x: Array, y: Array, dx: Array, dy: Array, share: float,
+    x1: Array, w1: Array, s1: Array, y1: Array, face: Face, r_x: Array, r_s: Array, full: bool | None,
+) -> float:  # fmt: skip
+    """A share of a step: writes the cleaned point, its face and its residuals; returns its natural residual."""
+    if not _move(S, D, z, x, y, dx, dy, share, x1, w1):
+        fill(r_x, np.inf)
+        return np.inf
+    clean(S, w1, z, s1, y1, face, full)
+    return judge(S, D, z, x1, y1, s1, r_x, r_s)
+
+
+@inner_kernel
 def _shorten(
     S: Structure, D: Data, z: Sizes, x: Array, y: Array, dx: Array, dy: Array, whole: float, x1: Array, w1: Array,
     full: bool | None,
 ) -> float:  # fmt: skip
-    """Shorter steps where the whole one did not do: writes the one with the smallest residual, which is returned."""
+    """Where the whole step did not do: the share of it that leaves the smallest merit (0: none is finite)."""
     best_share, best = 1.0, whole if whole < np.inf else np.inf
     s1, y1, r_x, r_s = np.empty(S.m), np.empty(S.m), np.empty(S.n), np.empty(S.m)
     face = Face(
@@ -280,14 +303,11 @@ def _shorten(
         np.empty(S.blocks, np.int64), np.empty(S.blocks),
     )  # fmt: skip
     for share in SHORTER:
-        if _move(S, D, z, x, y, dx, dy, share, x1, w1):
-            clean(S, w1, z, s1, y1, face, full)
-            new = judge(S, D, z, x1, y1, s1, r_x, r_s)
-            if new < best:
-                best, best_share = new, share
-    if best < np.inf:
-        _move(S, D, z, x, y, dx, dy, best_share, x1, w1)
-    return best
+        _try(S, D, z, x, y, dx, dy, share, x1, w1, s1, y1, face, r_x, r_s, full)
+        new = _merit(S, z, r_x, r_s)
+        if new < best:
+            best, best_share = new, share
+    return best_share if best < np.inf else 0.0
 
 
 @inner_kernel

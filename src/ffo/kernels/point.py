@@ -120,7 +120,9 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
     force = max(force, gradient)
     side = 0.0 if side == np.inf else min(side, FARTHEST * length) if length > 0.0 else side
     least = VANISHING * max(force / curvature if curvature > 0.0 else 0.0, side)
-    length = max(length, least if least > 0.0 else 1.0)  # b = 0, P = 0: any length will do
+    if least == 0.0 or (gradient == 0.0 and side == 0.0):
+        least = 1.0  # b = 0, and P = 0 or q = 0: any length will do
+    length = max(length, least)
     length = max(length, min(slack, FAR * length))
     least = VANISHING * max(gradient, curvature * length)
     force = max(force, least if least > 0.0 else 1.0)

@@ -27,8 +27,9 @@ SHARP = (1e-7, 1e-11, 1e-14)
 REFINEMENTS, PASSES = 12, 3
 #: a residual that does not shrink to this share of the one before has stalled; where all of it should go
 STALLED, STUCK = 0.3, 0.9
-#: relative residual and error of an exact solve; beyond DOUBTFUL the system is solved again with sharper factors
-EXACT, SMALL_ERROR, DOUBTFUL = 1e-13, 1e-9, 1e-8
+#: relative residual and error of an exact solve; beyond the next two the system is solved again, as a singular one:
+#: what is left of a residual may be along a direction in which K nearly vanishes
+EXACT, SMALL_ERROR, DOUBTFUL, DOUBTFUL_ERROR = 1e-13, 1e-9, 1e-10, 1e-8
 #: share of a right-hand side along the null space from which the system has no solution
 UNSOLVABLE = 1e-9
 #: unknowns up to which a doubtful system is solved by its eigenvalues, beyond by sharper factors
@@ -36,11 +37,13 @@ SPECTRAL = 400
 #: eigenvalues, relative to the largest, that count as zero; residual, relative to the right-hand side and to the
 #: solution, from which the system has no solution
 NULL, RESOLVED, ROUNDING = 1e-13, 1e-11, 1e-13
+#: rounding of the entries of K that shows in a refined solution
+ROUNDED = 1e-17
 #: pivot below which rows may depend on each other; share of a random right-hand side that is left where they do, and
 #: that may be left where they do not
 SMALL_PIVOT, LEFT, MET = 1e-4, 1e-3, 1e-6
 #: answer of a kernel that was compiled without the code for singular systems
-UNKNOWN = -1
+UNKNOWN = -1.0
 
 
 class Factors(NamedTuple):
@@ -182,8 +185,8 @@ def _in_use(S: Structure, F: Factors) -> Array:
 
 
 @inner_kernel
-def _eigen(S: Structure, F: Factors, at: Array) -> tuple[Array, Array]:
-    """Eigenvalues and eigenvectors of K on the unknowns `at`, equilibrated."""
+def _dense(S: Structure, F: Factors, at: Array) -> Array:
+    """K on the unknowns `at`, equilibrated."""
     Kp, Ki = part(S.wide, KP), part(S.slim, KI)
     place = np.full(S.sign.size, -1)
     for k in range(at.size):
@@ -194,7 +197,7 @@ def _eigen(S: Structure, F: Factors, at: Array) -> tuple[Array, Array]:
             i = np.int64(Ki[p])
             if place[i] >= 0 and place[j] >= 0:
                 K[place[i], place[j]] = K[place[j], place[i]] = F.Kx[p] * F.scale[i] * F.scale[j]
-    return np.linalg.eigh(K)
+    return K
 
 
 @inner_kernel
@@ -214,11 +217,40 @@ def _along(values: Array, vectors: Array, r: Array) -> Array:
 
 
 @inner_kernel
+def _uncertain(S: Structure, at: Array, K: Array, values: Array, vectors: Array, found: Array) -> float:
+    """The relative error that rounding leaves in a solution: eps |K| / |value| along each eigenvector that counts.
+
+    The null space of K is one of variables and one of multipliers (see above), so both parts of a null vector are null
+    vectors. Where one is not, rows are nearly dependent: the eigenvalue, the square of their distance, is lost in
+    rounding, and along that vector nothing is known.
+    """
+    size, total, worst = max(abs(values[0]), abs(values[-1])), 1e-300, 0.0
+    for i in range(found.size):
+        total += found[i] ** 2
+    for k in range(values.size):
+        if abs(values[k]) > NULL * size:
+            dot = 0.0
+            for i in range(found.size):
+                dot += vectors[i, k] * found[i]
+            worst = max(worst, ROUNDED * size / abs(values[k]) * abs(dot) / np.sqrt(total))
+            continue
+        for i in range(found.size):
+            image = 0.0
+            for j in range(found.size):
+                if S.sign[at[j]] > 0.0:
+                    image += K[i, j] * vectors[j, k]
+            if abs(image) > NULL * size:
+                return 1.0
+    return worst
+
+
+@inner_kernel
 def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Array) -> tuple[float, float]:
     """The least-squares solution of smallest norm by eigenvalues, refined twice: the share of rhs that is left (0
     where that is rounding), and the relative error of z."""
     Kp, Ki = part(S.wide, KP), part(S.slim, KI)
-    values, vectors = _eigen(S, F, at)
+    K = _dense(S, F, at)
+    values, vectors = np.linalg.eigh(K)
     r, found, step = np.empty(at.size), np.zeros(at.size), np.zeros(at.size)
     fill(z, 0.0)
     copy(left, rhs)
@@ -241,6 +273,7 @@ def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Ar
                 moved += step[k] ** 2
                 whole += found[k] ** 2
         error = max(error, np.sqrt(moved / whole))
+    error = max(error, _uncertain(S, at, K, values, vectors, found))
     unsolved = rest > RESOLVED * size + ROUNDING * _size(z, F.unit)
     return rest / max(size, 1e-300) if unsolved else 0.0, error
 
@@ -267,13 +300,14 @@ def least_squares(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -
 @inner_kernel
 def solve(S: Structure, F: Factors, rhs: Array, z: Array, full: bool | None) -> float:
     """z = K^-1 rhs as exactly as can be; returns the relative residual or error, whichever is larger, and 1 where
-    there is no solution (z is then a least-squares one). With `full` None, more than DOUBTFUL: try again with it."""
+    there is no solution (z is then a least-squares one). UNKNOWN: ask with `full`."""
     residual = np.empty(rhs.size)
     relative, error = refine(S, F, rhs, z, residual, EXACT, SMALL_ERROR, STALLED)
-    doubt = max(relative, error)
-    if full is not None and not doubt <= DOUBTFUL:
-        return _solve_doubtful(S, F, rhs, z, residual, doubt)
-    return doubt
+    if relative <= DOUBTFUL and error <= DOUBTFUL_ERROR:
+        return max(relative, error)
+    if full is None:
+        return UNKNOWN
+    return _solve_doubtful(S, F, rhs, z, residual, max(relative, error))
 
 
 @inner_kernel
@@ -291,7 +325,7 @@ def _solve_doubtful(S: Structure, F: Factors, rhs: Array, z: Array, left: Array,
 
 
 @inner_kernel
-def dependent(S: Structure, F: Factors, face: Face, full: bool | None) -> int:
+def dependent(S: Structure, F: Factors, face: Face, full: bool | None) -> float:
     """Whether (1) or not (0) rows of the face, not all of them equalities, depend on each other; UNKNOWN: ask with
     `full`.
 
@@ -306,12 +340,12 @@ def dependent(S: Structure, F: Factors, face: Face, full: bool | None) -> int:
             rhs[inv[n + i]] = np.cos(1.618033988749895 * (i + 1.0) ** 2) / F.unit[inv[n + i]]
     relative, _ = refine(S, F, rhs, z, left, MET, np.inf, STALLED)
     if relative <= MET:
-        return 0
+        return 0.0
     if full is None:
         return UNKNOWN
     share, _ = least_squares(S, F, rhs, z, left)
     if not share > 0.0:
-        return 0
+        return 0.0
     total, unequal = 0.0, 0.0
     for i in range(S.m):
         place = inv[n + i]
@@ -319,4 +353,4 @@ def dependent(S: Structure, F: Factors, face: Face, full: bool | None) -> int:
         total += v
         if kinds[owner[i]] != ZERO:
             unequal += v
-    return 1 if unequal > LEFT**2 * total and _norm(left, F.unit) > LEFT else 0
+    return 1.0 if unequal > LEFT**2 * total and _norm(left, F.unit) > LEFT else 0.0

@@ -56,6 +56,15 @@ class Recovery:
         self.outputs = tuple(outputs)
         self.n, self.m = n, m
 
+    @cached_property
+    def hidden(self) -> Array:
+        """(n,) variables that no output shows."""
+        seen = np.zeros(self.n, dtype=bool)
+        for out in self.outputs:
+            if not out.dual:
+                seen[out.select.indices] = True
+        return ~seen
+
     def apply(self, x: Array, y: Array) -> list[Array]:
         """(batch, n), (batch, m) -> one (batch, *shape) array per output."""
         values = []

@@ -84,10 +84,10 @@ def choose(program: ConeProgram) -> str:
     """Name of the default solver for a program, from measurements of time, accuracy and failures.
 
     Linear and quadratic programs: this package's own compiled solvers, SEPARABLE or DENSE where they suit, else
-    INTERIOR (0.07 ms at n = 10, 0.5 ms at n = 200, over threads; DAQP 0.14 ms at n = 10, PIQP 0.4 ms at n = 500, neither over
-    threads). Where elimination fills the matrix: PIQP, whose dense form factorizes by blocks, and Clarabel
-    for large ones (CVXQP2_L, n = 10,000: 4 s, PIQP 40 s). Curved cones: Clarabel (for what the engine leaves of
-    second-order cone programs).
+    INTERIOR (0.07 ms at n = 10, 0.5 ms at n = 200, and over threads; DAQP takes 0.14 ms at n = 10, PIQP 0.4 ms at
+    n = 500, neither over threads). Where elimination fills the matrix: PIQP, whose dense form factorizes by blocks,
+    and Clarabel for large ones (CVXQP2_L, n = 10,000: 4 s, PIQP 40 s). Curved cones: Clarabel (for what the
+    engine leaves of second-order cone programs).
     """
     if not program.cones.kinds <= {Zero, Nonneg}:
         return "CLARABEL"
