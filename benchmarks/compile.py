@@ -23,8 +23,6 @@ from benchmarks import forms, latency, peers, problems
 from benchmarks.peers import Step
 from benchmarks.report import Figure, Suite
 
-#: a step of each, by the name that travels on the command line: they need every kernel between them
-LAYERS: dict[str, Callable[[], tuple[Step, problems.Case]]] = {}
 #: what a first quadratic program may need: each is measured with a cache of its own
 FIRST = ("sparse QP", "dense QP", "separable QP")
 #: seconds for a first quadratic program, for everything, and for loading everything
@@ -39,7 +37,8 @@ def _layer(contender: peers.Contender, build: Callable[[], problems.Case]) -> Ca
     return make
 
 
-LAYERS |= {
+#: a step of each, by the name that travels on the command line: they need every kernel between them
+LAYERS: dict[str, Callable[[], tuple[Step, problems.Case]]] = {
     "sparse QP": _layer(partial(peers.ffo_qp, solver="INTERIOR"), partial(latency.general, 30)),
     "dense QP": _layer(partial(peers.ffo_qp, solver="DENSE"), partial(latency.general, 30, dense=True)),
     "separable QP": _layer(partial(peers.ffo_qp, solver="SEPARABLE"), partial(problems.sudoku, batch=1)),
