@@ -1,8 +1,8 @@
 """Seconds that compiling takes: with an empty cache, and loading from a full one.
 
 `python -m benchmarks.compile NAME...` builds layers and runs a few steps of each; the first ones take longer by
-what was compiled or loaded. One JSON line is printed. Every measurement is a process of its own, since a process compiles
-once; Numba finds its cache by the environment variable NUMBA_CACHE_DIR.
+what was compiled or loaded. One JSON line is printed. Every measurement is a process of its own, since a process
+compiles once; Numba finds its cache by the environment variable NUMBA_CACHE_DIR.
 """
 
 from __future__ import annotations
