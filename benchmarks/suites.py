@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from benchmarks import compile as compiling
 from benchmarks import cores, families, forms, growth, latency, peers, problems, qp_layers, warm
 from benchmarks import maros as collection
 from benchmarks.accuracy import compare, probes
@@ -161,6 +162,7 @@ SUITES: dict[str, Callable[[Options], Suite]] = {
     "cores": lambda options: cores.suite(options.repeats, options.progress),
     "latency": lambda options: latency.suite(options.repeats, options.progress),
     "forms": lambda options: forms.suite(options.repeats, options.progress),
+    "compile": lambda options: compiling.suite(options.progress),
 }
 
 

@@ -9,8 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from outer import outer
 
 from ffo.kernels import blas
+
+cholesky, add_gram, row_products = outer(blas.cholesky), outer(blas.add_gram), outer(blas.row_products)
+multiply, multiply_transposed = outer(blas.multiply), outer(blas.multiply_transposed)
+solve_lower, solve_upper = outer(blas.solve_lower), outer(blas.solve_upper)
+solve_factored, solve_lower_rows = outer(blas.solve_factored), outer(blas.solve_lower_rows)
 
 SIZES = [1, 7, blas.SMALL - 1, blas.SMALL, 80]
 MARK = 7.25  # what lies outside the block that is worked on, and must stay
@@ -46,7 +52,7 @@ def test_cholesky_reads_and_writes_the_lower_triangle(n: int) -> None:
     above = np.triu_indices(n, 1)
     S[above] = MARK
     a = padded(S)
-    assert blas.cholesky(a, n)
+    assert cholesky(a, n)
     np.testing.assert_allclose(np.tril(a[:n, :n]), L, atol=1e-13)
     assert (a[:n, :n][above] == MARK).all()
     assert untouched(a, S)
@@ -56,13 +62,13 @@ def test_cholesky_reads_and_writes_the_lower_triangle(n: int) -> None:
 def test_cholesky_refuses_what_is_not_positive_definite(n: int, bad: float) -> None:
     S, _ = factor(n)
     S[n - 1, n - 1] = bad
-    assert not blas.cholesky(S, n)
+    assert not cholesky(S, n)
 
 
 def test_triangular_solves(n: int) -> None:
     S, L = factor(n)
     a, v = padded(L), np.random.default_rng(1).normal(size=n)
-    for routine, matrix in ((blas.solve_lower, L), (blas.solve_upper, L.T), (blas.solve_factored, S)):
+    for routine, matrix in ((solve_lower, L), (solve_upper, L.T), (solve_factored, S)):
         x = padded(v)
         routine(a, n, x)
         np.testing.assert_allclose(matrix @ x[:n], v, atol=1e-12)
@@ -73,7 +79,7 @@ def test_triangular_solves_of_rows(n: int) -> None:
     _, L = factor(n)
     rows = np.random.default_rng(2).normal(size=(5, n))
     M = padded(rows)
-    blas.solve_lower_rows(padded(L), n, M, 1, 4)
+    solve_lower_rows(padded(L), n, M, 1, 4)
     np.testing.assert_allclose(M[1:4, :n] @ L.T, rows[1:4], atol=1e-12)
     np.testing.assert_array_equal(M[[0, 4], :n], rows[[0, 4]])
     assert untouched(M, rows)
@@ -83,7 +89,7 @@ def test_triangular_solves_of_rows(n: int) -> None:
 def test_products_with_vectors(n: int, beta: float) -> None:
     rng = np.random.default_rng(3)
     A = rng.normal(size=(n + 2, n))
-    for routine, matrix in ((blas.multiply, A), (blas.multiply_transposed, A.T)):
+    for routine, matrix in ((multiply, A), (multiply_transposed, A.T)):
         x, y = rng.normal(size=matrix.shape[1]), rng.normal(size=matrix.shape[0])
         out = padded(y if beta else np.full_like(y, np.nan))  # with beta = 0 the values before do not count
         routine(padded(A), n + 2, n, x, out, -1.5, beta)
@@ -94,7 +100,7 @@ def test_products_with_vectors(n: int, beta: float) -> None:
 def test_products_of_rows(n: int) -> None:
     M = np.random.default_rng(4).normal(size=(6, n))
     S = np.full((7, 7), MARK)
-    blas.row_products(padded(M), 2, 6, n, S)
+    row_products(padded(M), 2, 6, n, S)
     expected = M @ M.T
     for i in range(2, 6):
         np.testing.assert_allclose(S[i, : i + 1], expected[i, : i + 1], atol=1e-12)
@@ -108,10 +114,10 @@ def test_gram_matrices_are_added(n: int, beta: float) -> None:
     S, _ = factor(n)
     lower = np.tril_indices(n)
     out = padded(S if beta else np.full_like(S, np.nan))
-    blas.add_gram(padded(U), 9, n, out, -2.0, beta)
+    add_gram(padded(U), 9, n, out, -2.0, beta)
     np.testing.assert_allclose(out[:n, :n][lower], (-2.0 * U.T @ U + beta * S)[lower], atol=1e-12)
     assert untouched(out, S)
-    blas.add_gram(padded(U), 0, n, out, 1.0, 0.0)
+    add_gram(padded(U), 0, n, out, 1.0, 0.0)
     assert (out[:n, :n][lower] == 0.0).all()
 
 

@@ -16,14 +16,20 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from outer import outer
 
-from ffo.kernels.cones import exponential, power, psd, soc
-from ffo.kernels.cones.roots import FIRST_STEP, MAX_STEPS, dikin_radius, root_step
-from ffo.kernels.cones.rows import BOUNDARY, INTERIOR, MAX_RATIO, VERTEX, unit_scale, weight
+from ffo.kernels.cones import exponential, power, psd, roots, rows, soc
+from ffo.kernels.cones.roots import FIRST_STEP, MAX_STEPS
+from ffo.kernels.cones.rows import BOUNDARY, INTERIOR, MAX_RATIO, VERTEX
 
 Array = np.ndarray
 SCALES = [1e-8, 1e-4, 1.0, 1e4, 1e8]
 TAU = 0.3
+
+FACES = {cone: outer(cone.face) for cone in (exponential, power, psd, soc)}
+PROJECTIONS = {cone: outer(cone.project) for cone in (exponential, power, psd, soc)}
+dikin_radius, root_step = outer(roots.dikin_radius), outer(roots.root_step)
+unit_scale, weight = outer(rows.unit_scale), outer(rows.weight)
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ def dense_face(cone: ModuleType, w: Array, tau: float = TAU, alpha: float = 0.0)
     d = len(w)
     s, v, delta = np.full((3, d), np.nan)
     on, R = np.full(d, 7, dtype=np.uint8), np.full(d * d, np.nan)
-    case, margin = cone.face(w, tau, alpha, s, v, on, delta, R)
+    case, margin = FACES[cone](w, tau, alpha, s, v, on, delta, R)
     return Face(case, margin, s, v, on, delta, R.reshape(d, d))
 
 
@@ -59,7 +65,7 @@ def soc_face(w: Array, tau: float = TAU) -> tuple[Face, Array]:
     d = len(w)
     s, v, delta, u = np.full((4, d), np.nan)
     on = np.full(d, 7, dtype=np.uint8)
-    case, margin = soc.face(w, tau, s, v, on, delta, u)
+    case, margin = FACES[soc](w, tau, s, v, on, delta, u)
     T = np.eye(d)
     T[0] -= u
     return Face(case, margin, s, v, on, delta, T), u
@@ -108,7 +114,8 @@ for order in (1, 2, 3, 8):
 
 
 def projection(cone: ModuleType, alpha: float) -> Callable[[Array, Array], None]:
-    return (lambda w, s: cone.project(w, alpha, s)) if cone is power else cone.project
+    project = PROJECTIONS[cone]
+    return (lambda w, s: project(w, alpha, s)) if cone is power else project
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -160,7 +167,7 @@ def test_second_order_rows_are_the_derivative_of_the_projection(case: int, block
     gram = TAU * T @ T.T + np.diag(face.delta[rows])
     K = np.block([[gram, -C], [-C.T, np.zeros((C.shape[1], C.shape[1]))]])
     t = np.linalg.solve(K, np.vstack([-T, np.zeros((C.shape[1], d))]))[: len(T)]
-    expected = central_differences(soc.project, w, 1e-3 * scale)
+    expected = central_differences(PROJECTIONS[soc], w, 1e-3 * scale)
     np.testing.assert_allclose(np.eye(d) + TAU * T.T @ t, expected, rtol=0, atol=1e-9)
 
 

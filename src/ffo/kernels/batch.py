@@ -13,7 +13,7 @@ from ffo.kernels import newton as loop
 from ffo.kernels import system
 from ffo.kernels.interior import interior
 from ffo.kernels.jit import inner_kernel, kernel
-from ffo.kernels.kkt import KIND, LP, NONNEG, Face, Structure, part
+from ffo.kernels.kkt import KI, KIND, LI, LP, NONNEG, Face, Structure, part
 from ffo.kernels.newton import EVIDENCE
 from ffo.kernels.point import Data
 from ffo.kernels.pool import run_chunks
@@ -46,7 +46,7 @@ class State:
 
     def __init__(self, S: Structure, batch: int) -> None:
         size = len(S.sign)
-        entries, below, _ = np.diff(S.slim_ends)
+        entries, below = len(part(S.slim, KI)), len(part(S.slim, LI))
         self.face = (
             np.zeros((batch, S.m + S.aux), np.uint8), np.zeros((batch, S.m)), np.zeros((batch, S.m)),
             np.zeros((batch, S.rotation)), np.zeros((batch, S.blocks), np.int64), np.zeros((batch, S.blocks)),
@@ -68,9 +68,9 @@ class Plan:
 
     @classmethod
     def of(cls, S: Structure) -> Plan:
-        columns = np.diff(part(S, LP)).astype(float)
-        seconds = FLOP * float((columns * columns).sum() + 10 * S.slim_ends[1] + 100)
-        return cls(S, seconds, bool((part(S, KIND) > NONNEG).any()))
+        columns = np.diff(part(S.wide, LP)).astype(float)
+        seconds = FLOP * float((columns * columns).sum() + 10 * len(part(S.slim, KI)) + 100)
+        return cls(S, seconds, bool((part(S.wide, KIND) > NONNEG).any()))
 
     def interior(self, values: Values, x: Array, y: Array, s: Array, eps: float, limit: int) -> Array:
         """Solve all samples from nothing, in place; (batch,) iterations, negative where it failed."""
@@ -128,7 +128,7 @@ def _interior_chunk(
     start: int, stop: int, S: Structure, Pv: Array, q: Array, Av: Array, b: Array, x: Array, y: Array, s: Array,
     iterations: Array, eps: float, limit: int,
 ) -> None:  # fmt: skip
-    size, entries, below = S.sign.size, S.slim_ends[1], S.slim_ends[2] - S.slim_ends[1]
+    size, entries, below = S.sign.size, part(S.slim, KI).size, part(S.slim, LI).size
     weights = Face(
         np.zeros(S.m + S.aux, np.uint8), np.zeros(S.m), np.zeros(S.m), np.zeros(S.rotation),
         np.zeros(S.blocks, np.int64), np.zeros(S.blocks),

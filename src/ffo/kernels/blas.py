@@ -33,7 +33,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import get_cython_function_address, intrinsic
 
-from ffo.kernels.jit import kernel, reducing_kernel
+from ffo.kernels.jit import inner_kernel, inner_reducing_kernel
 
 Array = np.ndarray
 
@@ -76,26 +76,26 @@ _ONE = np.int32(1)
 
 if not numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
 
-    @kernel
+    @inner_kernel
     def _factor(a: Array, n: int) -> bool:
         info = np.zeros(1, np.int32)
         _dpotrf(_at(_UPPER), _at(np.int32(n)), a.ctypes.data, _at(np.int32(a.shape[1])), info.ctypes.data)
         return info[0] == 0
 
-    @kernel
+    @inner_kernel
     def _solve(L: Array, n: int, x: Array, transposed: bool) -> None:
         how = _PLAIN if transposed else _TRANSPOSED
         size, width = np.int32(n), np.int32(L.shape[1])
         _dtrsv(_at(_UPPER), _at(how), _at(_PLAIN), _at(size), L.ctypes.data, _at(width), x.ctypes.data, _at(_ONE))
 
-    @kernel
+    @inner_kernel
     def _solve_rows(L: Array, n: int, M: Array, first: int, last: int) -> None:
         _dtrsm(
             _at(_LEFT), _at(_UPPER), _at(_TRANSPOSED), _at(_PLAIN), _at(np.int32(n)), _at(np.int32(last - first)),
             _at(1.0), L.ctypes.data, _at(np.int32(L.shape[1])), M[first].ctypes.data, _at(np.int32(M.shape[1])),
         )  # fmt: skip
 
-    @kernel
+    @inner_kernel
     def _times(A: Array, r: int, n: int, x: Array, y: Array, alpha: float, beta: float, transposed: bool) -> None:
         how = _PLAIN if transposed else _TRANSPOSED
         _dgemv(
@@ -103,7 +103,7 @@ if not numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
             _at(np.int32(A.shape[1])), x.ctypes.data, _at(_ONE), _at(np.float64(beta)), y.ctypes.data, _at(_ONE),
         )  # fmt: skip
 
-    @kernel
+    @inner_kernel
     def _products(M: Array, first: int, last: int, n: int, S: Array) -> None:
         width = np.int32(M.shape[1])
         _dgemm(
@@ -112,7 +112,7 @@ if not numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
             _at(np.int32(S.shape[1])),
         )  # fmt: skip
 
-    @kernel
+    @inner_kernel
     def _rank_update(U: Array, k: int, r: int, S: Array, alpha: float, beta: float) -> None:
         _dsyrk(
             _at(_UPPER), _at(_PLAIN), _at(np.int32(r)), _at(np.int32(k)), _at(np.float64(alpha)), U.ctypes.data,
@@ -149,7 +149,7 @@ else:  # the same in SciPy and NumPy: an external function cannot be called from
         S[lower] = value + (beta * S[lower] if beta != 0.0 else 0.0)
 
 
-@reducing_kernel
+@inner_reducing_kernel
 def cholesky(a: Array, n: int) -> bool:
     """Factor the leading n x n block in place; False if a pivot is not positive (or is NaN)."""
     if n >= SMALL:
@@ -169,7 +169,7 @@ def cholesky(a: Array, n: int) -> bool:
     return True
 
 
-@reducing_kernel
+@inner_reducing_kernel
 def solve_lower(L: Array, n: int, x: Array) -> None:
     """x := L^-1 x."""
     if n >= SMALL:
@@ -182,7 +182,7 @@ def solve_lower(L: Array, n: int, x: Array) -> None:
         x[i] = v / L[i, i]
 
 
-@reducing_kernel
+@inner_reducing_kernel
 def solve_upper(L: Array, n: int, x: Array) -> None:
     """x := L^-T x."""
     if n >= SMALL:
@@ -195,14 +195,14 @@ def solve_upper(L: Array, n: int, x: Array) -> None:
             x[k] -= L[i, k] * v
 
 
-@kernel
+@inner_kernel
 def solve_factored(L: Array, n: int, x: Array) -> None:
     """x := (LL')^-1 x."""
     solve_lower(L, n, x)
     solve_upper(L, n, x)
 
 
-@kernel
+@inner_kernel
 def solve_lower_rows(L: Array, n: int, M: Array, first: int, last: int) -> None:
     """L^-1 m for every row m of M[first:last, :n], in place."""
     if n >= SMALL and last - first > 1:
@@ -212,7 +212,7 @@ def solve_lower_rows(L: Array, n: int, M: Array, first: int, last: int) -> None:
         solve_lower(L, n, M[i])
 
 
-@reducing_kernel
+@inner_reducing_kernel
 def multiply(A: Array, r: int, n: int, x: Array, y: Array, alpha: float, beta: float) -> None:
     """y := alpha A x + beta y for the leading r x n block of A; with beta = 0, y need not be set."""
     if r * n >= SMALL * SMALL:
@@ -225,7 +225,7 @@ def multiply(A: Array, r: int, n: int, x: Array, y: Array, alpha: float, beta: f
         y[i] = alpha * v + (beta * y[i] if beta != 0.0 else 0.0)
 
 
-@reducing_kernel
+@inner_reducing_kernel
 def multiply_transposed(A: Array, r: int, n: int, x: Array, y: Array, alpha: float, beta: float) -> None:
     """y := alpha A'x + beta y for the leading r x n block of A; with beta = 0, y need not be set."""
     if r * n >= SMALL * SMALL:
@@ -239,7 +239,7 @@ def multiply_transposed(A: Array, r: int, n: int, x: Array, y: Array, alpha: flo
             y[j] += v * A[i, j]
 
 
-@kernel
+@inner_kernel
 def row_products(M: Array, first: int, last: int, n: int, S: Array) -> None:
     """S[i, j] := m_i'm_j for the rows m of M, first <= i < last, j <= i (BLAS fills the row up to last)."""
     if n >= SMALL and last - first > 1:
@@ -249,7 +249,7 @@ def row_products(M: Array, first: int, last: int, n: int, S: Array) -> None:
         multiply(M, i + 1, n, M[i], S[i], 1.0, 0.0)
 
 
-@reducing_kernel
+@inner_reducing_kernel
 def add_gram(U: Array, k: int, r: int, S: Array, alpha: float, beta: float) -> None:
     """S := alpha U'U + beta S, lower triangle of the leading r x r block, for the leading k x r block of U."""
     if r >= SMALL:

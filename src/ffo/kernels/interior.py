@@ -15,9 +15,10 @@ import numpy as np
 
 from ffo.kernels import ldl, system
 from ffo.kernels.jit import inner_kernel
-from ffo.kernels.kkt import ACOL, AROW, INV, KI, KIND, KP, OWNER, ZERO, Face, Structure, assemble, narrow, part
+from ffo.kernels.kkt import ACOL, AROW, INV, KI, KIND, KP, OWNER, ZERO, Face, Structure, assemble, part
 from ffo.kernels.point import FLOOR, Data, larger, residuals, row_norms
 from ffo.kernels.system import Factors
+from ffo.kernels.vectors import copy, fill
 
 Array = np.ndarray
 
@@ -41,7 +42,7 @@ def _system(S: Structure, D: Data, weights: Face, F: Factors) -> None:
 
 @inner_kernel
 def _solve(S: Structure, F: Factors, top: Array, bottom: Array, dx: Array, dy: Array) -> None:
-    inv = part(S, INV)
+    inv = part(S.wide, INV)
     size = S.sign.size
     rhs, z, left = np.empty(size), np.empty(size), np.empty(size)
     for j in range(S.n):
@@ -58,7 +59,7 @@ def _solve(S: Structure, F: Factors, top: Array, bottom: Array, dx: Array, dy: A
 @inner_kernel
 def _start(S: Structure, D: Data, x: Array, y: Array, s: Array, weights: Face, F: Factors) -> None:
     """The point of least squares, with slacks and multipliers moved into the interior."""
-    kinds, owner = part(S, KIND), part(S, OWNER)
+    kinds, owner = part(S.wide, KIND), part(S.wide, OWNER)
     top, bottom = np.empty(S.n), np.empty(S.m)
     for j in range(S.n):
         top[j] = -D.q[j]
@@ -68,8 +69,8 @@ def _start(S: Structure, D: Data, x: Array, y: Array, s: Array, weights: Face, F
         weights.delta[i] = 0.0 if equal else 1.0
         bottom[i] = D.b[i] if weights.on[i] else 0.0
     assemble(S, D.Pv, D.Av, weights, weights.u, np.zeros(S.aux), F.Kx)
-    ldl.equilibrate(part(S, KP), narrow(S, KI), F.Kx, F.scale)
-    F.unit[:] = F.scale
+    ldl.equilibrate(part(S.wide, KP), part(S.slim, KI), F.Kx, F.scale)
+    copy(F.unit, F.scale)
     _system(S, D, weights, F)
     _solve(S, F, top, bottom, x, y)
     low = high = -np.inf
@@ -92,7 +93,7 @@ def _error(
     S: Structure, D: Data, row: Array, x: Array, y: Array, s: Array, r_x: Array, r_s: Array
 ) -> tuple[float, float, int]:
     """Largest residual in units of its row, complementarity s'y, and how many inequalities there are."""
-    kinds, owner = part(S, KIND), part(S, OWNER)
+    kinds, owner = part(S.wide, KIND), part(S.wide, OWNER)
     a_x, a_s = residuals(S, D, x, y, s, r_x, r_s)
     force = length = worst = dot = 0.0
     for j in range(S.n):
@@ -122,7 +123,7 @@ def _gap_unit(S: Structure, D: Data, x: Array, y: Array) -> float:
 
 @inner_kernel
 def _step_length(S: Structure, s: Array, y: Array, ds: Array, dy: Array, on: Array) -> float:
-    kinds, owner = part(S, KIND), part(S, OWNER)
+    kinds, owner = part(S.wide, KIND), part(S.wide, OWNER)
     alpha = 1.0
     for i in range(S.m):
         if kinds[owner[i]] != ZERO and on[i]:
@@ -139,7 +140,7 @@ def _directions(
     dx: Array, dy: Array, ds: Array,
 ) -> float:  # fmt: skip
     """Predictor and corrector; writes the direction, returns its step length."""
-    kinds, owner, Arow, Acol = part(S, KIND), part(S, OWNER), part(S, AROW), part(S, ACOL)
+    kinds, owner, Arow, Acol = part(S.wide, KIND), part(S.wide, OWNER), part(S.wide, AROW), part(S.wide, ACOL)
     m = S.m
     bottom = np.empty(m)
     sigma, alpha, count = 0.0, 1.0, 0
@@ -177,12 +178,12 @@ def interior(
     S: Structure, D: Data, x: Array, y: Array, s: Array, weights: Face, F: Factors, eps: float, limit: int
 ) -> int:
     """Solve one sample from nothing; writes x, y, s. Returns the iterations, negative where it failed."""
-    kinds, owner = part(S, KIND), part(S, OWNER)
+    kinds, owner = part(S.wide, KIND), part(S.wide, OWNER)
     n, m = S.n, S.m
     r_x, r_s, dx, dy, ds = np.empty(n), np.empty(m), np.empty(n), np.empty(m), np.empty(m)
     row = np.empty(m)
     row_norms(S, D.Av, row)
-    weights.u[:] = 0.0
+    fill(weights.u, 0.0)
     _start(S, D, x, y, s, weights, F)
     stuck, first = 0, 0.0
     for turn in range(limit):

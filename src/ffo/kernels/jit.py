@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,26 +38,52 @@ def _compiled(function: F, **options: Any) -> F:
     return cast(F, compiled)
 
 
+class _Linked(JITCodeLibrary):  # type: ignore[misc]
+    """Code of an inner kernel: optimised and made executable as a part of the kernels that call it, not by itself."""
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+
+class _InnerCompiler(Compiler):  # type: ignore[misc]
+    """Numba's compiler without its last steps.
+
+    It optimises every function together with all that it calls, and makes machine code of it: code at the end of a
+    chain of ten calls ten times.
+    """
+
+    def compile_extra(self, function: Any) -> Any:
+        context = self.state.targetctx
+        self.state.library = _Linked(context.codegen(), function.__qualname__)
+        self.state.flags.no_compile = True
+        result = super().compile_extra(function)
+        # callers find the code by the function to call from Python: there is none, any builtin object will do
+        entry: Any = {}.update
+        context.insert_user_function(entry, result.fndesc, [result.library])
+        return result._replace(entry_point=entry)
+
+
 #: sums may be reordered, so that loops over long vectors are vectorised (about 3x); results differ by rounding
 _REDUCING: dict[str, Any] = {"fastmath": {"reassoc", "contract"}}
 #: without the wrapper for calls from Python, which takes longer to compile than the function itself where arguments are
 #: tuples of arrays; not cached, because what calls it is
 _INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+if all(hasattr(JITCodeLibrary, name) for name in ("_optimize_final_module", "_finalize_dynamic_globals")):
+    _INNER["pipeline_class"] = _InnerCompiler
 
 
 def kernel(function: F) -> F:
     """Compile a function on first call."""
-    return _compiled(function, cache=True)
+    return _compiled(function, cache=True, no_cfunc_wrapper=True)
 
 
 def inner_kernel(function: F) -> F:
-    """The same for a function that only kernels call: compiles faster."""
+    """The same for a function that only kernels call, never Python: compiles several times faster."""
     return _compiled(function, **_INNER)
-
-
-def reducing_kernel(function: F) -> F:
-    """A `kernel` in which sums may be reordered."""
-    return _compiled(function, cache=True, **_REDUCING)
 
 
 def inner_reducing_kernel(function: F) -> F:

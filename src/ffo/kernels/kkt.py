@@ -21,6 +21,7 @@ import scipy.sparse as sp
 
 from ffo.kernels.jit import inner_kernel, kernel
 from ffo.kernels.ldl import symbolic
+from ffo.kernels.vectors import fill
 
 Array = np.ndarray
 
@@ -29,19 +30,19 @@ ZERO, NONNEG, SECOND_ORDER, SEMIDEFINITE, EXPONENTIAL, POWER = range(6)
 ROTATED = SEMIDEFINITE
 
 
-#: the parts of `Structure.wide`, in order
+#: the parts of `Structure.wide`, in order; not Python's integers, for each of which Numba would compile `part` anew
 (
     KIND, START, DIM, EXTRA, OWNER, PROW, PCOL, PPOS, AROW, ACOL, FAN, FANP, COUPLING, DIAGONAL, INV, KP, LP, RP,
-) = range(18)  # fmt: skip
+) = np.arange(18)  # fmt: skip
 #: the parts of `Structure.slim`
-KI, LI, RI = range(3)
+KI, LI, RI = np.arange(3)
 
 
 class Structure(NamedTuple):
     """What all samples of a program share. Unknowns are numbered x, rows, auxiliaries; INV is their place in K.
 
-    Lists of integers lie one after the other in two arrays (`part`, `narrow` cut them out): a kernel that passes
-    twenty arrays to another one takes several times longer to compile.
+    Lists of integers lie one after the other in two arrays (`part` cuts them out): a kernel that passes twenty arrays
+    to another one takes several times longer to compile.
 
     Attributes:
         n, m, aux, rotation, blocks: numbers of variables, rows, auxiliary unknowns, entries of all rotations, blocks.
@@ -63,21 +64,13 @@ class Structure(NamedTuple):
     alpha: Array
     sign: Array
     wide: Array
-    wide_ends: Array
     slim: Array
-    slim_ends: Array
 
 
 @kernel
-def part(S: Structure, which: int) -> Array:
-    """One of the lists of `Structure.wide`."""
-    return S.wide[S.wide_ends[which] : S.wide_ends[which + 1]]
-
-
-@inner_kernel
-def narrow(S: Structure, which: int) -> Array:
-    """One of the lists of `Structure.slim`."""
-    return S.slim[S.slim_ends[which] : S.slim_ends[which + 1]]
+def part(packed: Array, which: np.int_) -> Array:
+    """One of the lists of `Structure.wide` or `Structure.slim`."""
+    return packed[packed[which] : packed[which + 1]]
 
 
 class Blocks(NamedTuple):
@@ -131,22 +124,22 @@ def build(P: tuple[Array, Array], A: tuple[Array, Array], n: int, m: int, blocks
     in_order[inv] = sign
     Lp, Li, Rp, Ri = symbolic(size, Kp, Ki)
     fan = where[ends[1] : ends[2]]
-    wide, wide_ends = _packed(
+    wide = _packed(
         [
             blocks.kind, start, blocks.dim, extra, block, *P, where[size : ends[1]], Arow, Acol, fan, fanp, coupling,
             where[:size], inv, Kp, Lp, Rp,
         ],
         np.int64,
     )  # fmt: skip
-    slim, slim_ends = _packed([Ki, Li, Ri], np.uint32)
+    slim = _packed([Ki, Li, Ri], np.uint32)
     alpha = np.array(blocks.alpha, dtype=float)
-    return Structure(n, m, aux, rotation, len(start), alpha, in_order, wide, wide_ends, slim, slim_ends)
+    return Structure(n, m, aux, rotation, len(start), alpha, in_order, wide, slim)
 
 
-def _packed(parts: list[Array], dtype: type[np.generic]) -> tuple[Array, Array]:
-    """The parts one after the other, and where each begins."""
-    ends = np.concatenate([[0], np.cumsum([len(p) for p in parts])])
-    return np.concatenate([np.asarray(p, dtype) for p in parts]), ends
+def _packed(parts: list[Array], dtype: type[np.generic]) -> Array:
+    """Where each part begins, where the last one ends, then the parts one after the other."""
+    ends = len(parts) + 1 + np.concatenate([[0], np.cumsum([len(p) for p in parts])])
+    return np.concatenate([np.asarray(p, dtype) for p in (ends, *parts)])
 
 
 def _extras(blocks: Blocks) -> tuple[Array, int, int]:
@@ -188,11 +181,11 @@ def _ordering(row: Array, col: Array, sign: Array) -> Array:
 @inner_kernel
 def assemble(S: Structure, Pv: Array, Av: Array, face: Face, coupling: Array, corner: Array, Kx: Array) -> None:
     """K at a face; `coupling` (m,) is the column C of second-order blocks, `corner` (aux,) its diagonal."""
-    kinds, starts, dims, extras = part(S, KIND), part(S, START), part(S, DIM), part(S, EXTRA)
-    owner, Ppos, Arow, fan = part(S, OWNER), part(S, PPOS), part(S, AROW), part(S, FAN)
-    fanp, couplings, diagonals = part(S, FANP), part(S, COUPLING), part(S, DIAGONAL)
+    kinds, starts, dims, extras = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), part(S.wide, EXTRA)
+    owner, Ppos, Arow, fan = part(S.wide, OWNER), part(S.wide, PPOS), part(S.wide, AROW), part(S.wide, FAN)
+    fanp, couplings, diagonals = part(S.wide, FANP), part(S.wide, COUPLING), part(S.wide, DIAGONAL)
     n, m = S.n, S.m
-    Kx[:] = 0.0
+    fill(Kx, 0.0)
     for t in range(Pv.size):
         Kx[Ppos[t]] += Pv[t]
     for i in range(m):
@@ -221,7 +214,7 @@ def assemble(S: Structure, Pv: Array, Av: Array, face: Face, coupling: Array, co
 @inner_kernel
 def onto_face(S: Structure, face: Face, v: Array, out: Array) -> None:
     """out := T v, zero in rows that are off."""
-    kinds, starts, dims, extras = part(S, KIND), part(S, START), part(S, DIM), part(S, EXTRA)
+    kinds, starts, dims, extras = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), part(S.wide, EXTRA)
     for b in range(S.blocks):
         kind, first, d = kinds[b], starts[b], dims[b]
         if kind < ROTATED:
@@ -245,7 +238,7 @@ def onto_face(S: Structure, face: Face, v: Array, out: Array) -> None:
 @inner_kernel
 def from_face(S: Structure, face: Face, t: Array, out: Array) -> None:
     """out := T't."""
-    kinds, starts, dims, extras = part(S, KIND), part(S, START), part(S, DIM), part(S, EXTRA)
+    kinds, starts, dims, extras = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), part(S.wide, EXTRA)
     for b in range(S.blocks):
         kind, first, d = kinds[b], starts[b], dims[b]
         if kind < ROTATED:

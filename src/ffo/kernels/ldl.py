@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ffo.kernels.jit import inner_kernel, kernel
+from ffo.kernels.vectors import fill
 
 Array = np.ndarray
 
@@ -138,9 +139,9 @@ def equilibrate(Kp: Array, Ki: Array, Kx: Array, scale: Array) -> None:
     """Symmetric scaling towards rows of unit largest entry (Ruiz), three passes."""
     n = scale.size
     largest = np.empty(n)
-    scale[:] = 1.0
+    fill(scale, 1.0)
     for _ in range(3):
-        largest[:] = 0.0
+        fill(largest, 0.0)
         for j in range(n):
             for p in range(Kp[j], Kp[j + 1]):
                 i = Ki[p]

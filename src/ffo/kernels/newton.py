@@ -32,6 +32,7 @@ from ffo.kernels.kkt import (
 )
 from ffo.kernels.point import Data, Sizes, clean, distance, judge, larger, sizes
 from ffo.kernels.system import Factors
+from ffo.kernels.vectors import copy, fill
 
 Array = np.ndarray
 
@@ -58,8 +59,8 @@ EVIDENCE = 7
 @inner_kernel
 def _weights(S: Structure, z: Sizes, unit: Array) -> None:
     """Natural units of residuals in K's order (see `system.Factors`)."""
-    inv = part(S, INV)
-    unit[:] = 1.0
+    inv = part(S.wide, INV)
+    fill(unit, 1.0)
     for i in range(S.m):
         unit[inv[S.n + i]] = z.row[i] / z.tau[i]
 
@@ -67,7 +68,7 @@ def _weights(S: Structure, z: Sizes, unit: Array) -> None:
 @inner_kernel
 def _same(S: Structure, a: Face, b: Face) -> bool:
     """Whether two faces have the same structure."""
-    kinds, starts, dims = part(S, KIND), part(S, START), part(S, DIM)
+    kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     for k in range(S.blocks):
         if kinds[k] > NONNEG:
             if a.case[k] != b.case[k]:
@@ -81,12 +82,12 @@ def _same(S: Structure, a: Face, b: Face) -> bool:
 
 @inner_kernel
 def _copy_face(source: Face, target: Face) -> None:
-    target.on[:] = source.on
-    target.delta[:] = source.delta
-    target.u[:] = source.u
-    target.R[:] = source.R
-    target.case[:] = source.case
-    target.margin[:] = source.margin
+    copy(target.on, source.on)
+    copy(target.delta, source.delta)
+    copy(target.u, source.u)
+    copy(target.R, source.R)
+    copy(target.case, source.case)
+    copy(target.margin, source.margin)
 
 
 @inner_kernel
@@ -95,7 +96,7 @@ def _direction(
 ) -> tuple[float, float, bool]:
     """Newton's direction; returns the relative residual of its system, the smallest pivot if it was factorized
     (else inf), and whether it was."""
-    inv = part(S, INV)
+    inv = part(S.wide, INV)
     size = S.sign.size
     rhs, z, left, t = np.zeros(size), np.empty(size), np.empty(size), np.empty(S.m)
     onto_face(S, face, r_s, t)
@@ -125,7 +126,7 @@ def _move(
     S: Structure, D: Data, z: Sizes, x: Array, y: Array, dx: Array, dy: Array, share: float, x1: Array, w1: Array
 ) -> bool:
     """x1 and w1 after a share of a step; whether they are finite."""
-    Arow, Acol = part(S, AROW), part(S, ACOL)
+    Arow, Acol = part(S.wide, AROW), part(S.wide, ACOL)
     for j in range(S.n):
         x1[j] = x[j] + share * dx[j]
     for i in range(S.m):
@@ -150,7 +151,7 @@ def _measure(
     A stale curvature errs by about the step over the size of its block; scalar cones have none. A step that was
     solved to a relative residual only lacks that much of itself.
     """
-    kinds = part(S, KIND)
+    kinds = part(S.wide, KIND)
     moved = 0.0
     for j in range(S.n):
         moved = max(moved, abs(dx[j]) / z.primal)
@@ -184,7 +185,7 @@ def newton(
     s1, y1, r_x, r_s, r_x1, r_s1 = np.empty(m), np.empty(m), np.empty(n), np.empty(m), np.empty(n), np.empty(m)
     best_x, best_w = np.empty(n), np.empty(m)
     other = Face(face.on.copy(), face.delta.copy(), face.u.copy(), face.R.copy(), face.case.copy(), face.margin.copy())
-    evidence[:] = np.inf
+    fill(evidence, np.inf)
     evidence[STEPS], evidence[IS_SETTLED] = 0.0, 0.0
     for i in range(m):
         w[i] = np.inf if D.b[i] == np.inf else s[i] - z.tau[i] * y[i]
@@ -195,8 +196,8 @@ def newton(
     old = judge(S, D, z, x, y, s, r_x, r_s)
     merit = least = _merit(S, z, r_x, r_s)
     best, borrowed, waited, pivot, known = old, False, 0, np.inf, 0.0
-    best_x[:] = x
-    best_w[:] = w
+    copy(best_x, x)
+    copy(best_w, w)
     for step in range(steps):
         if not np.isfinite(old):
             break
@@ -218,12 +219,12 @@ def newton(
             clean(S, w1, z, s1, y1, other, curved)
             new = judge(S, D, z, x1, y1, s1, r_x1, r_s1)
         borrowed = _same(S, face, other)
-        x[:] = x1
-        w[:] = w1
-        s[:] = s1
-        y[:] = y1
-        r_x[:] = r_x1
-        r_s[:] = r_s1
+        copy(x, x1)
+        copy(w, w1)
+        copy(s, s1)
+        copy(y, y1)
+        copy(r_x, r_x1)
+        copy(r_s, r_s1)
         _copy_face(other, face)
         before, old = old, new
         merit = _merit(S, z, r_x, r_s)
@@ -231,18 +232,18 @@ def newton(
         least = min(least, merit)
         if new <= best or evidence[IS_SETTLED] > 0.0:
             best = new
-            best_x[:] = x1
-            best_w[:] = w1
+            copy(best_x, x1)
+            copy(best_w, w1)
         improving = new > ROUNDING and new <= 0.1 * before
         if (evidence[IS_SETTLED] > 0.0 and not improving) or waited > PATIENCE * steps:
             break
     if evidence[IS_SETTLED] == 0.0:  # the best point, at its own face
-        x[:] = best_x
+        copy(x, best_x)
         clean(S, best_w, z, s, y, face, curved)
         if given < best:  # cleaning for a wrong face may cost more than the solver's error
-            x[:] = given_x
-            y[:] = given_y
-            s[:] = given_s
+            copy(x, given_x)
+            copy(y, given_y)
+            copy(s, given_s)
             known = given
     _finish(S, D, x, y, s, face, F, evidence, pivot, known)
 
@@ -310,7 +311,7 @@ def sensitivity(S: Structure, F: Factors, face: Face, r_x: Array, r_s: Array, u:
     hypergradient (loss gradients c)   r_x = -c_x + A'c_s,         r_s = -c_y
     tangent (dP, dq, dA, db)           r_x = -(dP x + dq + dA'y),  r_s = db - dA x
     """
-    inv = part(S, INV)
+    inv = part(S.wide, INV)
     size = S.sign.size
     rhs, z, t = np.zeros(size), np.empty(size), np.empty(S.m)
     onto_face(S, face, r_s, t)

@@ -27,6 +27,7 @@ from ffo.kernels.kkt import (
     Structure,
     part,
 )  # fmt: skip
+from ffo.kernels.vectors import fill
 
 Array = np.ndarray
 
@@ -61,8 +62,8 @@ class Sizes(NamedTuple):
 @inner_kernel
 def row_norms(S: Structure, Av: Array, row: Array) -> None:
     """Euclidean norms of the rows of A; the root mean square over a curved block; typical where a row is zero."""
-    kinds, starts, dims, Arow = part(S, KIND), part(S, START), part(S, DIM), part(S, AROW)
-    row[:] = 0.0
+    kinds, starts, dims, Arow = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), part(S.wide, AROW)
+    fill(row, 0.0)
     for t in range(Av.size):
         row[Arow[t]] += Av[t] * Av[t]
     total, count = 0.0, 0
@@ -95,7 +96,7 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
     Where a solution vanishes only noise would be left to measure with: a share of the sizes that the data implies
     bounds both from below.
     """
-    Prow, Pcol = part(S, PROW), part(S, PCOL)
+    Prow, Pcol = part(S.wide, PROW), part(S.wide, PCOL)
     row, tau, Px = np.empty(S.m), np.empty(S.m), np.zeros(S.n)
     row_norms(S, D.Av, row)
     curvature = 0.0
@@ -137,7 +138,7 @@ def clean(S: Structure, w: Array, z: Sizes, s: Array, y: Array, face: Face, curv
     `curved`: None where all cones are scalar. Numba then leaves out the code of the others, which takes half of the
     time to compile.
     """
-    kinds, starts, dims = part(S, KIND), part(S, START), part(S, DIM)
+    kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     for k in range(S.blocks):
         kind, i, j = kinds[k], starts[k], starts[k] + dims[k]
         if kind <= NONNEG:
@@ -152,7 +153,7 @@ def _clean_curved(
     S: Structure, k: int, kind: int, i: int, j: int, w: Array, z: Sizes, s: Array, y: Array, face: Face
 ) -> None:
     """Block k, rows i to j, of a curved cone."""
-    extra, tau, alpha = part(S, EXTRA)[k], z.tau[i], S.alpha[k]
+    extra, tau, alpha = part(S.wide, EXTRA)[k], z.tau[i], S.alpha[k]
     on, delta = face.on[i:j], face.delta[i:j]
     code, margin = 0, 0.0
     if kind == SECOND_ORDER:
@@ -190,7 +191,7 @@ def _clean_scalars(equal: bool, i: int, j: int, w: Array, z: Sizes, s: Array, y:
 @inner_kernel
 def residuals(S: Structure, D: Data, x: Array, y: Array, s: Array, r_x: Array, r_s: Array) -> tuple[Array, Array]:
     """r_x = -(Px + q + A'y), r_s = b - Ax - s; also the sums of the magnitudes of their terms."""
-    Prow, Pcol, Arow, Acol = part(S, PROW), part(S, PCOL), part(S, AROW), part(S, ACOL)
+    Prow, Pcol, Arow, Acol = part(S.wide, PROW), part(S.wide, PCOL), part(S.wide, AROW), part(S.wide, ACOL)
     a_x, a_s = np.empty(S.n), np.empty(S.m)
     for j in range(S.n):
         r_x[j] = -D.q[j]
@@ -223,7 +224,7 @@ def judge(S: Structure, D: Data, z: Sizes, x: Array, y: Array, s: Array, r_x: Ar
     A row's units are the magnitudes of its own terms, so that no large side elsewhere excuses it; rows of a curved
     block share theirs. NaN counts as infinite.
     """
-    kinds, starts, dims = part(S, KIND), part(S, START), part(S, DIM)
+    kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     a_x, a_s = residuals(S, D, x, y, s, r_x, r_s)
     length = 0.0
     for j in range(S.n):

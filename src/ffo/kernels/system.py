@@ -15,7 +15,8 @@ import numpy as np
 
 from ffo.kernels import ldl
 from ffo.kernels.jit import inner_kernel
-from ffo.kernels.kkt import INV, KI, KIND, KP, LI, LP, OWNER, RI, RP, ZERO, Face, Structure, narrow, part
+from ffo.kernels.kkt import INV, KI, KIND, KP, LI, LP, OWNER, RI, RP, ZERO, Face, Structure, part
+from ffo.kernels.vectors import copy, fill
 
 Array = np.ndarray
 
@@ -60,15 +61,15 @@ class Factors(NamedTuple):
 @inner_kernel
 def factor(S: Structure, F: Factors, shift: float) -> float:
     """Factor K, equilibrated and regularised; returns the smallest pivot."""
-    Kp, Lp, Rp = part(S, KP), part(S, LP), part(S, RP)
-    Ki, Li, Ri = narrow(S, KI), narrow(S, LI), narrow(S, RI)
+    Kp, Lp, Rp = part(S.wide, KP), part(S.wide, LP), part(S.wide, RP)
+    Ki, Li, Ri = part(S.slim, KI), part(S.slim, LI), part(S.slim, RI)
     return ldl.factor(Kp, Ki, Lp, Li, Rp, Ri, S.sign, F.Kx, F.scale, shift, F.Lx, F.Dinv)
 
 
 @inner_kernel
 def factorize(S: Structure, F: Factors) -> float:
     """Equilibrate K, and factor it."""
-    ldl.equilibrate(part(S, KP), narrow(S, KI), F.Kx, F.scale)
+    ldl.equilibrate(part(S.wide, KP), part(S.slim, KI), F.Kx, F.scale)
     return factor(S, F, SHIFT)
 
 
@@ -98,10 +99,10 @@ def refine(
     Keeps the best iterate and its residual. The last step of refinement is as large as the error before it; after it
     the error is smaller, by the ratio by which the residual fell.
     """
-    Kp, Lp, Ki, Li = part(S, KP), part(S, LP), narrow(S, KI), narrow(S, LI)
+    Kp, Lp, Ki, Li = part(S.wide, KP), part(S.wide, LP), part(S.slim, KI), part(S.slim, LI)
     size = _norm(rhs, F.unit)
-    z[:] = 0.0
-    residual[:] = rhs
+    fill(z, 0.0)
+    copy(residual, rhs)
     if size == 0.0:
         return 0.0, 0.0
     at, r, step = np.zeros(rhs.size), rhs.copy(), np.empty(rhs.size)
@@ -122,8 +123,8 @@ def refine(
         shrunk = now / best
         error = shrunk if turn == 0 else shrunk * _size(step, F.unit) / max(_size(at, F.unit), 1e-300)
         best = now
-        z[:] = at
-        residual[:] = r
+        copy(z, at)
+        copy(residual, r)
         if (best <= target and error <= allowed) or shrunk > stalled:
             break
     return best, error
@@ -134,7 +135,7 @@ def _least_squares(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) 
     """z without the part `left` of the right-hand side that refinement cannot remove; its share and the error of z."""
     size = max(_norm(rhs, F.unit), 1e-300)
     rest, residual = rhs.copy(), np.empty(rhs.size)
-    left[:] = 0.0
+    fill(left, 0.0)
     error = 1.0
     for _ in range(PASSES):
         _, error = refine(S, F, rest, z, residual, 0.0, 0.0, STUCK)
@@ -159,8 +160,8 @@ def sharpen(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -> tupl
         if max(new_share, new_error) < 0.1 * doubt:  # where K is singular, less regularisation is more noise
             share, error = new_share, new_error
             doubt = max(share, error)
-            z[:] = other
-            left[:] = remaining
+            copy(z, other)
+            copy(left, remaining)
         if doubt <= UNSOLVABLE:
             break
     return share, error
@@ -169,7 +170,7 @@ def sharpen(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -> tupl
 @inner_kernel
 def _in_use(S: Structure, F: Factors) -> Array:
     """Places of the unknowns that take part: those of rows that are off have nothing but a diagonal entry."""
-    Kp, Ki = part(S, KP), narrow(S, KI)
+    Kp, Ki = part(S.wide, KP), part(S.slim, KI)
     used = np.zeros(S.sign.size, np.uint8)
     for j in range(S.sign.size):
         for p in range(Kp[j], Kp[j + 1]):
@@ -184,7 +185,7 @@ def _in_use(S: Structure, F: Factors) -> Array:
 @inner_kernel
 def _dense(S: Structure, F: Factors, at: Array) -> Array:
     """K on the unknowns `at`, equilibrated."""
-    Kp, Ki = part(S, KP), narrow(S, KI)
+    Kp, Ki = part(S.wide, KP), part(S.slim, KI)
     place = np.full(S.sign.size, -1)
     for k in range(at.size):
         place[at[k]] = k
@@ -245,12 +246,12 @@ def _uncertain(S: Structure, at: Array, K: Array, values: Array, vectors: Array,
 def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Array) -> tuple[float, float]:
     """The least-squares solution of smallest norm by eigenvalues, refined twice: the share of rhs that is left (0
     where that is rounding), and the relative error of z."""
-    Kp, Ki = part(S, KP), narrow(S, KI)
+    Kp, Ki = part(S.wide, KP), part(S.slim, KI)
     K = _dense(S, F, at)
     values, vectors = np.linalg.eigh(K)
     r, found, step = np.empty(at.size), np.zeros(at.size), np.zeros(at.size)
-    z[:] = 0.0
-    left[:] = rhs
+    fill(z, 0.0)
+    copy(left, rhs)
     for _ in range(3):
         for k in range(at.size):
             r[k] = left[at[k]] * F.scale[at[k]]
@@ -285,7 +286,7 @@ def least_squares(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -
     for p in range(F.Kx.size):
         total += F.Kx[p]
     if not np.isfinite(total):
-        z[:] = np.nan
+        fill(z, np.nan)
         return np.inf, np.inf
     at = _in_use(S, F)
     if 0 < at.size <= SPECTRAL:
@@ -308,7 +309,7 @@ def solve(S: Structure, F: Factors, rhs: Array, z: Array) -> float:
         return np.inf
     doubt = 1.0 if share > 0.0 else sharp_error
     if not max(relative, error) <= doubt or share > 0.0:
-        z[:] = other
+        copy(z, other)
         return doubt
     return max(relative, error)
 
@@ -320,7 +321,7 @@ def dependent(S: Structure, F: Factors, face: Face) -> bool:
     A vector v with v'TA = 0 leaves a pivot of the size of the regularisation; a random right-hand side then tells
     dependent rows (its share along such a v cannot be met) from nearly dependent ones.
     """
-    kinds, owner, inv = part(S, KIND), part(S, OWNER), part(S, INV)
+    kinds, owner, inv = part(S.wide, KIND), part(S.wide, OWNER), part(S.wide, INV)
     size, n = S.sign.size, S.n
     rhs, z, left = np.zeros(size), np.empty(size), np.empty(size)
     for i in range(S.m):

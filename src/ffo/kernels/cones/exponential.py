@@ -33,8 +33,9 @@ from __future__ import annotations
 import numpy as np
 
 from ffo.kernels.cones.roots import FIRST_STEP, MAX_STEPS, dikin_radius, root_step
-from ffo.kernels.cones.rows import BOUNDARY, INTERIOR, VERTEX, clear, fill, hold, is_finite, unit_scale, weight
-from ffo.kernels.jit import kernel
+from ffo.kernels.cones.rows import BOUNDARY, INTERIOR, VERTEX, clear, hold, is_finite, unit_scale, weight
+from ffo.kernels.jit import inner_kernel, kernel
+from ffo.kernels.vectors import fill
 
 Array = np.ndarray
 
@@ -47,14 +48,14 @@ _FAR = 1e17
 _TINY = 1e-60
 
 
-@kernel
+@inner_kernel
 def _inside(x: float, y: float, z: float) -> bool:
     if y > 0.0 and z > 0.0:
         return x <= y * (np.log(z) - np.log(y))
     return y == 0.0 and x <= 0.0 and z >= 0.0
 
 
-@kernel
+@inner_kernel
 def classify(w1: float, w2: float, w3: float) -> int:
     """The case of a finite w."""
     if _inside(w1, w2, w3):
@@ -66,13 +67,13 @@ def classify(w1: float, w2: float, w3: float) -> int:
     return BOUNDARY
 
 
-@kernel
+@inner_kernel
 def _coefficients(rho: float, w1: float, w2: float) -> tuple[float, float]:
     q = rho * (rho - 1.0) + 1.0
     return ((rho - 1.0) * w1 + w2) / q, (w1 - rho * w2) / q
 
 
-@kernel
+@inner_kernel
 def _residual(rho: float, w1: float, w2: float, w3: float) -> tuple[float, float]:
     """f and f', both times e^-|rho|."""
     a, m = _coefficients(rho, w1, w2)
@@ -83,7 +84,7 @@ def _residual(rho: float, w1: float, w2: float, w3: float) -> tuple[float, float
     return a * rise - m * fall - w3 * small, (da + a) * rise + (m - dm) * fall
 
 
-@kernel
+@inner_kernel
 def _root(w1: float, w2: float, w3: float) -> float:
     """rho of the surface; w has unit scale."""
     lower, upper = -_FAR, _FAR
@@ -105,7 +106,7 @@ def _root(w1: float, w2: float, w3: float) -> float:
     return rho
 
 
-@kernel
+@inner_kernel
 def split(w1: float, w2: float, w3: float, s: Array, v: Array) -> tuple[int, float, float, float]:
     """Moreau: w = s - v with s in K, v in K*, for w of unit scale; returns the case and rho, a, m of the surface."""
     case = classify(w1, w2, w3)
@@ -136,7 +137,7 @@ def split(w1: float, w2: float, w3: float, s: Array, v: Array) -> tuple[int, flo
     return case, rho, a, m
 
 
-@kernel
+@inner_kernel
 def project(w: Array, s: Array) -> None:
     """s = Pi_K(w), (3,)."""
     if not is_finite(w):
@@ -148,7 +149,7 @@ def project(w: Array, s: Array) -> None:
         s[i] *= scale
 
 
-@kernel
+@inner_kernel
 def face(
     w: Array, tau: float, alpha: float, s: Array, v: Array, on: Array, delta: Array, R: Array
 ) -> tuple[int, float]:
@@ -179,7 +180,7 @@ def face(
     return case, margin
 
 
-@kernel
+@inner_kernel
 def _surface_rows(rho: float, a: float, m: float, tau: float, on: Array, delta: Array, R: Array) -> None:
     """The unit normal and the unit tangent s x y, with its weight; nothing overflows."""
     down, up = np.exp(-max(rho, 0.0)), np.exp(min(rho, 0.0))
@@ -193,7 +194,7 @@ def _surface_rows(rho: float, a: float, m: float, tau: float, on: Array, delta: 
     on[0] = on[1] = 1
 
 
-@kernel
+@inner_kernel
 def _margin(case: int, w1: float, w2: float, w3: float, s: Array, v: Array) -> float:
     """Distance to the nearest change of case: exact except in the interior and at the vertex."""
     if case == INTERIOR:
@@ -209,7 +210,7 @@ def _margin(case: int, w1: float, w2: float, w3: float, s: Array, v: Array) -> f
     return min(size_s, size_v, flat)
 
 
-@kernel
+@inner_kernel
 def _radius(x: float, y: float, z: float, dual: bool) -> float:
     """Dikin radius at p = (x, y, z) of K, barrier -log g - log y - log z, g = y log(z/y) - x.
 

@@ -33,8 +33,9 @@ from __future__ import annotations
 import numpy as np
 
 from ffo.kernels.cones.roots import FIRST_STEP, MAX_STEPS, dikin_radius, root_step
-from ffo.kernels.cones.rows import BOUNDARY, INTERIOR, VERTEX, clear, fill, hold, is_finite, unit_scale, weight
-from ffo.kernels.jit import kernel
+from ffo.kernels.cones.rows import BOUNDARY, INTERIOR, VERTEX, clear, hold, is_finite, unit_scale, weight
+from ffo.kernels.jit import inner_kernel, kernel
+from ffo.kernels.vectors import fill
 
 Array = np.ndarray
 
@@ -51,18 +52,18 @@ _TINY = 1e-60
 _FAR = 2.0**20
 
 
-@kernel
+@inner_kernel
 def _softplus(x: float) -> float:
     """log(1 + e^x)."""
     return max(x, 0.0) + np.log1p(np.exp(-abs(x)))
 
 
-@kernel
+@inner_kernel
 def _inside(x: float, y: float, z: float, alpha: float) -> bool:
     return x >= 0.0 and y >= 0.0 and x**alpha * y ** (1.0 - alpha) >= abs(z)
 
 
-@kernel
+@inner_kernel
 def _off_ray(w1: float, w2: float, w3: float, alpha: float) -> float:
     """Positive where |w3| is too large for a ray; changes by at most 1 + threshold per unit of w."""
     if abs(alpha - 0.5) <= _HALF:
@@ -70,7 +71,7 @@ def _off_ray(w1: float, w2: float, w3: float, alpha: float) -> float:
     return abs(w3) - RAY_THRESHOLD * np.sqrt(w1 * w1 + w2 * w2 + w3 * w3)
 
 
-@kernel
+@inner_kernel
 def classify(w1: float, w2: float, w3: float, alpha: float) -> int:
     """The case of a finite w."""
     if _inside(w1, w2, w3, alpha):
@@ -85,7 +86,7 @@ def classify(w1: float, w2: float, w3: float, alpha: float) -> int:
     return BOUNDARY
 
 
-@kernel
+@inner_kernel
 def _factor(w: float, exponent: float, log_theta: float) -> tuple[float, float, float, float]:
     """x, x - w, log x and p = (x-w)/(2x-w) for x (x - w) = exponent * theta, x > 0, without cancellation."""
     product = exponent * np.exp(log_theta)
@@ -97,7 +98,7 @@ def _factor(w: float, exponent: float, log_theta: float) -> tuple[float, float, 
     return small, big, np.log(exponent) + log_theta - np.log(big), big / root
 
 
-@kernel
+@inner_kernel
 def _root(w1: float, w2: float, log_z: float, alpha: float) -> float:
     """xi of the surface, where f and f' of the module's docstring are; log_z = log|w3|."""
     beta = 1.0 - alpha
@@ -116,7 +117,7 @@ def _root(w1: float, w2: float, log_z: float, alpha: float) -> float:
     return xi
 
 
-@kernel
+@inner_kernel
 def split(w1: float, w2: float, w3: float, alpha: float, s: Array, v: Array) -> tuple[int, float, float]:
     """Moreau: w = s - v with s in K, v in K*, for w of unit scale; returns the case, and outside of K and -K* also xi
     and log(y/x)."""
@@ -140,7 +141,7 @@ def split(w1: float, w2: float, w3: float, alpha: float, s: Array, v: Array) -> 
     return case, xi, log_y - log_x
 
 
-@kernel
+@inner_kernel
 def project(w: Array, alpha: float, s: Array) -> None:
     """s = Pi_K(w), (3,)."""
     if not is_finite(w):
@@ -152,7 +153,7 @@ def project(w: Array, alpha: float, s: Array) -> None:
         s[i] *= scale
 
 
-@kernel
+@inner_kernel
 def face(
     w: Array, tau: float, alpha: float, s: Array, v: Array, on: Array, delta: Array, R: Array
 ) -> tuple[int, float]:
@@ -185,7 +186,7 @@ def face(
     return case, margin
 
 
-@kernel
+@inner_kernel
 def _surface_rows(
     s: Array, xi: float, ratio: float, tau: float, alpha: float, on: Array, delta: Array, R: Array
 ) -> None:
@@ -206,7 +207,7 @@ def _surface_rows(
     on[0] = on[1] = 1
 
 
-@kernel
+@inner_kernel
 def _margin(case: int, w1: float, w2: float, w3: float, alpha: float, s: Array, v: Array) -> float:
     """Distance to the nearest change of case, from below in the interior and at the vertex."""
     if case == INTERIOR:
@@ -223,7 +224,7 @@ def _margin(case: int, w1: float, w2: float, w3: float, alpha: float, s: Array, 
     return min(size_s, size_v, max(off, turn))
 
 
-@kernel
+@inner_kernel
 def _radius(d1: float, d2: float, d3: float, stretch1: float, stretch2: float, alpha: float) -> float:
     """Dikin radius at d of {d : (stretch1 d1, stretch2 d2, d3) in K}; barrier -log psi - beta log x - alpha log y,
     psi = x^(2 alpha) y^(2 beta) - z^2 (Chares)."""

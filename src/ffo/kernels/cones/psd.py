@@ -18,21 +18,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from ffo.kernels.cones.rows import clear, fill, hold, is_finite, weight
-from ffo.kernels.jit import kernel
+from ffo.kernels.cones.rows import clear, hold, is_finite, weight
+from ffo.kernels.jit import inner_kernel, kernel
+from ffo.kernels.vectors import fill
 
 Array = np.ndarray
 
 _SQRT2 = float(np.sqrt(2.0))
 
 
-@kernel
+@inner_kernel
 def order_of(d: int) -> int:
     """k of d = k(k+1)/2."""
     return int((np.sqrt(8.0 * d + 1.0) - 1.0) / 2.0 + 0.5)
 
 
-@kernel
+@inner_kernel
 def smat(w: Array, W: Array) -> None:
     """Writes the symmetric matrix W (k, k) of w = svec(W)."""
     t = 0
@@ -44,7 +45,7 @@ def smat(w: Array, W: Array) -> None:
         t += 1
 
 
-@kernel
+@inner_kernel
 def eigen(w: Array) -> tuple[Array, Array]:
     """Eigenvalues (k,), ascending, and eigenvectors, the rows of a (k, k) array, of smat(w); w is finite."""
     k = order_of(w.size)
@@ -57,7 +58,7 @@ def eigen(w: Array) -> tuple[Array, Array]:
     return eig, W
 
 
-@kernel
+@inner_kernel
 def add_square(factor: float, a: Array, out: Array) -> None:
     """out += factor * svec(a a')."""
     t = 0
@@ -70,7 +71,7 @@ def add_square(factor: float, a: Array, out: Array) -> None:
         t += 1
 
 
-@kernel
+@inner_kernel
 def write_pair(a: Array, b: Array, out: Array) -> None:
     """out = svec(a b' + b a') / sqrt 2, a unit vector for orthonormal a and b."""
     t = 0
@@ -82,7 +83,7 @@ def write_pair(a: Array, b: Array, out: Array) -> None:
         t += 1
 
 
-@kernel
+@inner_kernel
 def positive_part(eig: Array, Q: Array, sign: float, out: Array) -> None:
     """out = svec of the sum of sign*eig_i q_i q_i' over the eigenvalues with sign*eig_i > 0."""
     fill(out, 0.0)
@@ -91,7 +92,7 @@ def positive_part(eig: Array, Q: Array, sign: float, out: Array) -> None:
             add_square(sign * eig[i], Q[i], out)
 
 
-@kernel
+@inner_kernel
 def project(w: Array, s: Array) -> None:
     """s = Pi_K(w), (d,)."""
     if not is_finite(w):
@@ -101,7 +102,7 @@ def project(w: Array, s: Array) -> None:
     positive_part(eig, Q, 1.0, s)
 
 
-@kernel
+@inner_kernel
 def face(
     w: Array, tau: float, alpha: float, s: Array, v: Array, on: Array, delta: Array, R: Array
 ) -> tuple[int, float]:
@@ -132,7 +133,7 @@ def face(
     return k - negative, margin
 
 
-@kernel
+@inner_kernel
 def _pairs(eig: Array, Q: Array, negative: int, tau: float, on: Array, delta: Array, R: Array) -> None:
     """The VV and UV rows; the first `negative` eigenvectors are those of V."""
     d, k, r = on.size, eig.size, 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ffo.kernels.jit import kernel
+from ffo.kernels.jit import inner_kernel
 
 #: More than any root takes: doubling reaches 2^64 in 64 steps, and halving a bracket of that length takes 120.
 MAX_STEPS = 300
@@ -14,7 +14,7 @@ FIRST_STEP = 2.0
 _EPS = float(np.finfo(float).eps)
 
 
-@kernel
+@inner_kernel
 def root_step(
     x: float, f: float, slope: float, last: float, lo: float, hi: float, lower: float, upper: float
 ) -> tuple[float, float, float]:
@@ -52,7 +52,7 @@ def root_step(
     return 0.5 * (lo + hi), lo, hi
 
 
-@kernel
+@inner_kernel
 def dikin_radius(h11: float, h12: float, h13: float, h22: float, h23: float, h33: float) -> float:
     """Lower bound on the distance to the boundary, from the Hessian of a self-concordant barrier.
 

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from ffo.kernels.jit import kernel
+from ffo.kernels.jit import inner_kernel
+from ffo.kernels.vectors import fill
 
 Array = np.ndarray
 
@@ -18,7 +19,7 @@ INTERIOR, VERTEX, BOUNDARY = 0, 1, 2
 MAX_RATIO = 1e16
 
 
-@kernel
+@inner_kernel
 def weight(numerator: float, denominator: float, tau: float) -> float:
     """delta = 1/h = tau * numerator / denominator, finite.
 
@@ -32,14 +33,7 @@ def weight(numerator: float, denominator: float, tau: float) -> float:
     return tau * MAX_RATIO
 
 
-@kernel
-def fill(out: Array, value: float) -> None:
-    """out[:] = value; a plain loop compiles several times faster than the assignment."""
-    for i in range(out.size):
-        out[i] = value
-
-
-@kernel
+@inner_kernel
 def clear(on: Array, delta: Array, R: Array) -> None:
     """No rows."""
     fill(on, 0)
@@ -47,14 +41,14 @@ def clear(on: Array, delta: Array, R: Array) -> None:
     fill(R, 0.0)
 
 
-@kernel
+@inner_kernel
 def hold(i: int, on: Array, R: Array) -> None:
     """Row i is the normal row e_i."""
     on[i] = 1
     R[i * on.size + i] = 1.0
 
 
-@kernel
+@inner_kernel
 def is_finite(w: Array) -> bool:
     for i in range(w.size):  # noqa: SIM110 - generators do not compile
         if not np.isfinite(w[i]):
@@ -62,7 +56,7 @@ def is_finite(w: Array) -> bool:
     return True
 
 
-@kernel
+@inner_kernel
 def unit_scale(w: Array) -> float:
     """The power of two that brings the largest entry of w / scale to [1/2, 1); 1 for w = 0.
 

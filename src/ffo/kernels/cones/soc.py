@@ -22,15 +22,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from ffo.kernels.cones.rows import BOUNDARY, INTERIOR, VERTEX, fill, is_finite, unit_scale, weight
-from ffo.kernels.jit import kernel, reducing_kernel
+from ffo.kernels.cones.rows import BOUNDARY, INTERIOR, VERTEX, is_finite, unit_scale, weight
+from ffo.kernels.jit import inner_kernel, inner_reducing_kernel, kernel
+from ffo.kernels.vectors import fill
 
 Array = np.ndarray
 
 _SQRT2 = float(np.sqrt(2.0))
 
 
-@reducing_kernel
+@inner_reducing_kernel
 def _squares(w: Array, scale: float) -> float:
     """Sum of the squares of w1 / scale; scale is a power of two."""
     total, inverse = 0.0, 1.0 / scale
@@ -39,7 +40,7 @@ def _squares(w: Array, scale: float) -> float:
     return total
 
 
-@kernel
+@inner_kernel
 def split(w: Array, s: Array, v: Array) -> tuple[int, float]:
     """Moreau: w (d,) = s - v, s in K, v in K*; returns the case and n = |w1|, NaN where w is not finite."""
     if not is_finite(w):
@@ -64,13 +65,13 @@ def split(w: Array, s: Array, v: Array) -> tuple[int, float]:
     return BOUNDARY, n
 
 
-@kernel
+@inner_kernel
 def project(w: Array, s: Array) -> None:
     """s = Pi_K(w), (d,)."""
     split(w, s, np.empty(w.size))
 
 
-@kernel
+@inner_kernel
 def face(w: Array, tau: float, s: Array, v: Array, on: Array, delta: Array, u: Array) -> tuple[int, float]:
     """The face at w (d,) = s - tau*y in the sparse form; returns (case, margin).
 

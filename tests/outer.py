@@ -1,0 +1,13 @@
+"""Calls of inner kernels, which have no entry point for Python, from tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+
+
+def outer(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An inner kernel as Python can call it."""
+    return numba.njit(lambda *arguments: function(*arguments))
