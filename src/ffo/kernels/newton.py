@@ -11,6 +11,8 @@ far enough to change its curvature; the factors of that step serve the backward 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ffo.kernels import system
@@ -56,6 +58,17 @@ RESIDUAL, ERROR, RATIO, NEAREST, PIVOT, STEPS, IS_SETTLED = range(7)
 EVIDENCE = 7
 
 
+class Iterate(NamedTuple):
+    """A point on the way: x, w = s - tau y, the cleaned pair y, s, and the residuals r_x and r_s there."""
+
+    x: Array
+    w: Array
+    y: Array
+    s: Array
+    r_x: Array
+    r_s: Array
+
+
 @inner_kernel
 def _weights(S: Structure, z: Sizes, unit: Array) -> None:
     """Natural units of residuals in K's order (see `system.Factors`)."""
@@ -88,14 +101,6 @@ def _copy_face(source: Face, target: Face) -> None:
     copy(target.R, source.R)
     copy(target.case, source.case)
     copy(target.margin, source.margin)
-
-
-@inner_kernel
-def _copy_point(x: Array, y: Array, s: Array, x1: Array, y1: Array, s1: Array) -> None:
-    """(x, y, s) := (x1, y1, s1)."""
-    copy(x, x1)
-    copy(y, y1)
-    copy(s, s1)
 
 
 @inner_kernel
@@ -141,23 +146,43 @@ def _direction(
 
 
 @inner_kernel
-def _move(
-    S: Structure, D: Data, z: Sizes, x: Array, y: Array, dx: Array, dy: Array, share: float, x1: Array, w1: Array
-) -> bool:
-    """x1 and w1 after a share of a step; whether they are finite."""
+def _copied(S: Structure, x: Array, y: Array, s: Array) -> Iterate:
+    return Iterate(x.copy(), np.empty(S.m), y.copy(), s.copy(), np.empty(S.n), np.empty(S.m))
+
+
+@inner_kernel
+def _copy(source: Iterate, target: Iterate) -> None:
+    copy(target.x, source.x)
+    copy(target.w, source.w)
+    copy(target.y, source.y)
+    copy(target.s, source.s)
+    copy(target.r_x, source.r_x)
+    copy(target.r_s, source.r_s)
+
+
+@inner_kernel
+def _move(S: Structure, D: Data, z: Sizes, here: Iterate, dx: Array, dy: Array, share: float, there: Iterate) -> bool:
+    """x and w after a share of a step; whether they are finite."""
     Arow, Acol = part(S.wide, AROW), part(S.wide, ACOL)
     for j in range(S.n):
-        x1[j] = x[j] + share * dx[j]
+        there.x[j] = here.x[j] + share * dx[j]
     for i in range(S.m):
-        w1[i] = D.b[i] - z.tau[i] * (y[i] + share * dy[i])
+        there.w[i] = D.b[i] - z.tau[i] * (here.y[i] + share * dy[i])
     for t in range(D.Av.size):
-        w1[Arow[t]] -= D.Av[t] * x1[Acol[t]]
+        there.w[Arow[t]] -= D.Av[t] * there.x[Acol[t]]
     total = 0.0
     for j in range(S.n):
-        total += x1[j]
+        total += there.x[j]
     for i in range(S.m):
-        total += w1[i] if D.b[i] < np.inf else 0.0
+        total += there.w[i] if D.b[i] < np.inf else 0.0
     return bool(np.isfinite(total))
+
+
+@inner_kernel
+def _arrive(S: Structure, D: Data, z: Sizes, at: Iterate, face: Face, full: bool | None) -> float:
+    """The face at an iterate's x and w, its cleaned pair and its residuals; returns the natural residual."""
+    clean(S, at.w, z, at.s, at.y, face, full)
+    return judge(S, D, z, at.x, at.y, at.s, at.r_x, at.r_s)
 
 
 @inner_kernel
@@ -203,111 +228,88 @@ def newton(
     `full` None leaves out curved cones and singular systems; a point that needs them stays as it was, after UNKNOWN
     steps.
     """
-    n, m = S.n, S.m
     z = sizes(S, D, x, y, s)
     _weights(S, z, F.unit)
-    w, w1, x1, dx, dy = np.empty(m), np.empty(m), np.empty(n), np.empty(n), np.empty(m)
-    s1, y1, r_x, r_s, r_x1, r_s1 = np.empty(m), np.empty(m), np.empty(n), np.empty(m), np.empty(n), np.empty(m)
+    given, best = _copied(S, x, y, s), _copied(S, x, y, s)
+    here, there = Iterate(x, np.empty(S.m), y, s, np.empty(S.n), np.empty(S.m)), _copied(S, x, y, s)
     other = Face(face.on.copy(), face.delta.copy(), face.u.copy(), face.R.copy(), face.case.copy(), face.margin.copy())
     fill(evidence, np.inf)
     evidence[STEPS], evidence[IS_SETTLED] = 0.0, 0.0
-    for i in range(m):
-        w[i] = np.inf if D.b[i] == np.inf else s[i] - z.tau[i] * y[i]
-    given_x, given_y, given_s = x.copy(), y.copy(), s.copy()
-    given = judge(S, D, z, x, y, s, r_x, r_s)
-    clean(S, w, z, s, y, face, full)
-    given = max(given, distance(S, z, given_s, s))
-    old = judge(S, D, z, x, y, s, r_x, r_s)
-    merit = least = _merit(S, z, r_x, r_s)
-    best, borrowed, waited, pivot, known = old, steps < 0, 0, np.inf, 0.0
-    best_x, best_w = x.copy(), w.copy()
+    as_given = judge(S, D, z, x, y, s, here.r_x, here.r_s)
+    for i in range(S.m):
+        here.w[i] = np.inf if D.b[i] == np.inf else s[i] - z.tau[i] * y[i]
+    old = _arrive(S, D, z, here, face, full)
+    as_given = max(as_given, distance(S, z, given.s, s))
+    merit = least = _merit(S, z, here)
+    lowest, borrowed, waited, pivot, known = old, steps < 0, 0, np.inf, 0.0
+    _copy(here, best)
+    dx, dy = np.empty(S.n), np.empty(S.m)
     for step in range(steps):
         if not np.isfinite(old):
             break
         assemble(S, D.Pv, D.Av, face, face.u, np.zeros(S.aux), F.Kx)
         target = min(max(ROUNDING / max(old, ROUNDING), system.EXACT), 1e-3)
-        unsolved, new_pivot, fresh = _direction(S, F, face, r_x, r_s, target, borrowed, dx, dy, full)
+        unsolved, new_pivot, fresh = _direction(S, F, face, here.r_x, here.r_s, target, borrowed, dx, dy, full)
         if full is None and unsolved == UNKNOWN:
-            _copy_point(x, y, s, given_x, given_y, given_s)
+            _copy(given, here)
             evidence[STEPS] = UNKNOWN
             return
         pivot = new_pivot if fresh else pivot
-        new = _try(S, D, z, x, y, dx, dy, 1.0, x1, w1, s1, y1, other, r_x1, r_s1, full)
-        evidence[STEPS] = step + 1.0
-        settled = _measure(S, z, face, other, dx, dy, unsolved, old, new, evidence)
-        if not settled and not _merit(S, z, r_x1, r_s1) <= FALLING * merit and old > ROUNDING:
-            share = _shorten(S, D, z, x, y, dx, dy, _merit(S, z, r_x1, r_s1), x1, w1, full)
-            if share == 0.0:
+        new = _arrive(S, D, z, there, other, full) if _move(S, D, z, here, dx, dy, 1.0, there) else np.inf
+        evidence[STEPS], evidence[IS_SETTLED] = step + 1.0, 0.0
+        if _measure(S, z, face, other, dx, dy, unsolved, old, new, evidence):
+            evidence[IS_SETTLED] = 1.0
+        elif old > ROUNDING and not (new < np.inf and _merit(S, z, there) <= FALLING * merit):
+            if not _shorten(S, D, z, here, dx, dy, new < np.inf, there, other, full):
                 break
-            new = _try(S, D, z, x, y, dx, dy, share, x1, w1, s1, y1, other, r_x1, r_s1, full)
+            new = _arrive(S, D, z, there, other, full)
         borrowed = _same(S, face, other)
-        _copy_point(x, y, s, x1, y1, s1)
-        copy(w, w1)
-        copy(r_x, r_x1)
-        copy(r_s, r_s1)
+        _copy(there, here)
         _copy_face(other, face)
-        before, old = old, new
-        merit = _merit(S, z, r_x, r_s)
+        before, old, merit = old, new, _merit(S, z, here)
         waited = 0 if merit < 0.99 * least else waited + 1
         least = min(least, merit)
-        if new <= best or settled:
-            best = new
-            copy(best_x, x1)
-            copy(best_w, w1)
+        if new <= lowest or evidence[IS_SETTLED] > 0.0:
+            lowest = new
+            _copy(here, best)
         improving = new > ROUNDING and new <= 0.1 * before
-        if (settled and not improving) or waited > PATIENCE * steps:
+        if (evidence[IS_SETTLED] > 0.0 and not improving) or waited > PATIENCE * steps:
             break
     if evidence[IS_SETTLED] == 0.0:  # the best point, at its own face
-        copy(x, best_x)
-        clean(S, best_w, z, s, y, face, full)
-        if given < best:  # cleaning for a wrong face may cost more than the solver's error
-            _copy_point(x, y, s, given_x, given_y, given_s)
-            known = given
+        _copy(best, here)
+        _arrive(S, D, z, here, face, full)
+        if as_given < lowest:  # cleaning for a wrong face may cost more than the solver's error
+            _copy(given, here)
+            known = as_given
     _finish(S, D, x, y, s, face, F, evidence, pivot, known)
 
 
 @inner_kernel
-def _merit(S: Structure, z: Sizes, r_x: Array, r_s: Array) -> float:
+def _merit(S: Structure, z: Sizes, at: Iterate) -> float:
     """Largest residual in the sizes of the start: what steps from far away should reduce."""
     worst = 0.0
     for j in range(S.n):
-        worst = larger(worst, r_x[j], z.dual)
+        worst = larger(worst, at.r_x[j], z.dual)
     for i in range(S.m):
-        worst = larger(worst, r_s[i], z.row[i] * z.primal)
+        worst = larger(worst, at.r_s[i], z.row[i] * z.primal)
     return worst
 
 
 @inner_kernel
-def _try(
-    S: Structure, D: Data, z: Sizes, x: Array, y: Array, dx: Array, dy: Array, share: float,
-    x1: Array, w1: Array, s1: Array, y1: Array, face: Face, r_x: Array, r_s: Array, full: bool | None,
-) -> float:  # fmt: skip
-    """A share of a step: writes the cleaned point, its face and its residuals; returns its natural residual."""
-    if not _move(S, D, z, x, y, dx, dy, share, x1, w1):
-        fill(r_x, np.inf)
-        return np.inf
-    clean(S, w1, z, s1, y1, face, full)
-    return judge(S, D, z, x1, y1, s1, r_x, r_s)
-
-
-@inner_kernel
 def _shorten(
-    S: Structure, D: Data, z: Sizes, x: Array, y: Array, dx: Array, dy: Array, whole: float, x1: Array, w1: Array,
+    S: Structure, D: Data, z: Sizes, here: Iterate, dx: Array, dy: Array, finite: bool, there: Iterate, face: Face,
     full: bool | None,
-) -> float:  # fmt: skip
-    """Where the whole step did not do: the share of it that leaves the smallest merit (0: none is finite)."""
-    best_share, best = 1.0, whole if whole < np.inf else np.inf
-    s1, y1, r_x, r_s = np.empty(S.m), np.empty(S.m), np.empty(S.n), np.empty(S.m)
-    face = Face(
-        np.empty(S.m + S.aux, np.uint8), np.empty(S.m), np.empty(S.m), np.empty(S.rotation),
-        np.empty(S.blocks, np.int64), np.empty(S.blocks),
-    )  # fmt: skip
+) -> bool:  # fmt: skip
+    """Shorter steps where the whole one (at `there`, if it is finite) did not do: moves to the one with the smallest
+    merit; whether there is any."""
+    best_share, best = 1.0, _merit(S, z, there) if finite else np.inf
     for share in SHORTER:
-        _try(S, D, z, x, y, dx, dy, share, x1, w1, s1, y1, face, r_x, r_s, full)
-        new = _merit(S, z, r_x, r_s)
-        if new < best:
-            best, best_share = new, share
-    return best_share if best < np.inf else 0.0
+        if _move(S, D, z, here, dx, dy, share, there):
+            _arrive(S, D, z, there, face, full)
+            merit = _merit(S, z, there)
+            if merit < best:
+                best, best_share = merit, share
+    return best < np.inf and _move(S, D, z, here, dx, dy, best_share, there)
 
 
 @inner_kernel

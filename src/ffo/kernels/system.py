@@ -37,8 +37,9 @@ SPECTRAL = 400
 #: eigenvalues, relative to the largest, that count as zero; residual, relative to the right-hand side and to the
 #: solution, from which the system has no solution
 NULL, RESOLVED, ROUNDING = 1e-13, 1e-11, 1e-13
-#: rounding of the entries of K that shows in a refined solution
-ROUNDED = 1e-17
+EPS = 2.2e-16
+#: eigenvalues, relative to the largest, that are lost in rounding unless they are zero
+UNKNOWN = 2e-12
 #: pivot below which rows may depend on each other; share of a random right-hand side that is left where they do, and
 #: that may be left where they do not
 SMALL_PIVOT, LEFT, MET = 1e-4, 1e-3, 1e-6
@@ -218,21 +219,32 @@ def _along(values: Array, vectors: Array, r: Array) -> Array:
 
 @inner_kernel
 def _uncertain(S: Structure, at: Array, K: Array, values: Array, vectors: Array, found: Array) -> float:
-    """The relative error that rounding leaves in a solution: eps |K| / |value| along each eigenvector that counts.
+    """The relative error that rounding leaves in a refined solution z, of variables and multipliers by themselves:
+    along an eigenvector v of value k it is eps |v|'|K||z| / |k|.
 
     The null space of K is one of variables and one of multipliers (see above), so both parts of a null vector are null
     vectors. Where one is not, rows are nearly dependent: the eigenvalue, the square of their distance, is lost in
     rounding, and along that vector nothing is known.
     """
-    size, total, worst = max(abs(values[0]), abs(values[-1])), 1e-300, 0.0
+    size, worst = max(abs(values[0]), abs(values[-1])), 0.0
+    primal, dual = 1e-300, 1e-300
+    noise = np.zeros(found.size)
     for i in range(found.size):
-        total += found[i] ** 2
+        for j in range(found.size):
+            noise[i] += EPS * abs(K[i, j] * found[j])
+        if S.sign[at[i]] > 0.0:
+            primal += found[i] ** 2
+        else:
+            dual += found[i] ** 2
     for k in range(values.size):
-        if abs(values[k]) > NULL * size:
-            dot = 0.0
-            for i in range(found.size):
-                dot += vectors[i, k] * found[i]
-            worst = max(worst, ROUNDED * size / abs(values[k]) * abs(dot) / np.sqrt(total))
+        error = share = 0.0
+        for i in range(found.size):
+            error += abs(vectors[i, k]) * noise[i]
+            if S.sign[at[i]] > 0.0:
+                share += vectors[i, k] ** 2
+        if abs(values[k]) > UNKNOWN * size:
+            error /= abs(values[k])
+            worst = max(worst, error * np.sqrt(share / primal), error * np.sqrt(max(1.0 - share, 0.0) / dual))
             continue
         for i in range(found.size):
             image = 0.0
@@ -307,21 +319,12 @@ def solve(S: Structure, F: Factors, rhs: Array, z: Array, full: bool | None) -> 
         return max(relative, error)
     if full is None:
         return UNKNOWN
-    return _solve_doubtful(S, F, rhs, z, residual, max(relative, error))
-
-
-@inner_kernel
-def _solve_doubtful(S: Structure, F: Factors, rhs: Array, z: Array, left: Array, doubt: float) -> float:
-    """The same in the least-squares sense, if that is better than z."""
     other = np.empty(rhs.size)
-    share, error = least_squares(S, F, rhs, other, left)
+    share, sharp_error = least_squares(S, F, rhs, other, residual)
     if not np.isfinite(share):
         return np.inf
-    sharp = 1.0 if share > 0.0 else error
-    if share > 0.0 or not doubt <= sharp:
-        copy(z, other)
-        return sharp
-    return doubt
+    copy(z, other)
+    return 1.0 if share > 0.0 else sharp_error
 
 
 @inner_kernel
