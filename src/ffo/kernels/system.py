@@ -39,7 +39,7 @@ SPECTRAL = 400
 NULL, RESOLVED, ROUNDING = 1e-13, 1e-11, 1e-13
 EPS = 2.2e-16
 #: eigenvalues, relative to the largest, that are lost in rounding unless they are zero
-UNKNOWN = 2e-12
+LOST = 1e-12
 #: pivot below which rows may depend on each other; share of a random right-hand side that is left where they do, and
 #: that may be left where they do not
 SMALL_PIVOT, LEFT, MET = 1e-4, 1e-3, 1e-6
@@ -242,7 +242,7 @@ def _uncertain(S: Structure, at: Array, K: Array, values: Array, vectors: Array,
             error += abs(vectors[i, k]) * noise[i]
             if S.sign[at[i]] > 0.0:
                 share += vectors[i, k] ** 2
-        if abs(values[k]) > UNKNOWN * size:
+        if abs(values[k]) > LOST * size:
             error /= abs(values[k])
             worst = max(worst, error * np.sqrt(share / primal), error * np.sqrt(max(1.0 - share, 0.0) / dual))
             continue
@@ -319,6 +319,12 @@ def solve(S: Structure, F: Factors, rhs: Array, z: Array, full: bool | None) -> 
         return max(relative, error)
     if full is None:
         return UNKNOWN
+    # the factors may be those of a point nearby
+    fresh = Factors(F.Kx, F.scale, np.empty(F.Lx.size), np.empty(F.Dinv.size), F.unit)
+    factor(S, fresh, SHIFT)
+    relative, error = refine(S, fresh, rhs, z, residual, EXACT, SMALL_ERROR, STALLED)
+    if relative <= DOUBTFUL and error <= DOUBTFUL_ERROR:
+        return max(relative, error)
     other = np.empty(rhs.size)
     share, sharp_error = least_squares(S, F, rhs, other, residual)
     if not np.isfinite(share):
