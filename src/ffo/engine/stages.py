@@ -14,7 +14,7 @@ from ffo.ghost.oracle import Way
 from ffo.program.presolve import Triple
 from ffo.program.sparse import SymmetricBatch
 from ffo.solvers.base import Solver
-from ffo.solvers.forward import default_tolerance, solve_checked
+from ffo.solvers.forward import default_tolerance, solve_claimed
 
 Array = np.ndarray
 
@@ -87,7 +87,7 @@ def ask(batch: Batch, solvers: Sequence[Solver], way: Way) -> None:
 
 def _ask_one(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
     """One solver about some samples. A failure replaces no earlier one; a verdict that there is no solution does."""
-    answer, residual = solve_checked(solver, batch.part(samples))
+    answer, residual = solve_claimed(solver, batch.part(samples))
     times = batch.times
     batch.times = replace(times, setup=times.setup + answer.setup_time, solve=times.solve + answer.solve_time)
     undecided = ~np.isin(batch.status[samples], VERDICTS)

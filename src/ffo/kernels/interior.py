@@ -25,7 +25,7 @@ Array = np.ndarray
 #: regularisation: less than a face's, since the weights span many orders of magnitude anyway
 SHIFT = 1e-9
 #: relative residual of a step's system
-ACCURATE = 1e-9
+ACCURATE = 1e-5
 #: share of the way to the boundary that a step takes
 BACK_OFF = 0.995
 #: share of the first complementarity that is nothing, where the terms of the gap vanish too (x = 0)
