@@ -13,6 +13,7 @@ from solver_problems import known_program
 
 from ffo.cones import Nonneg, Zero
 from ffo.errors import InputError, Status
+from ffo.kernels import pool as shared
 from ffo.program.cone import ConeProgram
 from ffo.solvers import get_solver, pool
 from ffo.solvers.base import Capabilities, Solver
@@ -55,8 +56,9 @@ class Sleepy(Solver):
 
 @pytest.fixture
 def four_cpus(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(pool, "cpus", lambda: 4)
-    monkeypatch.setattr(pool, "_executor", None)
+    for module in (pool, shared):
+        monkeypatch.setattr(module, "cpus", lambda: 4)
+    monkeypatch.setattr(shared, "_executor", None)
     yield
     pool.executor().shutdown()
 
@@ -75,7 +77,7 @@ def test_cheap_solves_stay_in_one_thread(four_cpus: None) -> None:
     solver.solve(known_program("qp", batch=20).program)
     assert solver.threads == {threading.get_ident()}
     assert solver.workspaces == 1
-    assert pool._executor is None
+    assert shared._executor is None
 
 
 def test_the_pool_is_made_once(four_cpus: None) -> None:

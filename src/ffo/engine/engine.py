@@ -182,8 +182,7 @@ class Engine:
         rescue(batch, way)
 
     def _try_newton(self, batch: Batch) -> None:
-        """Newton's method from nothing, where it is likely to be faster than a solver: second-order cones with a
-        quadratic objective (on sparse ones 3 to 5 times as fast as Clarabel)."""
+        """Newton's method from nothing, where it is likely to succeed: second-order cones, quadratic objective."""
         program, left = batch.program, len(batch.open)
         if not left or SecondOrder not in program.cones.kinds or not program.P.nnz:
             return

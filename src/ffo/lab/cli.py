@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ffo.kernels.pool import cpus
 from ffo.lab.baselines import BASELINES
 from ffo.lab.experiments import CATALOGUE, PRESETS, Course, Preset, plan
 from ffo.lab.experiments.estimate import estimate
@@ -22,7 +23,6 @@ from ffo.lab.runner.progress import bars, duration
 from ffo.lab.runner.schedule import pending
 from ffo.lab.store import Limits, Store
 from ffo.lab.tasks import make_task
-from ffo.solvers.pool import cpus
 
 app = typer.Typer(help="ffo: differentiable convex optimization layers.", no_args_is_help=True)
 lab = typer.Typer(help="The paper's experiments against every system it names, and a report of them.")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
+from ffo.kernels.pool import cpus
 from ffo.lab.rows import Machine
-from ffo.solvers.pool import cpus
 
 PACKAGES = (
     "ffo torch numpy scipy cvxpy cvxpylayers diffcp qpth proxsuite moreau ffolayer "

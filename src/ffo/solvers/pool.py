@@ -1,24 +1,21 @@
 """Solving the samples of a batch one after another, over threads where that pays.
 
-Threads help only solvers that release the GIL. One pool serves the whole process: it is made on
-first use, sized by the CPUs this process may use, and forgotten after a fork (threads do not survive it).
+Threads help only solvers that release the GIL. They are those of the process's one pool (`ffo.kernels.pool`).
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
-from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from ffo.cones import PSD
 from ffo.errors import FFOError, Status
+from ffo.kernels.pool import cpus, executor
 from ffo.program.cone import ConeProgram
 from ffo.solvers.workspace import Point, Workspace, failed
 from ffo.threads import one_blas_thread
@@ -31,34 +28,6 @@ Answers = tuple[list[Point], float]
 WORTH_TOTAL, WORTH_SOLVE = 2e-3, 3e-4
 
 NOT_FINITE = "the problem data is not finite"
-
-_lock = Lock()
-_executor: ThreadPoolExecutor | None = None
-
-
-def _forget() -> None:
-    global _executor, _lock
-    _executor, _lock = None, Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
-
-
-def cpus() -> int:
-    """CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def executor() -> ThreadPoolExecutor:
-    """The pool of this process; the calling thread works too, hence one thread less than CPUs."""
-    global _executor
-    with _lock:
-        if _executor is None:
-            _executor = ThreadPoolExecutor(max(1, cpus() - 1), thread_name_prefix="ffo-solve")
-        return _executor
 
 
 def share(work: Callable[[range], None], count: int, cheap: bool = False) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
+from ffo.kernels.pool import cpus
 from ffo.lab.baselines.base import Baseline, Layer, Settings
 from ffo.lab.baselines.implicit import Equality, Method, Solved, in_threads
 from ffo.lab.tasks.inner import Inner
-from ffo.solvers.pool import cpus
 
 Array = np.ndarray
 #: tolerance of the paper's synthetic task; with a norm ball, that at which Clarabel finds the active set

@@ -21,9 +21,9 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
+from ffo.kernels.pool import cpus
 from ffo.lab.baselines.base import Layer
 from ffo.lab.tasks.inner import Inner
-from ffo.solvers.pool import cpus
 
 Array = np.ndarray
 

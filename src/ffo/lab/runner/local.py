@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
 
+from ffo.kernels.pool import cpus
 from ffo.lab.jobs import Job
 from ffo.lab.rows import Row
 from ffo.lab.runner.progress import Bars
 from ffo.lab.runner.schedule import Ended, conclude, hopeless, run_at_once, skip
 from ffo.lab.runner.worker import Worker
 from ffo.lab.store import Limits, Store
-from ffo.solvers.pool import cpus
 
 MakeWorker = Callable[..., Worker]
 
