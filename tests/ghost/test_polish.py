@@ -9,7 +9,6 @@ from problems import FACES, MIXED, Known, beside, known_program, point
 
 from ffo.cones import Nonneg, Product
 from ffo.ghost.direct import Direct, newton
-from ffo.ghost.face import ActiveSet, scale
 from ffo.ghost.iterative import Iterative
 from ffo.ghost.oracle import Linearization, linearize
 from ffo.kernels.point import FLOOR
@@ -22,10 +21,20 @@ INEQUALITIES = [("nonneg", "vertex")] * 6 + [("nonneg", "interior")] * 10 + [("z
 
 
 def natural_residual(program: ConeProgram, point: Solution) -> Array:
-    """(batch,) that of the cleaned pair."""
-    size = scale(program, point.x, point.y, point.s)
-    clean = ActiveSet(program, point.s - size.tau * point.y, size.tau)
-    return by_rows(program, point.x, clean.y, clean.s)
+    """(batch,) that of the cleaned pair, by the formulas of DESIGN: identification."""
+    x, y, s = point.x, point.y, point.s
+    squared = np.stack([(program.A.matrix(k).toarray() ** 2).sum(axis=1) for k in range(program.batch)])
+    rows = np.sqrt(squared)
+    primal = np.maximum(np.abs(x).max(axis=1), np.abs(s / rows).max(axis=1))
+    forces = (program.q, program.P.dot(x), y * rows)
+    dual = np.maximum.reduce([np.abs(v).max(axis=1) for v in forces])
+    for g in program.cones.groups:
+        squared[:, g.index] = (
+            squared[:, g.index].mean(axis=2, keepdims=True) if not g.cone.scalar else squared[:, g.index]
+        )
+    tau = squared * (primal / dual)[:, None]
+    cleaned = program.cones.project(s - tau * y)
+    return by_rows(program, x, (cleaned - s) / tau + y, cleaned)
 
 
 def flipped(known: Known, wrong: int, seed: int) -> Solution:

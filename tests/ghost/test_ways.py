@@ -14,11 +14,10 @@ from problems import FACES, MIXED, Known, beside, known_program, point
 from ffo.cones import Nonneg, Product, Zero
 from ffo.errors import Status
 from ffo.ghost.direct import Direct
-from ffo.ghost.face import ActiveSet, scale
 from ffo.ghost.iterative import Iterative
 from ffo.ghost.oracle import Way, linearize
-from ffo.ghost.problem import GhostSystem
 from ffo.ghost.resolve import Resolve
+from ffo.kernels import kkt
 from ffo.program.cone import ConeProgram, Solution
 from ffo.solvers import get_solver
 
@@ -122,27 +121,39 @@ def test_a_failed_re_solve_is_no_derivative() -> None:
     assert np.isinf(residual[1])
 
 
-def system_at(known: Known) -> GhostSystem:
-    tau = scale(known.program, known.x, known.y, known.s).tau
-    return GhostSystem(known.program, ActiveSet(known.program, known.s - tau * known.y, tau))
-
-
 @pytest.mark.parametrize("rtol", [1e-4, 1e-8])
 def test_iterative_reaches_its_tolerance(rtol: float) -> None:
     known = known_program(MIXED, 40, batch=3, seed=3)
     loss = Loss.random(known.program)
-    way = Iterative(rtol=rtol)
-    solver = way.solver(system_at(known))
-    residual = solver.solve(-loss.c_x, -loss.c_y).residual
+    derivative = linearize(known.program, known.solution, Iterative(rtol=rtol))
+    residual = derivative.sensitivity(-loss.c_x, -loss.c_y).residual
     assert residual.max() <= 2 * rtol
+    assert residual.min() > 1e-3 * rtol  # and does not work on beyond it
 
 
 def test_iterative_stops_at_max_iters() -> None:
     known = known_program(MIXED, 40, seed=3)
     loss = Loss.random(known.program)
-    residual = Iterative(max_iters=2, restarts=1).solver(system_at(known)).solve(-loss.c_x, -loss.c_y).residual
+    derivative = linearize(known.program, known.solution, Iterative(max_iters=2, restarts=1))
+    residual = derivative.sensitivity(-loss.c_x, -loss.c_y).residual
     assert (residual > 1e-6).all()
     assert (residual <= 1.0).all()
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_nothing_is_factorized(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in numbers nor on paper, and there is no memory for it."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("no factors are needed")
+
+    monkeypatch.setattr(kkt, "symbolic", refuse)
+    monkeypatch.setattr(kkt, "_ordering", refuse)
+    known = known_program([*beside("soc3", "boundary"), ("psd2", "rank 1")], 17)
+    derivative = linearize(known.program, known.solution, WAYS[name][0])
+    derivative.adjoint(*Loss.random(known.program).parts)
+    _, _, Lx, Dinv, _ = derivative.state.factors
+    assert Lx.size == Dinv.size == 0
 
 
 def sparse_qp(n: int, seed: int = 0) -> Known:

@@ -1,1 +1,1 @@
-"""The ghost problem: active structure, three ways to solve it, polish, hypergradient, certificate."""
+"""The ghost problem: three ways to solve it, hypergradient, certificate."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ffo.ghost.certificate import WEAK, Certificate
-from ffo.ghost.oracle import Linearization, Way
-from ffo.ghost.problem import Sensitivity
+from ffo.ghost.oracle import Linearization, Sensitivity, Way
 from ffo.kernels import newton as columns
-from ffo.kernels.batch import Plan, State
+from ffo.kernels.batch import FACTORS, Plan, State
+from ffo.kernels.kkt import Full
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.plan import plan_of, values_of
 
@@ -44,15 +44,22 @@ class Compiled(Linearization):
         """(batch,) Newton steps taken."""
         return self.state.evidence[:, columns.STEPS].astype(int)
 
+    @property
+    def margin(self) -> Array:
+        """(batch,) smallest relative distance of a block to a change of structure."""
+        return self.state.face[5].min(axis=1, initial=np.inf)
+
     def sensitivity(self, r_x: Array, r_s: Array, samples: Array | None = None) -> Sensitivity:
         mine = np.arange(len(self.x)) if samples is None else samples
         return Sensitivity(*self.plan.sensitivity(self.state, mine, r_x, r_s))
 
 
-def newton(program: ConeProgram, x: Array, y: Array, s: Array, steps: int = POLISHING) -> Compiled:
-    """Newton steps from points of every sample; `s` is the solver's own slack."""
+def newton(
+    program: ConeProgram, x: Array, y: Array, s: Array, steps: int = POLISHING, full: Full = FACTORS
+) -> Compiled:
+    """Newton steps from points of every sample; `s` is the solver's own slack, `full` how to solve ghost systems."""
     plan = plan_of(program)
-    state = State(plan.structure, program.batch)
+    state = State(plan.pattern if full.iterations else plan.structure, program.batch, full)
     x, y, s = (np.array(v, dtype=float, order="C") for v in (x, y, s))
     plan.newton(values_of(program), x, y, s, state, steps)
     return Compiled(program, x, y, s, _certificate(plan, state), plan, state)

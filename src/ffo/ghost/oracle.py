@@ -19,11 +19,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from ffo.ghost.certificate import Certificate
-from ffo.ghost.problem import Sensitivity
 from ffo.program.affine import DataGradient
 from ffo.program.cone import ConeProgram, Solution
 
 Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """A solution of the ghost system: u (batch, n), w (batch, m), relative residual (batch,)."""
+
+    u: Array
+    w: Array
+    residual: Array
+
+    def take(self, samples: Array) -> Sensitivity:
+        """Those of some samples."""
+        return Sensitivity(self.u[samples], self.w[samples], self.residual[samples])
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 `target="ghost"` hands the perturbed ghost problem (P3), an equality-constrained quadratic program, to
 the solver: rows with curvature become a slack e with cost e^2/2,
 
-    minimize  1/2 u'Pu - r_x'u + 1/2 e'e   subject to  TA u + C k - sqrt(delta) e = T r_s,
+    minimize  1/2 u'Pu - r_x'u + 1/2 e'e   subject to  TA u - C k - sqrt(delta) e = T r_s,
 
 whose multipliers are t. The ghost is linear in the perturbation, so there is no truncation error and
 the step `delta` only has to stand clear of the solver's tolerance.
@@ -15,8 +15,9 @@ delta^2 against the error e of a solution divided by delta.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -25,9 +26,11 @@ import scipy.sparse as sp
 from ffo.cones.product import Product
 from ffo.cones.zero import Zero
 from ffo.errors import Status
-from ffo.ghost.iterative import Iterative, IterativeSolver
-from ffo.ghost.polish import SteppedWay
-from ffo.ghost.problem import GhostSolver, GhostSystem, Sensitivity
+from ffo.ghost.certificate import WEAK
+from ffo.ghost.direct import POLISHING, Compiled, newton
+from ffo.ghost.iterative import Iterative
+from ffo.ghost.oracle import Sensitivity, Way
+from ffo.kernels.kkt import KI, KP, part
 from ffo.program.cone import ConeProgram, Solution
 
 Array = np.ndarray
@@ -35,8 +38,8 @@ BlackBox = Callable[[ConeProgram], Solution]
 
 
 @dataclass(frozen=True)
-class Resolve(SteppedWay):
-    """Re-solve with a black box.
+class Resolve(Way):
+    """Re-solve with a black box. Nothing is factorized: points are polished with MINRES, if at all.
 
     Attributes:
         solve: any function from a cone program to its solution.
@@ -53,59 +56,84 @@ class Resolve(SteppedWay):
 
     @property
     def polishes(self) -> bool:
-        """The ghost can be re-solved for Newton steps; solutions of the original cannot be improved."""
+        """Differences of solutions of the original problem are taken at what the solver says."""
         return self.target == "ghost"
 
-    def solver(self, system: GhostSystem, previous: GhostSolver | None = None) -> GhostSolver:
-        return _GhostResolve(system, self) if self.target == "ghost" else _OriginalResolve(system, self)
+    def linearize(self, program: ConeProgram, solution: Solution) -> Resolved:
+        full = Iterative().full(program)
+        steps = POLISHING if self.polishes else 0
+        found = newton(program, solution.x, solution.y, solution.s, steps, full)
+        if self.polishes:
+            return GhostResolved(**vars(found), way=self)
+        # An interior-point answer errs by about the square root of its residual, and differences of such
+        # answers by that to the power 2/3.
+        residual, margin = found.certificate.natural_residual, found.margin
+        certificate = replace(
+            found.certificate,
+            unsettled=np.zeros(program.batch, dtype=bool),
+            margin_ratio=np.sqrt(residual) / np.maximum(margin, 1e-300),
+            weakly_active=margin <= WEAK,
+            error=np.cbrt(residual),
+        )
+        return OriginalResolved(**{**vars(found), "certificate": certificate}, way=self)
 
 
-class _Resolving(GhostSolver):
-    def __init__(self, system: GhostSystem, way: Resolve) -> None:
-        self.system, self.way = system, way
+@dataclass(frozen=True)
+class Resolved(Compiled):
+    """Solutions whose derivatives are re-solves."""
 
-    def dependent(self) -> Array:
-        """By products with the data alone: nothing is factorized."""
-        return IterativeSolver(self.system, Iterative()).dependent()
+    way: Resolve
+
+    def sensitivity(self, r_x: Array, r_s: Array, samples: Array | None = None) -> Sensitivity:
+        return self._resolve(np.arange(len(self.x)) if samples is None else samples, r_x, r_s)
+
+    @abstractmethod
+    def _resolve(self, samples: Array, r_x: Array, r_s: Array) -> Sensitivity:
+        """The same for some samples."""
 
 
-class _GhostResolve(_Resolving):
-    def solve(self, r_x: Array, r_s: Array, accuracy: Array | None = None) -> Sensitivity:
-        system = self.system
-        rhs = system.right_hand_side(r_x, r_s)
-        z = np.zeros(system.size)
-        for k in range(system.batch):
-            at = np.flatnonzero(system.sample == k)
-            if np.any(rhs[at]):
-                z[at] = self._one(k, at, rhs[at])
-        return system.sensitivity(z, system.relative_residual(rhs, rhs - system.dot(z)))
+class GhostResolved(Resolved):
+    def _resolve(self, samples: Array, r_x: Array, r_s: Array) -> Sensitivity:
+        t, residual = np.zeros_like(r_s), np.zeros(len(samples))
+        u, r_t = np.zeros_like(r_x), self.plan.onto_face(self.state, samples, r_s)
+        for i, k in enumerate(samples.tolist()):
+            if np.any(r_x[i]) or np.any(r_t[i]):
+                u[i], t[i], residual[i] = self._one(k, r_x[i], r_t[i])
+        return Sensitivity(u, self.plan.from_face(self.state, samples, t), residual)
 
-    def _one(self, k: int, at: Array, rhs: Array) -> Array:
-        system, active = self.system, self.system.active
-        n = system.n
-        rows = np.flatnonzero(active.row_sample == k)
-        aux = np.flatnonzero(active.aux_sample == k)
-        delta = active.delta[rows]
+    def _one(self, k: int, r_x: Array, r_t: Array) -> tuple[Array, Array, float]:
+        """u, t and the relative residual of the ghost system of sample k, from the K that Newton's method left."""
+        S, n, m = self.state.structure, self.program.n, self.program.m
+        Kx, unit, on = self.state.factors[0][k], self.state.factors[4][k], self.state.face[0][k].astype(bool)
+        upper = sp.csc_array((Kx, part(S.slim, KI).astype(np.int64), part(S.wide, KP)), shape=(len(unit), len(unit)))
+        rows, aux = n + np.flatnonzero(on[:m]), n + m + np.flatnonzero(on[m:])
+        delta = -upper.diagonal()[rows]
         curved = np.flatnonzero(delta > 0)
-        TA = (active.T[rows][:, k * system.m : (k + 1) * system.m]) @ system.program.A.matrix(k)
         slack = sp.csc_array((-np.sqrt(delta[curved]), (curved, np.arange(len(curved)))), (len(rows), len(curved)))
-        constraint = sp.hstack([TA, active.C[rows][:, aux], slack], format="csc")
-        P = sp.block_diag(
-            [system.program.P.full(k), sp.csc_array((len(aux), len(aux))), sp.eye_array(len(curved))], format="csc"
-        )
+        constraint = sp.hstack([upper[:n, rows].T, upper[rows][:, aux], slack], format="csc")
+        P = sp.block_diag([upper[:n, :n], sp.csc_array((len(aux), len(aux))), sp.eye_array(len(curved))], format="csc")
+        rhs = np.concatenate([r_x, r_t, np.zeros(S.aux)])
         step = self.way.delta or 1.0 / max(np.abs(rhs).max(), 1e-300)
-        q = np.concatenate([-rhs[:n], np.zeros(len(aux) + len(curved))])
-        program = ConeProgram.from_matrices(
-            P, step * q, constraint, step * rhs[n : n + len(rows)], Product([(Zero(), len(rows))])
+        q = np.concatenate([-r_x, np.zeros(len(aux) + len(curved))])
+        answer = self.way.solve(
+            ConeProgram.from_matrices(P, step * q, constraint, step * rhs[rows], Product([(Zero(), len(rows))]))
         )
-        answer = self.way.solve(program)
-        return np.concatenate([answer.x[0, :n], answer.y[0], answer.x[0, n : n + len(aux)]]) / step
+        z = np.zeros(len(unit))
+        z[:n], z[rows], z[aux] = (v / step for v in (answer.x[0, :n], answer.y[0], answer.x[0, n : n + len(aux)]))
+        left = rhs - upper @ z - sp.triu(upper, 1).T @ z
+        return z[:n], z[n : n + m], float(np.linalg.norm(left * unit) / np.linalg.norm(rhs * unit))
 
 
-class _OriginalResolve(_Resolving):
-    def solve(self, r_x: Array, r_s: Array, accuracy: Array | None = None) -> Sensitivity:
-        program = self.system.program
-        step = self._step(r_x, r_s)
+class OriginalResolved(Resolved):
+    def _resolve(self, samples: Array, r_x: Array, r_s: Array) -> Sensitivity:
+        # The whole batch: a solver that goes on from sample to sample has other noise where some are left out.
+        full_x, full_s = np.zeros_like(self.x), np.zeros_like(self.y)
+        full_x[samples], full_s[samples] = r_x, r_s
+        return self._differences(full_x, full_s).take(samples)
+
+    def _differences(self, r_x: Array, r_s: Array) -> Sensitivity:
+        program = self.program
+        step = self._step(program, r_x, r_s)
         u, w, failed = self._difference(program, r_x, r_s, step)
         # No system is formed whose residual could be measured; what a step of twice the size says instead
         # shows truncation, the solver's noise and kinks alike.
@@ -121,10 +149,9 @@ class _OriginalResolve(_Resolving):
         failed = (plus.status != Status.SOLVED) | (minus.status != Status.SOLVED)
         return (plus.x - minus.x) / (2 * step), (plus.y - minus.y) / (2 * step), failed
 
-    def _step(self, r_x: Array, r_s: Array) -> Array:
+    def _step(self, program: ConeProgram, r_x: Array, r_s: Array) -> Array:
         if self.way.delta is not None:
-            return np.full((self.system.batch, 1), self.way.delta)
-        program = self.system.program
+            return np.full((program.batch, 1), self.way.delta)
         size = np.maximum(np.abs(r_x).max(axis=1, initial=0.0), np.abs(r_s).max(axis=1, initial=0.0))
         data = np.maximum(np.abs(program.q).max(axis=1, initial=0.0), 1e-3)
         step = self.way.accuracy ** (1 / 3) * data / np.where(size > 0, size, 1.0)

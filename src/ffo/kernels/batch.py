@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ffo.kernels import minres, system
 from ffo.kernels import newton as loop
-from ffo.kernels import system
 from ffo.kernels.interior import interior
 from ffo.kernels.jit import inner_kernel, kernel
-from ffo.kernels.kkt import KI, KIND, LI, LP, NONNEG, Face, Structure, part
+from ffo.kernels.kkt import KI, KIND, LI, LP, NONNEG, Face, Full, Structure, from_face, onto_face, part
 from ffo.kernels.newton import EVIDENCE
 from ffo.kernels.point import Data
 from ffo.kernels.pool import run_chunks
@@ -42,10 +42,16 @@ def _ready(v: Array) -> Array:
     return v if fit else np.array(v, dtype=np.float64, order="C")
 
 
-class State:
-    """Faces, factors and evidence of a batch: what Newton's method leaves for the derivatives."""
+#: ghost systems are solved by their factors
+FACTORS = Full(0, 0.0, 0)
 
-    def __init__(self, S: Structure, batch: int) -> None:
+
+class State:
+    """Faces, factors and evidence of a batch: what Newton's method leaves for the derivatives; and how it was asked
+    to solve ghost systems."""
+
+    def __init__(self, S: Structure, batch: int, full: Full = FACTORS) -> None:
+        self.structure, self.full = S, full
         size = len(S.sign)
         entries, below = len(part(S.slim, KI)), len(part(S.slim, LI))
         self.face = (
@@ -54,82 +60,119 @@ class State:
         )  # fmt: skip
         self.factors = (
             np.empty((batch, entries)), np.empty((batch, size)), np.empty((batch, below)),
-            np.empty((batch, size)), np.empty((batch, size)),
+            np.empty((batch, 0 if full.iterations else size)), np.empty((batch, size)),
         )  # fmt: skip
         self.evidence = np.empty((batch, EVIDENCE))
 
 
-@dataclass
 class Plan:
-    """A structure, about how long one factorization on it takes, and whether it needs the full kernels.
+    """The structures of a program, and whether it needs the full kernels.
 
     Kernels exist twice: with everything, and without the code of curved cones and singular systems, which most
     programs never need, and which takes as long to compile as all the rest. The first sample that turns out to need
     it is done again, and later calls know.
     """
 
-    structure: Structure
-    seconds: float
-    full: bool
+    def __init__(self, build: Callable[[bool], Structure]) -> None:
+        """`build` makes the structure, with or without factors."""
+        self._build = build
 
-    @classmethod
-    def of(cls, S: Structure) -> Plan:
+    @cached_property
+    def structure(self) -> Structure:
+        """With factors."""
+        return self._build(True)
+
+    @cached_property
+    def pattern(self) -> Structure:
+        """Without factors, and without what it takes to foresee them."""
+        return self._build(False)
+
+    @cached_property
+    def seconds(self) -> float:
+        """About how long one factorization takes."""
+        S = self.structure
         columns = np.diff(part(S.wide, LP)).astype(float)
-        seconds = FLOP * float((columns * columns).sum() + 10 * len(part(S.slim, KI)) + 100)
-        return cls(S, seconds, bool((part(S.wide, KIND) > NONNEG).any()))
+        return FLOP * float((columns * columns).sum() + 10 * len(part(S.slim, KI)) + 100)
+
+    @cached_property
+    def full(self) -> bool:
+        S = self.__dict__.get("structure") or self.pattern
+        return bool((part(S.wide, KIND) > NONNEG).any())
 
     def interior(self, values: Values, x: Array, y: Array, s: Array, eps: float, limit: int) -> Array:
         """Solve all samples from nothing, in place; (batch,) iterations, negative where it failed."""
         iterations = np.empty(len(x), np.int64)
         arguments = (self.structure, *values.arrays, x, y, s, iterations, eps, limit)
-        self._run(_interior_chunk, len(x), 20.0, *arguments)
+        _run(_interior_chunk, len(x), 20.0 * self.seconds, *arguments)
         return iterations
 
     def newton(self, values: Values, x: Array, y: Array, s: Array, state: State, steps: int) -> None:
         """Polish all samples in place."""
 
-        def run(samples: Array, full: bool | None) -> Array:
+        def run(samples: Array, full: Full | None) -> Array:
             arrays = (*values.arrays, x, y, s, *state.face, *state.factors, state.evidence)
-            self._run(_newton_chunk, len(samples), 3.0, self.structure, *arrays, samples, steps, full)
+            seconds = 3.0 * self._seconds(state)
+            _run(_newton_chunk, len(samples), seconds, state.structure, *arrays, samples, steps, full)
             return np.flatnonzero(state.evidence[:, loop.STEPS] == UNKNOWN)
 
-        self._light_or_full(run, np.arange(len(x)))
+        self._light_or_full(state, run, np.arange(len(x)))
 
     def sensitivity(self, state: State, samples: Array, r_x: Array, r_s: Array) -> tuple[Array, Array, Array]:
         """(u, w, doubt) of the ghost systems of some samples; right-hand sides (samples, n), (samples, m)."""
         u, w, doubt = np.empty(r_x.shape), np.empty(r_s.shape), np.empty(len(r_x))
         arrays = (*state.face, *state.factors, samples, _ready(r_x), _ready(r_s), u, w, doubt)
 
-        def run(rows: Array, full: bool | None) -> Array:
-            self._run(_sensitivity_chunk, len(rows), 0.5, self.structure, *arrays, rows, full)
+        def run(rows: Array, full: Full | None) -> Array:
+            _run(_sensitivity_chunk, len(rows), 0.5 * self._seconds(state), state.structure, *arrays, rows, full)
             return np.flatnonzero(doubt == UNKNOWN)
 
-        self._light_or_full(run, np.arange(len(r_x)))
+        self._light_or_full(state, run, np.arange(len(r_x)))
         return u, w, doubt
+
+    def onto_face(self, state: State, samples: Array, v: Array) -> Array:
+        """T v of some samples, zero in rows that the face lacks; v (samples, m)."""
+        return self._turned(state, samples, v, True)
+
+    def from_face(self, state: State, samples: Array, t: Array) -> Array:
+        """T't of some samples; t (samples, m)."""
+        return self._turned(state, samples, t, False)
+
+    def _turned(self, state: State, samples: Array, v: Array, onto: bool) -> Array:
+        out = np.empty(v.shape)
+        _run(_face_chunk, len(v), 0.0, state.structure, *state.face, samples, _ready(v), out, onto)
+        return out
 
     def dependent(self, state: State) -> Array:
         """(batch,) whether active rows, not all of them equalities, depend on each other."""
         found = np.zeros(len(state.evidence), np.int8)
 
-        def run(samples: Array, full: bool | None) -> Array:
+        def run(samples: Array, full: Full | None) -> Array:
             arrays = (*state.face, *state.factors, samples, found)
-            self._run(_dependent_chunk, len(samples), 4.0, self.structure, *arrays, full)
+            _run(_dependent_chunk, len(samples), 4.0 * self._seconds(state), state.structure, *arrays, full)
             return np.flatnonzero(found == UNKNOWN)
 
-        self._light_or_full(run, np.flatnonzero(state.evidence[:, loop.PIVOT] <= system.SMALL_PIVOT))
+        self._light_or_full(state, run, np.flatnonzero(state.evidence[:, loop.PIVOT] <= system.SMALL_PIVOT))
         return found.astype(bool)
 
-    def _light_or_full(self, run: Callable[[Array, bool | None], Array], samples: Array) -> None:
+    def _seconds(self, state: State) -> float:
+        """About how long one solve of a ghost system takes."""
+        if state.full.iterations:
+            return FLOP * len(part(state.structure.slim, KI)) * len(state.structure.sign)
+        return self.seconds
+
+    def _light_or_full(self, state: State, run: Callable[[Array, Full | None], Array], samples: Array) -> None:
         """`run` takes samples and the argument of the kernels, and returns the samples that still need the full one."""
-        if len(samples) and not self.full:
+        if len(samples) and not self.full and not state.full.iterations:
             samples = run(samples, None)
             self.full = len(samples) > 0
         if len(samples):
-            run(samples, True)
+            run(samples, state.full)
 
-    def _run(self, function: Any, count: int, factorizations: float, *arguments: Any) -> None:
-        _announce(function)
-        run_chunks(function, count, count * factorizations * self.seconds, *arguments)
+
+def _run(function: Any, count: int, seconds: float, *arguments: Any) -> None:
+    """A kernel on `count` samples, each of which takes about so many seconds."""
+    _announce(function)
+    run_chunks(function, count, count * seconds, *arguments)
 
 
 def _announce(function: Any) -> None:
@@ -170,7 +213,7 @@ def _newton_chunk(
     start: int, stop: int, S: Structure, Pv: Array, q: Array, Av: Array, b: Array, x: Array, y: Array, s: Array,
     on: Array, delta: Array, u: Array, R: Array, case: Array, margin: Array,
     Kx: Array, scale: Array, Lx: Array, Dinv: Array, unit: Array, evidence: Array, samples: Array, steps: int,
-    full: bool | None,
+    full: Full | None,
 ) -> None:  # fmt: skip
     for i in range(start, stop):
         k = samples[i]
@@ -184,7 +227,7 @@ def _newton_chunk(
 def _sensitivity_chunk(
     start: int, stop: int, S: Structure, on: Array, delta: Array, u: Array, R: Array, case: Array, margin: Array,
     Kx: Array, scale: Array, Lx: Array, Dinv: Array, unit: Array, samples: Array, r_x: Array, r_s: Array,
-    du: Array, dw: Array, doubt: Array, rows: Array, full: bool | None,
+    du: Array, dw: Array, doubt: Array, rows: Array, full: Full | None,
 ) -> None:  # fmt: skip
     for j in range(start, stop):
         i = rows[j]
@@ -195,13 +238,30 @@ def _sensitivity_chunk(
 
 
 @kernel
+def _face_chunk(
+    start: int, stop: int, S: Structure, on: Array, delta: Array, u: Array, R: Array, case: Array, margin: Array,
+    samples: Array, v: Array, out: Array, onto: bool,
+) -> None:  # fmt: skip
+    for i in range(start, stop):
+        k = samples[i]
+        face = Face(on[k], delta[k], u[k], R[k], case[k], margin[k])
+        if onto:
+            onto_face(S, face, v[i], out[i])
+        else:
+            from_face(S, face, v[i], out[i])
+
+
+@kernel
 def _dependent_chunk(
     start: int, stop: int, S: Structure, on: Array, delta: Array, u: Array, R: Array, case: Array, margin: Array,
     Kx: Array, scale: Array, Lx: Array, Dinv: Array, unit: Array, samples: Array, found: Array,
-    full: bool | None,
+    full: Full | None,
 ) -> None:  # fmt: skip
     for i in range(start, stop):
         k = samples[i]
         face = Face(on[k], delta[k], u[k], R[k], case[k], margin[k])
         F = Factors(Kx[k], scale[k], Lx[k], Dinv[k], unit[k])
-        found[k] = system.dependent(S, F, face, full)
+        if full is not None and full.iterations > 0:
+            found[k] = minres.dependent(S, F, face, full)
+        else:
+            found[k] = system.dependent(S, F, face, full)

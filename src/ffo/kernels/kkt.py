@@ -99,8 +99,25 @@ class Face(NamedTuple):
     margin: Array
 
 
-def build(P: tuple[Array, Array], A: tuple[Array, Array], n: int, m: int, blocks: Blocks) -> Structure:
-    """The structure of a program: (rows, columns) of the entries of P (upper triangle) and of A."""
+class Full(NamedTuple):
+    """Kernels with everything compiled in (None stands for the light ones), and how they solve ghost systems.
+
+    iterations: at most so many of MINRES before a restart from the true residual; 0: by factors.
+    rtol: relative residual at which MINRES is done; restarts: how often it is run.
+    """
+
+    iterations: int
+    rtol: float
+    restarts: int
+
+
+def build(
+    P: tuple[Array, Array], A: tuple[Array, Array], n: int, m: int, blocks: Blocks, factors: bool = True
+) -> Structure:
+    """The structure of a program: (rows, columns) of the entries of P (upper triangle) and of A.
+
+    Without `factors` unknowns keep their order, and there is no L: K can be multiplied with, not factorized.
+    """
     start = np.concatenate([[0], np.cumsum(blocks.dim)])[:-1]
     extra, aux, rotation = _extras(blocks)
     block = np.repeat(np.arange(len(blocks.dim)), blocks.dim)
@@ -112,7 +129,7 @@ def build(P: tuple[Array, Array], A: tuple[Array, Array], n: int, m: int, blocks
     row = np.concatenate([every, P[0], np.repeat(Acol, np.diff(fanp)), n + coupled])
     col = np.concatenate([every, P[1], n + fanned, n + m + extra[block[coupled]]])
     sign = np.concatenate([np.ones(n), -np.ones(m), np.ones(aux)])
-    inv = _ordering(row, col, sign)
+    inv = _ordering(row, col, sign) if factors else every
     low, high = np.minimum(inv[row], inv[col]), np.maximum(inv[row], inv[col])
     places, where = np.unique(high.astype(np.int64) * size + low, return_inverse=True)
     Kp = np.searchsorted(places, np.arange(size + 1, dtype=np.int64) * size).astype(np.int64)
@@ -122,7 +139,7 @@ def build(P: tuple[Array, Array], A: tuple[Array, Array], n: int, m: int, blocks
     coupling[coupled] = where[ends[2] :]
     in_order = np.empty(size)
     in_order[inv] = sign
-    Lp, Li, Rp, Ri = symbolic(size, Kp, Ki)
+    Lp, Li, Rp, Ri = symbolic(size, Kp, Ki) if factors else (every[:0],) * 4
     fan = where[ends[1] : ends[2]]
     wide = _packed(
         [

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ffo.kernels import system
+from ffo.kernels import minres, system
 from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import (
     ACOL,
@@ -26,6 +26,7 @@ from ffo.kernels.kkt import (
     NONNEG,
     START,
     Face,
+    Full,
     Structure,
     assemble,
     from_face,
@@ -104,6 +105,28 @@ def _copy_face(source: Face, target: Face) -> None:
 
 
 @inner_kernel
+def _gather(S: Structure, face: Face, r_x: Array, r_s: Array, rhs: Array) -> None:
+    """rhs := [r_x; T r_s] in K's order; what belongs to auxiliary unknowns is left alone."""
+    inv, t = part(S.wide, INV), np.empty(S.m)
+    onto_face(S, face, r_s, t)
+    for j in range(S.n):
+        rhs[inv[j]] = r_x[j]
+    for i in range(S.m):
+        rhs[inv[S.n + i]] = t[i]
+
+
+@inner_kernel
+def _scatter(S: Structure, face: Face, z: Array, u: Array, w: Array) -> None:
+    """u and w = T't of unknowns z in K's order."""
+    inv, t = part(S.wide, INV), np.empty(S.m)
+    for j in range(S.n):
+        u[j] = z[inv[j]]
+    for i in range(S.m):
+        t[i] = z[inv[S.n + i]]
+    from_face(S, face, t, w)
+
+
+@inner_kernel
 def _direction(
     S: Structure,
     F: Factors,
@@ -114,18 +137,18 @@ def _direction(
     borrowed: bool,
     dx: Array,
     dy: Array,
-    full: bool | None,
+    full: Full | None,
 ) -> tuple[float, float, bool]:
     """Newton's direction; returns the relative residual of its system, the smallest pivot if it was factorized
     (else inf), and whether it was. The residual is UNKNOWN where the system is singular, and `full` None."""
-    inv = part(S.wide, INV)
     size = S.sign.size
-    rhs, z, left, t = np.zeros(size), np.empty(size), np.empty(size), np.empty(S.m)
-    onto_face(S, face, r_s, t)
-    for j in range(S.n):
-        rhs[inv[j]] = r_x[j]
-    for i in range(S.m):
-        rhs[inv[S.n + i]] = t[i]
+    rhs, z, left = np.zeros(size), np.empty(size), np.empty(size)
+    _gather(S, face, r_x, r_s, rhs)
+    if full is not None and full.iterations > 0:
+        minres.equilibrate(S, F)
+        relative = minres.solve(S, F, rhs, z, max(target, full.rtol), full)
+        _scatter(S, face, z, dx, dy)
+        return relative, 0.0, True
     pivot, fresh = np.inf, not borrowed
     if fresh:
         pivot = system.factorize(S, F)
@@ -137,11 +160,7 @@ def _direction(
         if full is None:
             return UNKNOWN, pivot, fresh
         relative, _ = system.least_squares(S, F, rhs, z, left)
-    for j in range(S.n):
-        dx[j] = z[inv[j]]
-    for i in range(S.m):
-        t[i] = z[inv[S.n + i]]
-    from_face(S, face, t, dy)
+    _scatter(S, face, z, dx, dy)
     return relative, pivot, fresh
 
 
@@ -179,7 +198,7 @@ def _move(S: Structure, D: Data, z: Sizes, here: Iterate, dx: Array, dy: Array, 
 
 
 @inner_kernel
-def _arrive(S: Structure, D: Data, z: Sizes, at: Iterate, face: Face, full: bool | None) -> float:
+def _arrive(S: Structure, D: Data, z: Sizes, at: Iterate, face: Face, full: Full | None) -> float:
     """The face at an iterate's x and w, its cleaned pair and its residuals; returns the natural residual."""
     clean(S, at.w, z, at.s, at.y, face, full)
     return judge(S, D, z, at.x, at.y, at.s, at.r_x, at.r_s)
@@ -221,7 +240,7 @@ def _measure(
 @inner_kernel
 def newton(
     S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face, F: Factors, evidence: Array, steps: int,
-    full: bool | None,
+    full: Full | None,
 ) -> None:  # fmt: skip
     """Polish (x, y, s) of one sample in place; leaves its face, K at it, factors of a K nearby, and the evidence.
 
@@ -281,7 +300,7 @@ def newton(
         if as_given < lowest:  # cleaning for a wrong face may cost more than the solver's error
             _copy(given, here)
             known = as_given
-    _finish(S, D, x, y, s, face, F, evidence, pivot, known)
+    _finish(S, D, x, y, s, face, F, evidence, pivot, known, full)
 
 
 @inner_kernel
@@ -298,7 +317,7 @@ def _merit(S: Structure, z: Sizes, at: Iterate) -> float:
 @inner_kernel
 def _shorten(
     S: Structure, D: Data, z: Sizes, here: Iterate, dx: Array, dy: Array, finite: bool, there: Iterate, face: Face,
-    full: bool | None,
+    full: Full | None,
 ) -> bool:  # fmt: skip
     """Shorter steps where the whole one (at `there`, if it is finite) did not do: moves to the one with the smallest
     merit; whether there is any."""
@@ -315,7 +334,7 @@ def _shorten(
 @inner_kernel
 def _finish(
     S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face, F: Factors, evidence: Array, pivot: float,
-    known: float,
+    known: float, full: Full | None,
 ) -> None:  # fmt: skip
     """Judge the answer in its own sizes (those of a start far away would excuse anything); K at the final face.
 
@@ -328,32 +347,32 @@ def _finish(
     evidence[RESIDUAL] = residual
     _weights(S, z, F.unit)
     assemble(S, D.Pv, D.Av, face, face.u, np.zeros(S.aux), F.Kx)
-    if evidence[IS_SETTLED] == 0.0:
+    if full is not None and full.iterations > 0:
+        minres.equilibrate(S, F)
+        pivot = 0.0  # rows may depend on each other
+    elif evidence[IS_SETTLED] == 0.0:
         pivot = system.factorize(S, F)
     evidence[PIVOT] = pivot
 
 
 @inner_kernel
 def sensitivity(
-    S: Structure, F: Factors, face: Face, r_x: Array, r_s: Array, u: Array, w: Array, full: bool | None
+    S: Structure, F: Factors, face: Face, r_x: Array, r_s: Array, u: Array, w: Array, full: Full | None
 ) -> float:
     """Solve the ghost system: K [u; t] = [r_x; T r_s], w = T't; returns the relative residual or error.
 
     hypergradient (loss gradients c)   r_x = -c_x + A'c_s,         r_s = -c_y
     tangent (dP, dq, dA, db)           r_x = -(dP x + dq + dA'y),  r_s = db - dA x
     """
-    inv = part(S.wide, INV)
-    size = S.sign.size
-    rhs, z, t = np.zeros(size), np.empty(size), np.empty(S.m)
-    onto_face(S, face, r_s, t)
-    for j in range(S.n):
-        rhs[inv[j]] = r_x[j]
-    for i in range(S.m):
-        rhs[inv[S.n + i]] = t[i]
-    doubt = system.solve(S, F, rhs, z, full)
-    for j in range(S.n):
-        u[j] = z[inv[j]]
-    for i in range(S.m):
-        t[i] = z[inv[S.n + i]]
-    from_face(S, face, t, w)
+    rhs, z = np.zeros(S.sign.size), np.empty(S.sign.size)
+    _gather(S, face, r_x, r_s, rhs)
+    doubt = _solve(S, F, rhs, z, full)
+    _scatter(S, face, z, u, w)
     return doubt
+
+
+@inner_kernel
+def _solve(S: Structure, F: Factors, rhs: Array, z: Array, full: Full | None) -> float:
+    if full is not None and full.iterations > 0:
+        return minres.solve(S, F, rhs, z, full.rtol, full)
+    return system.solve(S, F, rhs, z, full)

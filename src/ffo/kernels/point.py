@@ -24,6 +24,7 @@ from ffo.kernels.kkt import (
     START,
     ZERO,
     Face,
+    Full,
     Structure,
     part,
 )  # fmt: skip
@@ -132,7 +133,7 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
 
 
 @inner_kernel
-def clean(S: Structure, w: Array, z: Sizes, s: Array, y: Array, face: Face, full: bool | None) -> None:
+def clean(S: Structure, w: Array, z: Sizes, s: Array, y: Array, face: Face, full: Full | None) -> None:
     """Face at w = s - tau y, and the cleaned pair: s in K, y in K*, complementary. Margins are relative to |a| l.
 
     `full`: None where all cones are scalar. Numba then leaves out the code of the others.

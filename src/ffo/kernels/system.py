@@ -15,7 +15,7 @@ import numpy as np
 
 from ffo.kernels import ldl
 from ffo.kernels.jit import inner_kernel
-from ffo.kernels.kkt import INV, KI, KIND, KP, LI, LP, OWNER, RI, RP, ZERO, Face, Structure, part
+from ffo.kernels.kkt import INV, KI, KIND, KP, LI, LP, OWNER, RI, RP, ZERO, Face, Full, Structure, part
 from ffo.kernels.vectors import copy, fill
 
 Array = np.ndarray
@@ -77,7 +77,8 @@ def factorize(S: Structure, F: Factors) -> float:
 
 
 @inner_kernel
-def _norm(v: Array, unit: Array) -> float:
+def norm(v: Array, unit: Array) -> float:
+    """Norm of a residual, its rows in natural units."""
     total = 0.0
     for i in range(v.size):
         total += (v[i] * unit[i]) ** 2
@@ -103,7 +104,7 @@ def refine(
     the error is smaller, by the ratio by which the residual fell.
     """
     Kp, Lp, Ki, Li = part(S.wide, KP), part(S.wide, LP), part(S.slim, KI), part(S.slim, LI)
-    size = _norm(rhs, F.unit)
+    size = norm(rhs, F.unit)
     fill(z, 0.0)
     copy(residual, rhs)
     if size == 0.0:
@@ -120,7 +121,7 @@ def refine(
         ldl.multiply(Kp, Ki, F.Kx, at, r)
         for i in range(r.size):
             r[i] = rhs[i] - r[i]
-        now = _norm(r, F.unit) / size
+        now = norm(r, F.unit) / size
         if not now < best:
             break
         shrunk = now / best
@@ -136,7 +137,7 @@ def refine(
 @inner_kernel
 def _least_squares(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -> tuple[float, float]:
     """z without the part `left` of the right-hand side that refinement cannot remove; its share and the error of z."""
-    size = max(_norm(rhs, F.unit), 1e-300)
+    size = max(norm(rhs, F.unit), 1e-300)
     rest, residual = rhs.copy(), np.empty(rhs.size)
     fill(left, 0.0)
     error = 1.0
@@ -145,9 +146,9 @@ def _least_squares(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) 
         for i in range(rhs.size):
             left[i] += residual[i]
             rest[i] = rhs[i] - left[i]
-        if _norm(residual, F.unit) <= UNSOLVABLE * size:
+        if norm(residual, F.unit) <= UNSOLVABLE * size:
             break
-    return _norm(left, F.unit) / size, error
+    return norm(left, F.unit) / size, error
 
 
 @inner_kernel
@@ -276,7 +277,7 @@ def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Ar
         ldl.multiply(Kp, Ki, F.Kx, z, left)
         for i in range(rhs.size):
             left[i] = rhs[i] - left[i]
-    size, rest = _norm(rhs, F.unit), _norm(left, F.unit)
+    size, rest = norm(rhs, F.unit), norm(left, F.unit)
     error = 0.0
     for sign in (1.0, -1.0):  # primal unknowns and multipliers by themselves
         moved, whole = 0.0, 1e-300
@@ -310,7 +311,7 @@ def least_squares(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -
 
 
 @inner_kernel
-def solve(S: Structure, F: Factors, rhs: Array, z: Array, full: bool | None) -> float:
+def solve(S: Structure, F: Factors, rhs: Array, z: Array, full: Full | None) -> float:
     """z = K^-1 rhs as exactly as can be; returns the relative residual or error, whichever is larger, and 1 where
     there is no solution (z is then a least-squares one). UNKNOWN: ask with `full`."""
     residual = np.empty(rhs.size)
@@ -334,7 +335,7 @@ def solve(S: Structure, F: Factors, rhs: Array, z: Array, full: bool | None) -> 
 
 
 @inner_kernel
-def dependent(S: Structure, F: Factors, face: Face, full: bool | None) -> float:
+def dependent(S: Structure, F: Factors, face: Face, full: Full | None) -> float:
     """Whether (1) or not (0) rows of the face, not all of them equalities, depend on each other; UNKNOWN: ask with
     `full`.
 
@@ -362,4 +363,4 @@ def dependent(S: Structure, F: Factors, face: Face, full: bool | None) -> float:
         total += v
         if kinds[owner[i]] != ZERO:
             unequal += v
-    return 1.0 if unequal > LEFT**2 * total and _norm(left, F.unit) > LEFT else 0.0
+    return 1.0 if unequal > LEFT**2 * total and norm(left, F.unit) > LEFT else 0.0

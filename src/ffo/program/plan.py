@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from ffo.kernels import kkt
 if TYPE_CHECKING:
     from ffo.kernels.batch import Plan, Values
     from ffo.program.cone import ConeProgram
+    from ffo.program.sparse import SparseBatch
 
 Array = np.ndarray
 
@@ -33,13 +35,16 @@ def plan_of(program: ConeProgram) -> Plan:
     with _lock:
         plan = _plans.pop(key, None)
         if plan is None:
-            rows = [np.asarray(v, np.int64) for v in (P.indices, P.columns, A.indices, A.columns)]
-            n, m = program.n, program.m
-            plan = Plan.of(kkt.build((rows[0], rows[1]), (rows[2], rows[3]), n, m, blocks_of(program.cones)))
+            plan = Plan(partial(kkt.build, _entries(P), _entries(A), program.n, program.m, blocks_of(program.cones)))
         _plans[key] = plan
         if len(_plans) > KEPT:
             _plans.popitem(last=False)
     return plan
+
+
+def _entries(M: SparseBatch) -> tuple[Array, Array]:
+    """Rows and columns."""
+    return np.asarray(M.indices, np.int64), np.asarray(M.columns, np.int64)
 
 
 def values_of(program: ConeProgram) -> Values:

@@ -36,7 +36,7 @@ class FFOLayer(OptimizationLayer):
         verbose: whether the solver may print.
         canon_backend: CVXPY's canonicalisation backend (default "COO").
         solver_args: settings of the solver; `eps` and `max_iters` are understood by all.
-        backward: "direct" (factorize the ghost system), "iterative" (matrix-free), "resolve"
+        backward: "direct" (factorize the ghost system), "iterative" (MINRES: no factors), "resolve"
             (re-solve the perturbed ghost problem with the solver itself), "auto", or an `ffo.ghost`
             way object.
         delta: size of the perturbation in "resolve", as in the paper; None chooses it. The other

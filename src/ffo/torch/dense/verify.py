@@ -55,7 +55,7 @@ class _Sides:
     """Distances to lower and upper sides in some unit, with multipliers, all (batch, k); `below` is None where no
     row has a lower side.
 
-    The side that is active is the one whose distance the multiplier exceeds (the rule of `ffo.ghost.face`).
+    The side that is active is the one whose distance the multiplier exceeds (the rule of `ffo.kernels.point`).
     At a solution there is nothing in both: the residual is what the distances leave of the multiplier.
     """
 
