@@ -2,11 +2,12 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from cones.contract import Array, ConeContract, dense_blocks, finite_difference, norms, projection_derivative
+from cones.contract import Array, ConeContract, finite_difference, norms, projection_derivative
+from cones.faces import faces
 
 from ffo.cones import Exponential
-from ffo.cones.base import BOUNDARY, INTERIOR, VERTEX
-from ffo.cones.exponential import FACE, RAY
+from ffo.kernels.cones.exponential import FACE, RAY
+from ffo.kernels.cones.rows import BOUNDARY, INTERIOR, VERTEX
 
 
 def surface_pair(rho: Array, a: Array, m: Array) -> tuple[Array, Array]:
@@ -54,8 +55,8 @@ def test_far_along_the_surface(rho: float) -> None:
     s, y = surface_pair(np.array([rho]), np.array([1.0]), np.array([0.7]))
     cone, w = Exponential(), s - y
     np.testing.assert_allclose(cone.project(w), s, atol=5e-15)
-    faces = cone.faces(w, np.ones(1))
-    D = projection_derivative(dense_blocks(faces)[0], 1.0)
+    found = faces(cone, w, np.ones(1))
+    D = projection_derivative(found.blocks[0], 1.0)
     exact = projection_frame(rho, 1.0, 0.7)
     np.testing.assert_allclose(D, exact, atol=1e-11)
     if abs(rho) < 10:  # beyond, the surface bends within any usable step

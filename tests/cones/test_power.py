@@ -2,12 +2,13 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from cones.contract import Array, ConeContract, dense_blocks, projection_derivative
+from cones.contract import Array, ConeContract, projection_derivative
+from cones.faces import faces
 
 from ffo.cones import Power, SecondOrder
-from ffo.cones.base import BOUNDARY, INTERIOR, VERTEX
-from ffo.cones.power import X_RAY, Y_RAY
 from ffo.errors import InputError
+from ffo.kernels.cones.power import X_RAY, Y_RAY
+from ffo.kernels.cones.rows import BOUNDARY, INTERIOR, VERTEX
 
 
 class PowerContract(ConeContract):
@@ -80,8 +81,8 @@ def test_rays_hold_or_free_z(alpha: float, z_rows: tuple[int, int]) -> None:
     """Below 1/2 the vanishing coordinate's exponent leaves z free, above it fixes z, at 1/2 h = 2v/y."""
     w = np.array([[-0.6, 1.5, 0.0], [1.5, -0.6, 0.0]])
     tau = np.array([2.0, 2.0])
-    faces = Power(alpha).faces(w, tau)
-    for block, held in zip(dense_blocks(faces), z_rows, strict=True):
+    found = faces(Power(alpha), w, tau)
+    for block, held in zip(found.blocks, z_rows, strict=True):
         assert len(block.T) == 1 + held
         D = projection_derivative(block, 2.0)
         expected = 1.0 - held if alpha != 0.5 else 1 / (1 + 2 * 0.6 / 1.5)
@@ -93,7 +94,7 @@ def test_rays_hold_or_free_z(alpha: float, z_rows: tuple[int, int]) -> None:
 @pytest.mark.parametrize("alpha", [0.2, 0.8])
 def test_ray_threshold(alpha: float) -> None:
     w = np.array([[-1.0, 1.0, 1.3e-7], [-1.0, 1.0, 1.5e-7], [1.0, -1.0, -1.3e-7], [1.0, -1.0, -1.5e-7]])
-    np.testing.assert_array_equal(Power(alpha).faces(w, np.ones(4)).case, [Y_RAY, BOUNDARY, X_RAY, BOUNDARY])
+    np.testing.assert_array_equal(faces(Power(alpha), w, np.ones(4)).case, [Y_RAY, BOUNDARY, X_RAY, BOUNDARY])
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.2, 0.5, 0.8, 0.95])

@@ -1,5 +1,4 @@
 import numpy as np
-from cones.contract import norms
 
 from ffo.cones import PSD, Exponential, Nonneg, Power, Product, SecondOrder, Zero
 
@@ -27,14 +26,3 @@ def test_equal_cones_are_gathered() -> None:
     assert sorted(np.concatenate([g.index.ravel() for g in K.groups])) == list(range(K.dim))
     assert Product(list(BLOCKS)) == K
     assert hash(K) == hash(Product(list(BLOCKS)))
-
-
-def test_faces_follow_samples_then_places() -> None:
-    K = Product(BLOCKS)
-    rng = np.random.default_rng(1)
-    w, tau = rng.standard_normal((3, K.dim)), K.block_means(rng.uniform(0.5, 2, (3, K.dim)))
-    for group, faces in zip(K.groups, K.faces(w, tau), strict=True):
-        assert len(faces.rows) == 3 * group.count
-        blocks = w[:, group.index].reshape(-1, group.cone.dim)
-        t = tau[:, group.index[:, 0]].ravel()
-        assert np.all(norms(faces.s - t[:, None] * faces.y - blocks) <= 1e-14 * norms(blocks))

@@ -2,9 +2,10 @@ from typing import ClassVar
 
 import numpy as np
 from cones.contract import Array, ConeContract
+from cones.faces import faces
 
 from ffo.cones import Nonneg, Zero
-from ffo.cones.base import INTERIOR, VERTEX
+from ffo.kernels.cones.rows import INTERIOR, VERTEX
 
 
 class TestZero(ConeContract):
@@ -34,7 +35,7 @@ class TestNonneg(ConeContract):
 
     def test_margin_is_the_distance_to_zero(self) -> None:
         w = np.array([[-3.0], [0.0], [2.0]])
-        np.testing.assert_array_equal(self.cone.faces(w, np.ones(3)).margin, [3, 0, 2])
+        np.testing.assert_array_equal(faces(self.cone, w, np.ones(3)).margin, [3, 0, 2])
 
 
 def test_scalar_cones_say_so() -> None:

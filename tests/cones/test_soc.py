@@ -2,11 +2,12 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from cones.contract import Array, ConeContract, dense_blocks, norms, projection_derivative
+from cones.contract import Array, ConeContract, norms, projection_derivative
+from cones.faces import faces
 
 from ffo.cones import SecondOrder
-from ffo.cones.base import BOUNDARY, INTERIOR, VERTEX
 from ffo.errors import InputError
+from ffo.kernels.cones.rows import BOUNDARY, INTERIOR, VERTEX
 
 
 class SecondOrderContract(ConeContract):
@@ -51,7 +52,7 @@ class TestSeven(SecondOrderContract):
     def test_sparse_form_equals_the_orthonormal_rows(self) -> None:
         """{T't : C't = 0} is spanned by (1,-u)/sqrt 2 and (0,v), and the derivatives agree."""
         s, y, w, tau = self.instances("boundary")
-        for k, block in enumerate(dense_blocks(self.cone.faces(w, tau))):
+        for k, block in enumerate(faces(self.cone, w, tau).blocks):
             u = s[k, 1:] / s[k, 0]
             V = np.linalg.svd(u[None])[2][1:]
             rows = np.vstack([np.r_[1, -u] / np.sqrt(2), np.hstack([np.zeros((5, 1)), V])])
@@ -64,18 +65,18 @@ class TestSeven(SecondOrderContract):
 
     def test_rows_stay_sparse(self) -> None:
         w = self.instances("boundary")[2]
-        faces = self.cone.faces(w, np.ones(len(w)))
-        assert len(faces.t_value) == len(w) * (2 * 7 - 1)
-        assert np.all(faces.aux == 1)
+        for block in faces(self.cone, w, np.ones(len(w))).blocks:
+            assert np.count_nonzero(block.T) == 2 * 7 - 1
+            assert block.C.shape == (7, 1)
 
 
 @pytest.mark.parametrize("gap", [1e-18, 1e-300])
 def test_weight_is_bounded_where_curvature_vanishes(gap: float) -> None:
     tau = np.array([1e-4, 1.0, 1e4])
     nearly = np.tile([1.0, np.nextafter(1.0, 2.0), gap], (3, 1))
-    faces = SecondOrder(3).faces(nearly, tau)
-    assert np.all(faces.case == BOUNDARY)
-    assert np.all(faces.delta <= 1e16 * np.repeat(tau, 3))
+    found = faces(SecondOrder(3), nearly, tau)
+    assert np.all(found.case == BOUNDARY)
+    assert np.all(found.delta <= 1e16 * np.repeat(tau, 3))
 
 
 def test_size_is_checked() -> None:

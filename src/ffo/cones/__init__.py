@@ -1,6 +1,6 @@
-"""One cone, one file: projection, dual and face."""
+"""One cone, one file: projection and dual."""
 
-from ffo.cones.base import Cone, Faces
+from ffo.cones.base import Cone
 from ffo.cones.exponential import Exponential
 from ffo.cones.nonneg import Nonneg
 from ffo.cones.power import Power
@@ -9,4 +9,4 @@ from ffo.cones.psd import PSD
 from ffo.cones.soc import SecondOrder
 from ffo.cones.zero import Zero
 
-__all__ = ["PSD", "Cone", "Exponential", "Faces", "Group", "Nonneg", "Power", "Product", "SecondOrder", "Zero"]
+__all__ = ["PSD", "Cone", "Exponential", "Group", "Nonneg", "Power", "Product", "SecondOrder", "Zero"]

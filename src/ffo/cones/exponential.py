@@ -7,12 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from ffo.cones.base import Array, Cone, Faces
-from ffo.cones.rows import contiguous, dense_faces
+from ffo.cones.base import Array, Cone, contiguous
 from ffo.kernels.cones import exponential as kernels
-from ffo.kernels.cones.exponential import FACE, RAY
-
-__all__ = ["FACE", "RAY", "Exponential"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +25,3 @@ class Exponential(Cone):
         s = np.empty(w.shape)
         kernels.project_blocks(contiguous(w), s)
         return s
-
-    def faces(self, w: Array, tau: Array) -> Faces:
-        return dense_faces(kernels.face_blocks, w, tau)

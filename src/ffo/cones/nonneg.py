@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ffo.cones.base import INTERIOR, VERTEX, Array, Cone, Faces
-from ffo.cones.rows import gather
+from ffo.cones.base import Array, Cone
 
 
 @dataclass(frozen=True)
@@ -24,9 +23,3 @@ class Nonneg(Cone):
 
     def project(self, w: Array) -> Array:
         return np.maximum(w, 0.0)
-
-    def faces(self, w: Array, tau: Array) -> Faces:
-        active = w < 0
-        s, y = np.maximum(w, 0.0), np.maximum(-w, 0.0) / tau[:, None]
-        case = np.where(active[:, 0], VERTEX, INTERIOR)
-        return gather(active, np.zeros(w.shape), np.ones((*w.shape, 1)), s, y, case, np.abs(w[:, 0]))

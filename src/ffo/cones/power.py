@@ -7,13 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from ffo.cones.base import Array, Cone, Faces
-from ffo.cones.rows import contiguous, dense_faces
+from ffo.cones.base import Array, Cone, contiguous
 from ffo.errors import InputError
 from ffo.kernels.cones import power as kernels
-from ffo.kernels.cones.power import X_RAY, Y_RAY
-
-__all__ = ["X_RAY", "Y_RAY", "Power"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +35,3 @@ class Power(Cone):
         s = np.empty(w.shape)
         kernels.project_blocks(contiguous(w), float(self.alpha), s)
         return s
-
-    def faces(self, w: Array, tau: Array) -> Faces:
-        return dense_faces(kernels.face_blocks, w, tau, float(self.alpha))

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ffo.cones.base import Array, Cone, Faces
+from ffo.cones.base import Array, Cone
 
 
 @dataclass(frozen=True)
@@ -81,15 +81,6 @@ class Product:
         """(batch, dim) -> (batch, dim), Euclidean projection onto K*."""
         return v + self.project(-v)
 
-    def faces(self, w: Array, tau: Array) -> tuple[Faces, ...]:
-        """One `Faces` per group, blocks ordered by sample, then by place; w and tau (batch, dim).
-
-        A block's tau is that of its first row: callers make tau constant on the blocks of curved cones.
-        """
-        return tuple(
-            g.cone.faces(w[:, g.index].reshape(-1, g.cone.dim), tau[:, g.index[:, 0]].ravel()) for g in self.groups
-        )
-
     def block_means(self, v: Array) -> Array:
         """(batch, dim): v averaged over each block of a curved cone, unchanged on scalar cones."""
         out = np.array(v, dtype=float)
@@ -97,8 +88,3 @@ class Product:
             if not g.cone.scalar:
                 out[:, g.index] = v[:, g.index].mean(axis=2, keepdims=True)
         return out
-
-    def block_norms(self, v: Array) -> Array:
-        """(batch, blocks) Euclidean norm of each block, in the order of `faces`."""
-        norms = [np.linalg.norm(v[:, g.index], axis=2) for g in self.groups]
-        return np.concatenate(norms, axis=1) if norms else np.zeros((len(v), 0))

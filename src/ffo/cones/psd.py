@@ -8,8 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ffo.cones.base import Array, Cone, Faces
-from ffo.cones.rows import contiguous, dense_faces
+from ffo.cones.base import Array, Cone, contiguous
 from ffo.errors import InputError
 from ffo.kernels.cones import psd as kernels
 
@@ -59,6 +58,3 @@ class PSD(Cone):
         s = np.empty(w.shape)
         kernels.project_blocks(contiguous(w), s)
         return s
-
-    def faces(self, w: Array, tau: Array) -> Faces:
-        return dense_faces(kernels.face_blocks, w, tau)

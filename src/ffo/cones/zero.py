@@ -7,8 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ffo.cones.base import VERTEX, Array, Cone, Faces
-from ffo.cones.rows import gather
+from ffo.cones.base import Array, Cone
 
 
 @dataclass(frozen=True)
@@ -24,10 +23,3 @@ class Zero(Cone):
 
     def project(self, w: Array) -> Array:
         return np.where(np.isnan(w), w, 0.0)
-
-    def faces(self, w: Array, tau: Array) -> Faces:
-        s = self.project(w)
-        n = len(w)
-        y = (s - w) / tau[:, None]
-        on, T = np.ones(w.shape, dtype=bool), np.ones((n, 1, 1))
-        return gather(on, np.zeros(w.shape), T, s, y, np.full(n, VERTEX), np.full(n, np.inf))

@@ -256,21 +256,3 @@ def project_blocks(w: Array, alpha: float, s: Array) -> None:
     """`project` for each row of w (N, 3)."""
     for n in range(len(w)):
         project(w[n], alpha, s[n])
-
-
-@kernel
-def face_blocks(
-    w: Array,
-    tau: Array,
-    alpha: float,
-    s: Array,
-    v: Array,
-    on: Array,
-    delta: Array,
-    R: Array,
-    case: Array,
-    margin: Array,
-) -> None:
-    """`face` for each row of w (N, 3); tau, case, margin (N,), R (N, 9), the others (N, 3)."""
-    for n in range(len(w)):
-        case[n], margin[n] = face(w[n], tau[n], alpha, s[n], v[n], on[n], delta[n], R[n])

@@ -155,21 +155,3 @@ def project_blocks(w: Array, s: Array) -> None:
     """`project` for each row of w (N, d)."""
     for n in range(len(w)):
         project(w[n], s[n])
-
-
-@kernel
-def face_blocks(
-    w: Array,
-    tau: Array,
-    alpha: float,
-    s: Array,
-    v: Array,
-    on: Array,
-    delta: Array,
-    R: Array,
-    case: Array,
-    margin: Array,
-) -> None:
-    """`face` for each row of w (N, d); tau, case, margin (N,), R (N, d*d), the others (N, d)."""
-    for n in range(len(w)):
-        case[n], margin[n] = face(w[n], tau[n], alpha, s[n], v[n], on[n], delta[n], R[n])

@@ -111,12 +111,3 @@ def project_blocks(w: Array, s: Array) -> None:
     v = np.empty(w.shape[1])
     for k in range(len(w)):
         split(w[k], s[k], v)
-
-
-@kernel
-def face_blocks(
-    w: Array, tau: Array, s: Array, v: Array, on: Array, delta: Array, u: Array, case: Array, margin: Array
-) -> None:
-    """`face` for each row of w (N, d); tau, case, margin (N,), the others (N, d)."""
-    for k in range(len(w)):
-        case[k], margin[k] = face(w[k], tau[k], s[k], v[k], on[k], delta[k], u[k])
