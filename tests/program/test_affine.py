@@ -10,8 +10,9 @@ import scipy.sparse as sp
 
 from ffo.cones import Nonneg, Product
 from ffo.errors import InputError
-from ffo.program.affine import BLOCKS, AffineMap, DataGradient, Entry, Pattern, sampled_products
+from ffo.program.affine import BLOCKS, AffineMap, DataGradient, Entry, Pattern
 from ffo.program.cone import ConeProgram
+from ffo.program.entering import sampled_products
 
 Array = np.ndarray
 BATCH = 3

@@ -23,7 +23,8 @@ import scipy.sparse as sp
 from ffo.cones.product import Product
 from ffo.errors import InputError
 from ffo.program.cone import ConeProgram
-from ffo.program.sparse import SparseBatch, SymmetricBatch, equal_rows, is_identity
+from ffo.program.entering import EntryMap
+from ffo.program.sparse import SparseBatch, SymmetricBatch, equal_rows
 
 Array = np.ndarray
 Block = Literal["P", "q", "A", "b"]
@@ -78,13 +79,9 @@ class Entry:
     maps: dict[Block, sp.csc_array]
 
     @cached_property
-    def transposed(self) -> dict[Block, sp.csr_array]:
-        return {name: M.T for name, M in self.maps.items()}
-
-    @cached_property
-    def plain(self) -> frozenset[Block]:
-        """The blocks that the parameter enters entry by entry: the map is the identity."""
-        return frozenset(name for name, M in self.maps.items() if is_identity(M))
+    def into(self) -> dict[Block, EntryMap]:
+        """The maps, ready for products."""
+        return {name: EntryMap(M) for name, M in self.maps.items()}
 
 
 @dataclass(frozen=True)
@@ -215,18 +212,17 @@ class AffineMap:
 
     def _block(self, name: Block, values: Sequence[Array], logs: dict[int, Array]) -> Array:
         shared = self.constants[name]
-        batched = None
-        for entry in self.entries:
-            M = entry.maps.get(name)
-            if M is None:
-                continue
-            theta = logs[entry.parameter] if entry.log else values[entry.parameter]
-            if theta.ndim == 1:
-                shared = shared + (theta if name in entry.plain else M @ theta)
+        batched, fresh = None, False
+        for entry in self._entering[name]:
+            into = entry.into[name]
+            term = into.apply(logs[entry.parameter] if entry.log else values[entry.parameter])
+            if term.ndim == 1:
+                shared = shared + term
             else:
-                term = theta if name in entry.plain else _times_batch(M, theta)
-                batched = term if batched is None else batched + term
-        return shared if batched is None else batched + shared
+                batched, fresh = (term, not into.identity) if batched is None else (batched + term, True)
+        if batched is None:
+            return shared
+        return batched if fresh and not shared.any() else batched + shared
 
     def adjoint(self, gradient: DataGradient, values: Sequence[Array], wanted: Sequence[bool]) -> list[Array | None]:
         """dL/dtheta_i, shaped like the parameter's value, for the wanted parameters.
@@ -235,18 +231,13 @@ class AffineMap:
         contributions are added.
         """
         out: list[Array | None] = [None] * len(self.sizes)
-        cache: dict[tuple[Block, bool], Array] = {}
         for entry in self.entries:
             i = entry.parameter
             if not wanted[i]:
                 continue
             shared = values[i].ndim == 1
-            for name, back in entry.transposed.items():
-                key = (name, shared)
-                if key not in cache:
-                    cache[key] = self._data_gradient(name, gradient, shared)
-                # a copy: gradients of two parameters must not be one array
-                term = cache[key].copy() if name in entry.plain else (back @ cache[key].T).T
+            for name, into in entry.into.items():
+                term = self._entry_gradient(name, into, gradient, shared)
                 if not shared:
                     term = term.reshape(len(values[i]), -1, self.sizes[i]).sum(axis=1)
                 if entry.log:
@@ -255,19 +246,15 @@ class AffineMap:
                 out[i] = term if before is None else before + term
         return [np.zeros(v.shape) if w and g is None else g for g, v, w in zip(out, values, wanted, strict=True)]
 
-    def _data_gradient(self, name: Block, g: DataGradient, summed: bool) -> Array:
-        """Gradient in a block's stored entries: (length,) summed over the batch, or (batch, length)."""
-        if name == "q":
-            u = g.u if g.dq is None else g.dq
-            return u.sum(axis=0) if summed else u
-        if name == "b":
-            return g.db.sum(axis=0) if summed else g.db
+    def _entry_gradient(self, name: Block, into: EntryMap, g: DataGradient, summed: bool) -> Array:
+        """Gradient in a parameter through one block: (size,) summed over the batch, or (batch, size)."""
         if name == "A":
-            return sampled_products([(g.y, g.u), (g.v, g.x)], self.A.indices, self.A.columns, self.A.shape, summed)
-        # Only the upper triangle is stored: an off-diagonal entry stands for two.
-        rows, cols = self.P.indices, self.P.columns
-        both = sampled_products([(g.u, g.x), (g.x, g.u)], rows, cols, self.P.shape, summed)
-        return both * np.where(rows == cols, 0.5, 1.0)
+            return into.back_sampled([(g.y, g.u), (g.v, g.x)], self.A, False, summed)
+        if name == "P":  # only the upper triangle is stored: an off-diagonal entry stands for two
+            return into.back_sampled([(g.u, g.x), (g.x, g.u)], self.P, True, summed)
+        u = g.u if g.dq is None else g.dq
+        vector = u if name == "q" else g.db
+        return into.back(vector.sum(axis=0) if summed else vector)
 
     def tangent(self, tangents: Sequence[Array | None], values: Sequence[Array], batch: int) -> ConeProgram:
         """The derivative of the data along parameter tangents, as a program of the same pattern."""
@@ -280,7 +267,7 @@ class AffineMap:
                     continue
                 if entry.log:
                     tangent = tangent / values[entry.parameter]
-                total = total + _times_batch(entry.maps[name], np.atleast_2d(tangent))
+                total = total + entry.into[name].apply(np.atleast_2d(tangent))
             blocks.append(np.broadcast_to(total, (batch, total.shape[1])))
         dP, dq, dA, db = blocks
         return ConeProgram(
@@ -312,33 +299,3 @@ def _few_columns(M: sp.csc_array, columns: Array, weights: Array) -> tuple[Array
     ends = np.cumsum(counts)
     where = np.arange(ends[-1] if len(ends) else 0) + np.repeat(M.indptr[columns] - (ends - counts), counts)
     return M.indices[where], M.data[where] * np.repeat(weights, counts)
-
-
-def _times_batch(M: sp.csc_array, theta: Array) -> Array:
-    """(batch, size) -> (batch, length)."""
-    return np.ascontiguousarray((M @ theta.T).T)
-
-
-def sampled_products(
-    pairs: Sequence[tuple[Array, Array]], rows: Array, cols: Array, shape: tuple[int, int], summed: bool
-) -> Array:
-    """Entries (rows, cols) of sum over pairs of left' right, per sample or summed over the batch.
-
-    left (batch, m), right (batch, n); the entries are in Fortran order, without repeats. The full product is
-    formed only when much of it is wanted.
-    """
-    if not summed:
-        total = pairs[0][0][:, rows] * pairs[0][1][:, cols]
-        for left, right in pairs[1:]:
-            total += left[:, rows] * right[:, cols]
-        return total
-    if 8 * len(rows) > shape[0] * shape[1]:
-        left = np.concatenate([p[0] for p in pairs])
-        right = np.concatenate([p[1] for p in pairs])
-        product = right.T @ left  # transposed, so that its entries lie in Fortran order
-        return product.ravel() if len(rows) == product.size else product[cols, rows]
-    total = np.zeros(len(rows))
-    for left, right in pairs:
-        for k in range(len(left)):
-            total += left[k, rows] * right[k, cols]
-    return total

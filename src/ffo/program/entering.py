@@ -1,0 +1,212 @@
+"""How the entries of a parameter enter a block of the data: a sparse linear map, and its adjoint.
+
+Most parameters enter entry by entry: in another order, with another sign, or twice (both triangles of a matrix, both
+sides of a row). Then a product only picks entries, and the gradient of a matrix is sampled where its parameter has
+entries, in the parameter's order: on a batch of 128 dense 100 x 100 matrices 1.1 ms instead of 9.4 with SciPy's
+product, and 0.7 ms instead of 20.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+import scipy.sparse as sp
+
+from ffo.program.sparse import is_identity, span
+
+Array = np.ndarray
+#: pairs of left (batch, m) and right (batch, n): the matrices sum over pairs of left right'
+Pairs = Sequence[tuple[Array, Array]]
+
+#: entries of a row of the map up to which products pick them
+FEW = 2
+
+
+class Positions(Protocol):
+    """Where the stored entries of a matrix stand."""
+
+    @property
+    def indices(self) -> Array: ...
+
+    @property
+    def columns(self) -> Array: ...
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+
+@dataclass(frozen=True)
+class _Term:
+    """out[rows] += weight * v[columns]; rows None: all of them, in order."""
+
+    rows: Array | slice | None
+    columns: Array | slice
+    weight: Array | float
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Gradient of some entries of a parameter: weight times entries of a matrix of `shape`, either those at `where`
+    (i, j), or all of some consecutive rows, in C order."""
+
+    entries: Array | slice | None
+    where: tuple[Array, Array] | slice
+    shape: tuple[int, int]
+    weight: Array | float
+
+    def of(self, pairs: Pairs, summed: bool) -> Array:
+        """(batch, entries), or (entries,) summed over the batch."""
+        if not isinstance(self.where, slice):
+            return _weighted(sampled_products(pairs, *self.where, self.shape, summed), self.weight)
+        left, right = [p[0][:, self.where] for p in pairs], [p[1] for p in pairs]
+        if summed:
+            return _weighted((np.concatenate(left).T @ np.concatenate(right)).ravel(), self.weight)
+        found = np.stack(left, axis=2) @ np.stack(right, axis=1)  # (batch, rows, n)
+        return _weighted(found.reshape(len(found), -1), self.weight)
+
+
+class EntryMap:
+    """A (length of the block, size of the parameter) sparse map."""
+
+    def __init__(self, matrix: sp.csc_array) -> None:
+        self.matrix = matrix
+        self._samples: tuple[Positions, list[_Samples] | None] | None = None
+
+    @cached_property
+    def identity(self) -> bool:
+        """Whether the parameter enters as it is."""
+        return is_identity(self.matrix)
+
+    @cached_property
+    def _forth(self) -> list[_Term] | None:
+        return _terms(sp.csr_array(self.matrix))
+
+    @cached_property
+    def _back(self) -> list[_Term] | None:
+        return _terms(self.matrix.T)
+
+    def apply(self, theta: Array) -> Array:
+        """(size,) or (batch, size) -> (length,) or (batch, length); the parameter itself where it enters as it is."""
+        return theta if self.identity else _product(self.matrix, self._forth, theta)
+
+    def back(self, gradient: Array) -> Array:
+        """The adjoint, never the gradient itself."""
+        return gradient.copy() if self.identity else _product(self.matrix.T, self._back, gradient)
+
+    def back_sampled(self, pairs: Pairs, places: Positions, symmetric: bool, summed: bool) -> Array:
+        """The adjoint on a matrix with these stored entries, given by its factors; `symmetric`: of its two equal
+        triangles the upper one is stored."""
+        if self._samples is None or self._samples[0] is not places:
+            self._samples = places, self._sampled(places, symmetric)
+        samples = self._samples[1]
+        if samples is None:
+            stored = sampled_products(pairs, places.indices, places.columns, places.shape, summed)
+            if symmetric:
+                stored *= np.where(places.indices == places.columns, 0.5, 1.0)
+            return self.back(stored)
+        if len(samples) == 1 and samples[0].entries is None:
+            return samples[0].of(pairs, summed)
+        shape = (self.matrix.shape[1],) if summed else (len(pairs[0][0]), self.matrix.shape[1])
+        out = np.zeros(shape)
+        for sample in samples:
+            part = sample.of(pairs, summed)
+            out[..., slice(None) if sample.entries is None else sample.entries] += part
+        return out
+
+    def _sampled(self, places: Positions, symmetric: bool) -> list[_Samples] | None:
+        terms = self._back
+        if terms is None:
+            return None
+        found = []
+        for term in terms:
+            i, j, weight = places.indices[term.columns], places.columns[term.columns], term.weight
+            if symmetric:
+                weight = _one(np.where(i == j, 0.5, 1.0) * weight)
+            rows = _rows(i, j, places.shape[1], symmetric)
+            found.append(_Samples(term.rows, (i, j) if rows is None else rows, places.shape, weight))
+        return found
+
+
+def _terms(M: sp.csr_array) -> list[_Term] | None:
+    """A product with M as a few terms; None where some row has too many entries."""
+    counts = np.diff(M.indptr)
+    most = int(counts.max(initial=0))
+    if most > FEW:
+        return None
+    if most == 1 and M.nnz == M.shape[0]:
+        return [_Term(None, span(M.indices), _one(M.data))]
+    found = []
+    for k in range(most):
+        rows = np.flatnonzero(counts > k)
+        place = M.indptr[rows] + k
+        every = len(rows) == M.shape[0]
+        found.append(_Term(None if every else span(rows), span(M.indices[place]), _one(M.data[place])))
+    return found
+
+
+def _product(M: sp.sparray, terms: list[_Term] | None, v: Array) -> Array:
+    """M v for every (·) row of v; v has one or two dimensions."""
+    if terms is None:
+        return M @ v if v.ndim == 1 else np.ascontiguousarray((M @ v.T).T)
+    out = None
+    for term in terms:
+        at = term.columns
+        picked = v[..., at].copy() if isinstance(at, slice) else np.take(v, at, axis=-1)
+        part = _weighted(picked, term.weight)
+        if out is None and term.rows is None:
+            out = part
+            continue
+        if out is None:
+            out = np.zeros((*v.shape[:-1], M.shape[0]))
+        out[..., slice(None) if term.rows is None else term.rows] += part
+    return np.zeros((*v.shape[:-1], M.shape[0])) if out is None else out
+
+
+def _one(weight: Array) -> Array | float:
+    """One number where all are equal."""
+    return float(weight[0]) if len(weight) and (weight == weight[0]).all() else weight
+
+
+def _weighted(fresh: Array, weight: Array | float) -> Array:
+    """fresh * weight, in place."""
+    if not (isinstance(weight, float) and weight == 1.0):
+        fresh *= weight
+    return fresh
+
+
+def _rows(i: Array, j: Array, n: int, symmetric: bool) -> slice | None:
+    """The rows whose entries, all of them in C order, stand at (i, j); None where it is not so."""
+    if not n or not len(i) or len(i) % n:
+        return None
+    i, j = i.reshape(-1, n), j.reshape(-1, n)
+    row, column = int(i[0, 0]) + np.arange(len(i), dtype=i.dtype)[:, None], np.arange(n, dtype=j.dtype)
+    if symmetric:
+        row, column = np.minimum(row, column), np.maximum(row, column)
+    if not ((i == row).all() and (j == column).all()):
+        return None
+    return slice(int(i[0, 0]), int(i[0, 0]) + len(i))
+
+
+def sampled_products(pairs: Pairs, rows: Array, cols: Array, shape: tuple[int, int], summed: bool) -> Array:
+    """Entries (rows, cols) of sum over pairs of left' right, per sample or summed over the batch.
+
+    The full product is formed only when much of it is wanted.
+    """
+    if not summed:
+        total = pairs[0][0][:, rows] * pairs[0][1][:, cols]
+        for left, right in pairs[1:]:
+            total += left[:, rows] * right[:, cols]
+        return total
+    if 8 * len(rows) > shape[0] * shape[1]:
+        left = np.concatenate([p[0] for p in pairs])
+        right = np.concatenate([p[1] for p in pairs])
+        return (right.T @ left)[cols, rows]  # stored entries lie column by column
+    total = np.zeros(len(rows))
+    for left, right in pairs:
+        for k in range(len(left)):
+            total += left[k, rows] * right[k, cols]
+    return total
