@@ -10,9 +10,10 @@ import scipy.sparse as sp
 
 from ffo.cones import Nonneg, Product
 from ffo.errors import InputError
-from ffo.program.affine import BLOCKS, AffineMap, DataGradient, Entry, Pattern
+from ffo.program.affine import BLOCKS, AffineMap, DataGradient, Entry
 from ffo.program.cone import ConeProgram
 from ffo.program.entering import sampled_products
+from ffo.program.sparse import Pattern
 
 Array = np.ndarray
 BATCH = 3
@@ -57,7 +58,7 @@ def random_map(seed: int = 0) -> Dense:
 
 def _pattern(mask: Array, shape: tuple[int, int]) -> Pattern:
     csc = sp.csc_array(mask.astype(float))
-    return Pattern(csc.indptr, csc.indices, shape)
+    return Pattern.of(csc.indptr, csc.indices, shape)
 
 
 def random_values(batched: tuple[bool, ...], seed: int = 1, zeros: float = 0.0) -> list[Array]:

@@ -7,7 +7,7 @@ import numpy as np
 from ffo.cones import Nonneg, Product, Zero
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.sparse import SparseBatch, SymmetricBatch
-from ffo.solvers.split import rows_of
+from ffo.solvers.split import rows_by_kind
 
 Array = np.ndarray
 
@@ -94,7 +94,7 @@ def optimality(program: ConeProgram, solution: Solution) -> Array:
     """(batch,) largest residual of the optimality conditions, each entry relative to its own terms."""
     worst = np.zeros(program.batch)
     is_equal = np.zeros(program.m, dtype=bool)
-    is_equal[rows_of(program, Zero)] = True
+    is_equal[rows_by_kind(program).equal] = True
     for k in range(program.batch):
         Q, R = program.P.full(k).toarray(), program.A.matrix(k).toarray()
         x, y, s, p, h = solution.x[k], solution.y[k], solution.s[k], program.q[k], program.b[k]

@@ -39,12 +39,16 @@ class Product:
 
     def __init__(self, blocks: Sequence[tuple[Cone, int]]) -> None:
         self.blocks = tuple((cone, int(count)) for cone, count in blocks if count)
+        self._hash = hash(self.blocks)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Product) and self.blocks == other.blocks
+        return self is other or (isinstance(other, Product) and self.blocks == other.blocks)
 
     def __hash__(self) -> int:
-        return hash(self.blocks)
+        return self._hash
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Product, (self.blocks,)
 
     def __repr__(self) -> str:
         return "Product(" + " x ".join(f"{count}*{cone!r}" for cone, count in self.blocks) + ")"

@@ -24,44 +24,11 @@ from ffo.cones.product import Product
 from ffo.errors import InputError
 from ffo.program.cone import ConeProgram
 from ffo.program.entering import EntryMap
-from ffo.program.sparse import SparseBatch, SymmetricBatch, equal_rows
+from ffo.program.sparse import Pattern, SparseBatch, SymmetricBatch, equal_rows
 
 Array = np.ndarray
 Block = Literal["P", "q", "A", "b"]
 BLOCKS: tuple[Block, ...] = ("P", "q", "A", "b")
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """A CSC sparsity pattern."""
-
-    indptr: Array
-    indices: Array
-    shape: tuple[int, int]
-
-    @classmethod
-    def of_positions(cls, flat: Array, shape: tuple[int, int]) -> tuple[Pattern, Array]:
-        """The pattern of Fortran-order positions (repeats allowed), and where each stands in it."""
-        pattern, places = cls.covering([flat], shape)
-        return pattern, np.searchsorted(places, flat)
-
-    @classmethod
-    def covering(cls, flat: Sequence[Array], shape: tuple[int, int]) -> tuple[Pattern, Array]:
-        """The pattern of all Fortran-order positions in some arrays, and its positions in ascending order."""
-        places = np.concatenate([np.zeros(0, dtype=np.int32), *flat])
-        places.sort()
-        places = places[np.concatenate([np.ones(min(len(places), 1), dtype=bool), places[1:] != places[:-1]])]
-        cols, rows = np.divmod(places, max(shape[0], 1))
-        indptr = np.concatenate([[0], np.cumsum(np.bincount(cols, minlength=shape[1]))])
-        return cls(indptr.astype(np.int32), rows.astype(np.int32, copy=False), shape), places
-
-    @property
-    def nnz(self) -> int:
-        return len(self.indices)
-
-    @cached_property
-    def columns(self) -> Array:
-        return np.repeat(np.arange(self.shape[1], dtype=np.int32), np.diff(self.indptr))
 
 
 @dataclass(frozen=True)
@@ -168,15 +135,16 @@ class AffineMap:
             return last[1]
         few = _few(thetas) if shared else None
         if few is None:
-            return kind(pattern.indptr, pattern.indices, self._block(name, values, logs), pattern.shape)
+            return kind.on(pattern, self._block(name, values, logs))
         constant = self._constant_places[name]
         columns = [_few_columns(f.map, f.places, f.values) for f in few]
         where = np.concatenate([constant, *(c[0] for c in columns)])
         what = np.concatenate([self.constants[name][constant], *(c[1] for c in columns)])
         places, entry = np.unique(where, return_inverse=True)
         total = np.bincount(entry, weights=what, minlength=len(places)).astype(float)
-        indptr = np.searchsorted(places, pattern.indptr).astype(pattern.indptr.dtype)
-        made = kind(indptr, pattern.indices[places], total, pattern.shape, own=True)
+        held = np.zeros(pattern.nnz, dtype=bool)
+        held[places] = True
+        made = kind.on(pattern.part(held), total, own=True)
         self._last[name] = few, made
         return made
 
@@ -271,9 +239,9 @@ class AffineMap:
             blocks.append(np.broadcast_to(total, (batch, total.shape[1])))
         dP, dq, dA, db = blocks
         return ConeProgram(
-            SymmetricBatch(self.P.indptr, self.P.indices, np.ascontiguousarray(dP), self.P.shape),
+            SymmetricBatch.on(self.P, np.ascontiguousarray(dP)),
             dq,
-            SparseBatch(self.A.indptr, self.A.indices, np.ascontiguousarray(dA), self.A.shape),
+            SparseBatch.on(self.A, np.ascontiguousarray(dA)),
             db,
             self.cones,
         )

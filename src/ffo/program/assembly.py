@@ -8,8 +8,8 @@ import cvxpy as cp
 import numpy as np
 import scipy.sparse as sp
 
-from ffo.program.affine import Pattern
 from ffo.program.extraction import Tensor, index_type
+from ffo.program.sparse import Pattern
 
 Array = np.ndarray
 

@@ -45,7 +45,7 @@ class ConeProgram:
         q, b = np.atleast_2d(np.asarray(q, float)), np.atleast_2d(np.asarray(b, float))
         batch = max(len(q), len(b))
         return cls(
-            SymmetricBatch(upper.indptr, upper.indices, upper.values, upper.shape),
+            SymmetricBatch.on(upper.pattern, upper.values),
             np.broadcast_to(q, (batch, q.shape[1])),
             SparseBatch.from_matrix(A),
             np.broadcast_to(b, (batch, b.shape[1])),

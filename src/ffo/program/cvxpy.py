@@ -26,11 +26,12 @@ from cvxpy.utilities.psd_utils import TriangleKind
 
 from ffo import cones
 from ffo.errors import InputError, UnsupportedProblemError
-from ffo.program.affine import AffineMap, Block, Entry, Pattern
+from ffo.program.affine import AffineMap, Block, Entry
 from ffo.program.assembly import Columns, Stored, placed
 from ffo.program.canonical import CanonicalProblem
 from ffo.program.extraction import Extractor, Tensor
 from ffo.program.recovery import Output, Recovery, selection
+from ffo.program.sparse import Pattern
 
 Array = np.ndarray
 

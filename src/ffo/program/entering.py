@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import scipy.sparse as sp
 
-from ffo.program.sparse import is_identity, span
+from ffo.program.sparse import Pattern, is_identity, span
 
 Array = np.ndarray
 #: pairs of left (batch, m) and right (batch, n): the matrices sum over pairs of left right'
@@ -24,19 +23,6 @@ Pairs = Sequence[tuple[Array, Array]]
 
 #: entries of a row of the map up to which products pick them
 FEW = 2
-
-
-class Positions(Protocol):
-    """Where the stored entries of a matrix stand."""
-
-    @property
-    def indices(self) -> Array: ...
-
-    @property
-    def columns(self) -> Array: ...
-
-    @property
-    def shape(self) -> tuple[int, int]: ...
 
 
 @dataclass(frozen=True)
@@ -74,7 +60,7 @@ class EntryMap:
 
     def __init__(self, matrix: sp.csc_array) -> None:
         self.matrix = matrix
-        self._samples: tuple[Positions, list[_Samples] | None] | None = None
+        self._samples: tuple[Pattern, list[_Samples] | None] | None = None
 
     @cached_property
     def identity(self) -> bool:
@@ -97,16 +83,16 @@ class EntryMap:
         """The adjoint, never the gradient itself."""
         return gradient.copy() if self.identity else _product(self.matrix.T, self._back, gradient)
 
-    def back_sampled(self, pairs: Pairs, places: Positions, symmetric: bool, summed: bool) -> Array:
+    def back_sampled(self, pairs: Pairs, places: Pattern, symmetric: bool, summed: bool) -> Array:
         """The adjoint on a matrix with these stored entries, given by its factors; `symmetric`: of its two equal
         triangles the upper one is stored."""
         if self._samples is None or self._samples[0] is not places:
             self._samples = places, self._sampled(places, symmetric)
         samples = self._samples[1]
         if samples is None:
-            stored = sampled_products(pairs, places.indices, places.columns, places.shape, summed)
+            stored = sampled_products(pairs, places.rows, places.columns, places.shape, summed)
             if symmetric:
-                stored *= np.where(places.indices == places.columns, 0.5, 1.0)
+                stored *= np.where(places.on_diagonal, 0.5, 1.0)
             return self.back(stored)
         if len(samples) == 1 and samples[0].entries is None:
             return samples[0].of(pairs, summed)
@@ -117,13 +103,13 @@ class EntryMap:
             out[..., slice(None) if sample.entries is None else sample.entries] += part
         return out
 
-    def _sampled(self, places: Positions, symmetric: bool) -> list[_Samples] | None:
+    def _sampled(self, places: Pattern, symmetric: bool) -> list[_Samples] | None:
         terms = self._back
         if terms is None:
             return None
         found = []
         for term in terms:
-            i, j, weight = places.indices[term.columns], places.columns[term.columns], term.weight
+            i, j, weight = places.rows[term.columns], places.columns[term.columns], term.weight
             if symmetric:
                 weight = _one(np.where(i == j, 0.5, 1.0) * weight)
             rows = _rows(i, j, places.shape[1], symmetric)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from functools import partial
-from threading import Lock
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,36 +13,25 @@ from ffo.kernels import kkt
 if TYPE_CHECKING:
     from ffo.kernels.batch import Plan, Values
     from ffo.program.cone import ConeProgram
-    from ffo.program.sparse import SparseBatch
+    from ffo.program.sparse import Pattern
 
 Array = np.ndarray
 
 #: plans that are kept: they are made once per sparsity pattern, and never change
 KEPT = 32
 
-_lock = Lock()
-_plans: OrderedDict[tuple[object, ...], Plan] = OrderedDict()
-
 
 def plan_of(program: ConeProgram) -> Plan:
     """The plan of a program's structure, made when it is first seen."""
+    return _plan(program.cones, program.P.pattern, program.A.pattern)
+
+
+@lru_cache(maxsize=KEPT)
+def _plan(cones: Product, P: Pattern, A: Pattern) -> Plan:
     from ffo.kernels.batch import Plan  # loads compiled code
 
-    P, A = program.P, program.A
-    key = (program.cones, A.shape, *(v.tobytes() for M in (P, A) for v in (M.indptr, M.indices)))
-    with _lock:
-        plan = _plans.pop(key, None)
-        if plan is None:
-            plan = Plan(partial(kkt.build, _entries(P), _entries(A), program.n, program.m, blocks_of(program.cones)))
-        _plans[key] = plan
-        if len(_plans) > KEPT:
-            _plans.popitem(last=False)
-    return plan
-
-
-def _entries(M: SparseBatch) -> tuple[Array, Array]:
-    """Rows and columns."""
-    return np.asarray(M.indices, np.int64), np.asarray(M.columns, np.int64)
+    m, n = A.shape
+    return Plan(partial(kkt.build, (P.rows, P.columns), (A.rows, A.columns), n, m, blocks_of(cones)))
 
 
 def values_of(program: ConeProgram) -> Values:

@@ -21,7 +21,7 @@ import numpy as np
 from ffo.cones import Nonneg, Product
 from ffo.program.affine import DataGradient
 from ffo.program.cone import ConeProgram
-from ffo.program.sparse import SparseBatch, SymmetricBatch, distinct, equal_rows
+from ffo.program.sparse import SparseBatch, distinct, equal_rows
 
 Array = np.ndarray
 #: x (batch, n), y and s (batch, m)
@@ -123,9 +123,9 @@ class SharedMatrices(PresolveStep):
     def apply(self, program: ConeProgram) -> ConeProgram:
         P, A = program.P, program.A
         if not P.shared:
-            P = SymmetricBatch(P.indptr, P.indices, equal_rows(P.values), P.shape)
+            P = P.with_values(equal_rows(P.values))
         if not A.shared:
-            A = SparseBatch(A.indptr, A.indices, equal_rows(A.values), A.shape)
+            A = A.with_values(equal_rows(A.values))
         return program.with_matrices(P, A)
 
     def change(self, change: ConeProgram) -> ConeProgram:

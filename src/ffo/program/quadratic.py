@@ -18,9 +18,10 @@ import numpy as np
 import scipy.sparse as sp
 
 from ffo import cones
-from ffo.program.affine import AffineMap, Block, Entry, Pattern
+from ffo.program.affine import AffineMap, Block, Entry
 from ffo.program.canonical import CanonicalProblem
 from ffo.program.recovery import Output, Recovery
+from ffo.program.sparse import Pattern
 
 Array = np.ndarray
 Name = Literal["Q", "p", "G", "h", "A", "b", "lb", "ub", "lower"]
@@ -125,7 +126,7 @@ def _quadratic(structure: Structure, maps: dict[Name, dict[Block, sp.csc_array]]
     """The upper triangle of (Q + Q')/2."""
     n = structure.n
     if "Q" not in structure.matrices:
-        return Pattern(np.zeros(n + 1, dtype=np.int32), np.zeros(0, dtype=np.int32), (n, n))
+        return Pattern.of(np.zeros(n + 1, dtype=np.int32), np.zeros(0, dtype=np.int32), (n, n))
     given = structure.matrices["Q"]
     i, j = np.minimum(given.rows, given.cols), np.maximum(given.rows, given.cols)
     pattern, entry = Pattern.of_positions(i + n * j, (n, n))

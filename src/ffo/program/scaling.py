@@ -57,9 +57,9 @@ class Scaling(PresolveStep):
             A_values = A_values[0]
         return replace(
             program,
-            P=SymmetricBatch(P.indptr, P.indices, P_values, P.shape),
+            P=P.with_values(P_values),
             q=self.D * program.q / self.force,
-            A=SparseBatch(A.indptr, A.indices, A_values, A.shape),
+            A=A.with_values(A_values),
             b=self.E * program.b / self.length,
         )
 

@@ -2,14 +2,121 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import blake2b
+from threading import Lock
 from typing import Self
+from weakref import WeakValueDictionary
 
 import numpy as np
 import scipy.sparse as sp
 
 Array = np.ndarray
+
+#: parts of a pattern that are kept with it
+KEPT = 8
+
+_lock = Lock()
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """A CSC sparsity pattern and what follows from it. Those made by `Pattern.of` are one object where they are equal,
+    so that what is decided for a pattern is decided once."""
+
+    indptr: Array
+    indices: Array
+    shape: tuple[int, int]
+
+    @staticmethod
+    def of(indptr: Array, indices: Array, shape: tuple[int, int]) -> Pattern:
+        """The one pattern of these arrays, which are copied if it is new."""
+        digest = blake2b(np.ascontiguousarray(indptr).data, digest_size=16)
+        digest.update(np.ascontiguousarray(indices).data)
+        key = (shape, indptr.dtype.char, indices.dtype.char, digest.digest())
+        with _lock:
+            found = _patterns.get(key)
+            if found is None:
+                found = _patterns[key] = Pattern(indptr.copy(), indices.copy(), shape)
+        return found
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Pattern.of, (self.indptr, self.indices, self.shape)
+
+    @classmethod
+    def of_positions(cls, flat: Array, shape: tuple[int, int]) -> tuple[Pattern, Array]:
+        """The pattern of Fortran-order positions (repeats allowed), and where each stands in it."""
+        pattern, places = cls.covering([flat], shape)
+        return pattern, np.searchsorted(places, flat)
+
+    @classmethod
+    def covering(cls, flat: Sequence[Array], shape: tuple[int, int]) -> tuple[Pattern, Array]:
+        """The pattern of all Fortran-order positions in some arrays, and its positions in ascending order."""
+        places = np.concatenate([np.zeros(0, dtype=np.int32), *flat])
+        places.sort()
+        places = places[np.concatenate([np.ones(min(len(places), 1), dtype=bool), places[1:] != places[:-1]])]
+        cols, rows = np.divmod(places, max(shape[0], 1))
+        indptr = np.concatenate([[0], np.cumsum(np.bincount(cols, minlength=shape[1]))])
+        return cls.of(indptr.astype(np.int32), rows.astype(np.int32, copy=False), shape), places
+
+    @property
+    def nnz(self) -> int:
+        return len(self.indices)
+
+    @cached_property
+    def rows(self) -> Array:
+        """(nnz,) row of each entry, as NumPy and kernels index fastest."""
+        return self.indices.astype(np.int64)
+
+    @cached_property
+    def columns(self) -> Array:
+        """(nnz,) column of each entry."""
+        return np.repeat(np.arange(self.shape[1]), np.diff(self.indptr))
+
+    @cached_property
+    def by_rows(self) -> tuple[Array, Array, Array]:
+        """CSR (indptr, indices) of the pattern and the place of each CSR entry in the CSC order."""
+        order = np.argsort(self.indices, kind="stable")
+        return np.concatenate([[0], np.cumsum(self.row_counts)]), self.columns[order], order
+
+    @cached_property
+    def row_counts(self) -> Array:
+        """(rows,) entries in each row."""
+        return np.bincount(self.indices, minlength=self.shape[0])
+
+    @cached_property
+    def on_diagonal(self) -> Array:
+        """(nnz,) whether an entry is on the diagonal."""
+        return self.indices == self.columns
+
+    @cached_property
+    def diagonal(self) -> bool:
+        """Whether all entries are."""
+        return bool(self.on_diagonal.all())
+
+    @cached_property
+    def _parts(self) -> OrderedDict[bytes, Pattern]:
+        return OrderedDict()
+
+    def part(self, keep: Array) -> Pattern:
+        """Only the entries where the (nnz,) mask `keep` is true."""
+        key = keep.tobytes()
+        found = self._parts.get(key)
+        if found is None:
+            counts = np.concatenate([[0], np.cumsum(keep)])
+            found = Pattern.of(counts[self.indptr].astype(self.indptr.dtype), self.indices[keep], self.shape)
+            with _lock:
+                self._parts[key] = found
+                if len(self._parts) > KEPT:
+                    self._parts.popitem(last=False)
+        return found
+
+
+#: all patterns in use, by digests of their arrays
+_patterns: WeakValueDictionary[tuple[object, ...], Pattern] = WeakValueDictionary()
 
 
 @dataclass(frozen=True)
@@ -35,31 +142,41 @@ class SparseBatch:
     def nnz(self) -> int:
         return len(self.indices)
 
+    @classmethod
+    def on(cls, pattern: Pattern, values: Array, own: bool = False) -> Self:
+        """Matrices of a pattern."""
+        made = cls(pattern.indptr, pattern.indices, values, pattern.shape, own=own)
+        made.__dict__["pattern"] = pattern
+        return made
+
+    @cached_property
+    def pattern(self) -> Pattern:
+        """The one object of this pattern."""
+        return Pattern.of(self.indptr, self.indices, self.shape)
+
+    def with_values(self, values: Array) -> Self:
+        """Other matrices of the same pattern."""
+        return self.on(self.pattern, values)
+
     def same(self, other: SparseBatch) -> bool:
         """Whether pattern and values are equal."""
         if self is other:
             return True
-        if self.shape != other.shape or self.values.shape != other.values.shape:
-            return False
-        pairs = ((getattr(self, name), getattr(other, name)) for name in ("indptr", "indices", "values"))
-        return all(mine is yours or np.array_equal(mine, yours) for mine, yours in pairs)
+        return self.pattern is other.pattern and np.array_equal(self.values, other.values)
 
     def owned(self) -> Self:
         """The same matrices in arrays that nobody else holds: these ones, if they are such."""
-        if self.own:
-            return self
-        indptr, indices, values = self.indptr.copy(), self.indices.copy(), self.values.copy()
-        return replace(self, indptr=indptr, indices=indices, values=values, own=True)
+        return self if self.own else self.on(self.pattern, self.values.copy(), own=True)
 
     @property
     def shared(self) -> bool:
         """True when all samples have the same values."""
         return self.values.ndim == 1
 
-    @cached_property
+    @property
     def columns(self) -> Array:
         """(nnz,) column of each stored entry."""
-        return np.repeat(np.arange(self.shape[1]), np.diff(self.indptr))
+        return self.pattern.columns
 
     def of(self, sample: int) -> Array:
         """(nnz,) values of one sample."""
@@ -69,38 +186,27 @@ class SparseBatch:
         """One sample as a SciPy matrix (the index arrays are shared, not copied)."""
         return sp.csc_array((self.of(sample), self.indices, self.indptr), shape=self.shape)
 
-    def take(self, samples: Array) -> SparseBatch:
+    def take(self, samples: Array) -> Self:
         """The sub-batch of the given samples."""
-        if self.shared:
-            return self
-        return SparseBatch(self.indptr, self.indices, self.values[samples], self.shape)
+        return self if self.shared else self.with_values(self.values[samples])
 
-    def restrict(self, keep: Array) -> SparseBatch:
+    def restrict(self, keep: Array) -> Self:
         """Only the stored entries where the (nnz,) mask `keep` is true."""
-        counts = np.concatenate([[0], np.cumsum(keep)])
-        indptr = counts[self.indptr].astype(self.indptr.dtype)
-        return SparseBatch(indptr, self.indices[keep], self.values[..., keep], self.shape)
+        return self.on(self.pattern.part(keep), self.values[..., keep])
 
     @cached_property
     def nonzero(self) -> Array:
         """(nnz,) true where some sample has a value other than zero."""
         return self.values != 0 if self.shared else (self.values != 0).any(axis=0)
 
-    def pruned(self) -> SparseBatch:
+    def pruned(self) -> Self:
         """Without the entries that are zero in every sample."""
         keep = self.nonzero
         return self if keep.all() else self.restrict(keep)
 
-    @cached_property
-    def _by_rows(self) -> tuple[Array, Array, Array]:
-        """CSR (indptr, indices) of the pattern and the place of each CSR entry in the CSC order."""
-        order = np.argsort(self.indices, kind="stable")
-        counts = np.bincount(self.indices, minlength=self.shape[0])
-        return np.concatenate([[0], np.cumsum(counts)]), self.columns[order], order
-
     def block_diagonal_rows(self, batch: int) -> sp.csr_array:
         """diag(M_1, ..., M_batch) by rows."""
-        indptr, indices, order = self._by_rows
+        indptr, indices, order = self.pattern.by_rows
         step = np.arange(batch)[:, None]
         data = np.tile(self.values[order], batch) if self.shared else self.values[:, order].ravel()
         return sp.csr_array(
@@ -143,7 +249,7 @@ class SparseBatch:
     @cached_property
     def largest_of_rows(self) -> Array:
         """(batch or 1, rows) largest magnitude in each row, 0 in an empty one."""
-        indptr, _, order = self._by_rows
+        indptr, _, order = self.pattern.by_rows
         return _segment_max(np.abs(np.atleast_2d(self.values))[:, order], indptr)
 
     @cached_property
@@ -188,21 +294,8 @@ class SparseBatch:
 class SymmetricBatch(SparseBatch):
     """Symmetric matrices, of which only the upper triangle is stored."""
 
-    def take(self, samples: Array) -> SymmetricBatch:
-        return _as_symmetric(super().take(samples))
-
-    def restrict(self, keep: Array) -> SymmetricBatch:
-        return _as_symmetric(super().restrict(keep))
-
-    def pruned(self) -> SymmetricBatch:
-        return _as_symmetric(super().pruned())
-
-    @cached_property
-    def _diagonal(self) -> Array:
-        return self.indices == self.columns
-
     def dot(self, x: Array) -> Array:
-        if self._diagonal.all():
+        if self.pattern.diagonal:
             return self.diagonal * x
         if self.shared:
             return self._times(self._both, x)
@@ -219,13 +312,13 @@ class SymmetricBatch(SparseBatch):
     def diagonal(self) -> Array:
         """(batch or 1, n) diagonals."""
         diagonal = np.zeros((1 if self.shared else len(self.values), self.shape[0]))
-        on = self._diagonal
+        on = self.pattern.on_diagonal
         diagonal[:, self.indices[on]] = self.values[..., on]
         return diagonal
 
     def full(self, sample: int = 0) -> sp.csc_array:
         """One sample with both triangles."""
-        off, values = ~self._diagonal, self.of(sample)
+        off, values = ~self.pattern.on_diagonal, self.of(sample)
         rows = np.concatenate([self.indices, self.columns[off]])
         cols = np.concatenate([self.columns, self.indices[off]])
         return sp.csc_array((np.concatenate([values, values[off]]), (rows, cols)), shape=self.shape)
@@ -272,9 +365,3 @@ def _segment_max(values: Array, indptr: Array) -> Array:
     if len(filled):
         out[:, filled] = np.maximum.reduceat(values, indptr[filled], axis=1)
     return out
-
-
-def _as_symmetric(batch: SparseBatch) -> SymmetricBatch:
-    if isinstance(batch, SymmetricBatch):
-        return batch
-    return SymmetricBatch(batch.indptr, batch.indices, batch.values, batch.shape)

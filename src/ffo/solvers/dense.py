@@ -12,17 +12,19 @@ from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ffo.cones import Nonneg, Zero
+from ffo.cones import Nonneg, Product, Zero
 from ffo.errors import Status, UnsupportedProblemError
 from ffo.program.cone import ConeProgram, Solution
-from ffo.program.sparse import SparseBatch
+from ffo.program.plan import KEPT
+from ffo.program.sparse import Pattern, SparseBatch
 from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.pool import NOT_FINITE, share
-from ffo.solvers.split import Split, rows_of
+from ffo.solvers.split import Split, find_rows, rows_by_kind
 from ffo.solvers.workspace import Workspace
 from ffo.threads import one_blas_thread
 
@@ -187,13 +189,11 @@ class SeparableSolver(_CompiledSolver):
 
 def separable(program: ConeProgram) -> bool:
     """Whether P is diagonal and positive, and all inequalities are bounds."""
-    P = program.P
-    if P.nnz < program.n or not program.cones.kinds <= {Zero, Nonneg}:
+    P, A = program.P, program.A
+    if P.nnz != program.n or not P.pattern.diagonal or not program.cones.kinds <= {Zero, Nonneg}:
         return False
-    diagonal = P.values[..., P.indices == P.columns]
-    if diagonal.shape[-1] < program.n or not (diagonal > 0).all():
-        return False
-    return P.nnz == program.n and len(Split(program).unequal) == 0
+    rows = rows_by_kind(program)
+    return rows.bounds and bool((P.values > 0).all()) and bool((A.values[..., rows.entry] != 0).all())
 
 
 def suits(program: ConeProgram) -> bool:
@@ -205,19 +205,21 @@ def suits(program: ConeProgram) -> bool:
     CVXPY writes it (n = 100, singular P) 1.4. Not so with more inequalities than variables, where exchanges cycle
     (2n: 0.9, 0.7, 0.8, 1.1, 1.0), nor for small singular P (max-min, n = 21: 0.5).
     """
-    n, P, A = program.n, program.P, program.A
-    if not program.cones.kinds <= {Zero, Nonneg} or not 0 < n <= LARGEST or P.nnz == 0:
+    return program.cones.kinds <= {Zero, Nonneg} and _suits(program.cones, program.P.pattern, program.A.pattern)
+
+
+@lru_cache(maxsize=KEPT)
+def _suits(cones: Product, P: Pattern, A: Pattern) -> bool:
+    m, n = A.shape
+    if not 0 < n <= LARGEST or P.nnz == 0:
         return False
-    single = np.bincount(A.indices, minlength=program.m) == 1
-    inequality = np.ones(program.m, dtype=bool)
-    inequality[rows_of(program, Zero)] = False
-    general = np.count_nonzero(inequality & ~single)
-    if general and np.count_nonzero(inequality) > n:
+    rows = find_rows(cones, A)
+    if not rows.bounds and len(rows.unequal) > n:
         return False
-    if n < SINGULAR_FROM and np.count_nonzero(P.indices == P.columns) < n:
+    if n < SINGULAR_FROM and np.count_nonzero(P.on_diagonal) < n:
         return False
-    rows = program.m - int(np.count_nonzero(single))
-    return n <= ANY_DENSITY or 2 * P.nnz + A.nnz >= DENSITY * n * (n + rows)
+    general = m - int(np.count_nonzero(A.row_counts == 1))
+    return n <= ANY_DENSITY or 2 * P.nnz + A.nnz >= DENSITY * n * (n + general)
 
 
 def suits_separable(program: ConeProgram) -> bool:
@@ -229,7 +231,7 @@ def suits_separable(program: ConeProgram) -> bool:
     """
     if not separable(program):
         return False
-    equalities = len(rows_of(program, Zero))
+    equalities = len(rows_by_kind(program).equal)
     return equalities <= FEW_EQUALITIES or program.A.nnz >= DENSITY * equalities * program.n
 
 
@@ -254,12 +256,12 @@ def _triplets(M: SparseBatch, rows: Array | None = None) -> Triplets:
     """A matrix for kernels; of the given rows, in this order, if any are given."""
     from ffo.kernels.triplets import Triplets
 
-    index = M.indices.astype(np.int64)
+    index = M.pattern.rows
     if rows is not None:
         place = np.full(M.shape[0], -1)
         place[rows] = np.arange(len(rows))
         index = place[index]
-    return Triplets(index, M.columns.astype(np.int64), _plain(np.atleast_2d(M.values)))
+    return Triplets(index, M.columns, _plain(np.atleast_2d(M.values)))
 
 
 def _shared(q: Array, A: Triplets, r: int, n: int) -> Any:

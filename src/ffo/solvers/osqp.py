@@ -11,7 +11,7 @@ from ffo.errors import InputError, Status
 from ffo.program.cone import ConeProgram
 from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.feed import SparseFeed
-from ffo.solvers.split import rows_of
+from ffo.solvers.split import rows_by_kind
 from ffo.solvers.workspace import Point, Workspace
 
 _STATUS = {
@@ -66,7 +66,7 @@ class _OSQPWorkspace(Workspace):
         self.codes = {int(code): name for name, code in osqp.SolverStatus.__members__.items()}
         self.settings = {**settings, "verbose": solver.verbose}
         self.P, self.A = SparseFeed(program.P), SparseFeed(program.A)
-        equal = rows_of(program, Zero)
+        equal = rows_by_kind(program).equal
         self.upper = np.ascontiguousarray(program.b)
         self.lower = np.full(program.b.shape, -np.inf)
         self.lower[:, equal] = program.b[:, equal]

@@ -9,13 +9,15 @@ side, the tightest one is passed on and receives the multiplier.
 
 from __future__ import annotations
 
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 
-from ffo.cones import Nonneg, Zero
+from ffo.cones import Nonneg, Product, Zero
 from ffo.program.cone import ConeProgram
-from ffo.program.sparse import SparseBatch
+from ffo.program.plan import KEPT
+from ffo.program.sparse import Pattern, SparseBatch
 
 Array = np.ndarray
 
@@ -23,10 +25,41 @@ Array = np.ndarray
 CROSSING = 1e-9
 
 
-def rows_of(program: ConeProgram, kind: type) -> Array:
-    """Rows of A that belong to cones of this type, in order."""
-    found = [g.index.ravel() for g in program.cones.groups if type(g.cone) is kind]
-    return np.sort(np.concatenate(found)) if found else np.zeros(0, dtype=np.intp)
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a program by kind, as far as its structure tells.
+
+    Attributes:
+        equal, unequal: numbers of the equalities, and of the inequalities.
+        entry: the place of an entry of each inequality in A; alone: whether it has no other.
+    """
+
+    equal: Array
+    unequal: Array
+    entry: Array
+    alone: Array
+
+    @cached_property
+    def bounds(self) -> bool:
+        """Whether all inequalities have one entry."""
+        return bool(self.alone.all())
+
+
+def rows_by_kind(program: ConeProgram) -> Rows:
+    """The rows of a program, found out once per structure."""
+    return find_rows(program.cones, program.A.pattern)
+
+
+@lru_cache(maxsize=KEPT)
+def find_rows(cones: Product, A: Pattern) -> Rows:
+    rows = np.arange(A.shape[0])
+    equal, unequal = (np.zeros(len(rows), dtype=bool) for _ in range(2))
+    for group in cones.groups:
+        if isinstance(group.cone, (Zero, Nonneg)):
+            (equal if isinstance(group.cone, Zero) else unequal)[group.index.ravel()] = True
+    entry = np.zeros(len(rows), dtype=np.intp)
+    entry[A.indices] = np.arange(A.nnz)
+    return Rows(rows[equal], rows[unequal], entry[unequal], (A.row_counts == 1)[unequal])
 
 
 def pick_rows(A: SparseBatch, rows: Array) -> SparseBatch:
@@ -55,21 +88,17 @@ class Split:
 
     def __init__(self, program: ConeProgram, bounds: bool = True) -> None:
         self.program = program
-        self.equal = rows_of(program, Zero)
-        nonneg = rows_of(program, Nonneg)
-        A = program.A
-        if not bounds or not A.nnz:
+        rows, A = rows_by_kind(program), program.A
+        self.equal = rows.equal
+        if not bounds or not rows.alone.any():
             nothing = np.zeros(0, dtype=np.intp)
-            self.single, self.column, self._entry, self.unequal = nothing, nothing, nothing, nonneg
+            self.single, self.column, self._entry, self.unequal = nothing, nothing, nothing, rows.unequal
             return
-        entry = np.zeros(program.m, dtype=np.intp)
-        entry[A.indices] = np.arange(A.nnz)
-        alone = np.bincount(A.indices, minlength=program.m)[nonneg] == 1
         # A stored entry that is zero in some sample bounds nothing there: leave the row general.
-        values = A.values[..., entry[nonneg]]
-        alone &= values != 0 if A.shared else (values != 0).all(axis=0)
-        self.single, self.unequal = nonneg[alone], nonneg[~alone]
-        self._entry = entry[self.single]
+        values = A.values[..., rows.entry]
+        alone = rows.alone & (values != 0 if A.shared else (values != 0).all(axis=0))
+        self.single, self.unequal = rows.unequal[alone], rows.unequal[~alone]
+        self._entry = rows.entry[alone]
         self.column = A.columns[self._entry]
 
     @cached_property
