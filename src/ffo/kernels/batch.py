@@ -12,9 +12,11 @@ import numpy as np
 
 from ffo.kernels import minres, system
 from ffo.kernels import newton as loop
+from ffo.kernels.group import empty_group, put_sample, take_sample
 from ffo.kernels.interior import interior
 from ffo.kernels.jit import inner_kernel, kernel
 from ffo.kernels.kkt import KI, KIND, LI, LP, NONNEG, Face, Full, Structure, from_face, onto_face, part
+from ffo.kernels.lanes import LANES
 from ffo.kernels.newton import EVIDENCE
 from ffo.kernels.point import Data
 from ffo.kernels.pool import run_chunks
@@ -103,7 +105,7 @@ class Plan:
         """Solve all samples from nothing, in place; (batch,) iterations, negative where it failed."""
         iterations = np.empty(len(x), np.int64)
         arguments = (self.structure, *values.arrays, x, y, s, iterations, eps, limit)
-        _run(_interior_chunk, len(x), 20.0 * self.seconds, *arguments)
+        _run(_interior_chunk, -(-len(x) // LANES), 20.0 * self.seconds, *arguments)
         return iterations
 
     def newton(self, values: Values, x: Array, y: Array, s: Array, state: State, steps: int) -> None:
@@ -197,15 +199,17 @@ def _interior_chunk(
     start: int, stop: int, S: Structure, Pv: Array, q: Array, Av: Array, b: Array, x: Array, y: Array, s: Array,
     iterations: Array, eps: float, limit: int,
 ) -> None:  # fmt: skip
-    size, entries, below = S.sign.size, part(S.slim, KI).size, part(S.slim, LI).size
-    weights = Face(
-        np.zeros(S.m + S.aux, np.uint8), np.zeros(S.m), np.zeros(S.m), np.zeros(S.rotation),
-        np.zeros(S.blocks, np.int64), np.zeros(S.blocks),
-    )  # fmt: skip
-    F = Factors(np.empty(entries), np.empty(size), np.empty(below), np.empty(size), np.empty(size))
-    for k in range(start, stop):
-        D = Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k))
-        iterations[k] = interior(S, D, x[k], y[k], s[k], weights, F, eps, limit)
+    """Groups of LANES samples; the last one is filled up with copies of the last sample."""
+    G, done = empty_group(S, Pv.shape[1], Av.shape[1]), np.empty(LANES, np.int64)
+    for group in range(start, stop):
+        for lane in range(LANES):
+            k = min(group * LANES + lane, x.shape[0] - 1)
+            put_sample(S, G, lane, Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k)))
+        interior(S, G, eps, limit, done)
+        for lane in range(min(LANES, x.shape[0] - group * LANES)):
+            k = group * LANES + lane
+            take_sample(G, lane, _row(b, k), x[k], y[k], s[k])
+            iterations[k] = done[lane]
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""An interior point for linear and quadratic programs on the KKT pattern of the ghost system.
+"""An interior point for linear and quadratic programs on the KKT pattern of the ghost system, several samples at once.
 
 Mehrotra's predictor-corrector method: every inequality row takes part, with the weight delta_i = s_i / y_i, so that
 
@@ -7,204 +7,197 @@ Mehrotra's predictor-corrector method: every inequality row takes part, with the
 
 where rc is what complementarity lacks: sigma mu - s y - ds dy. Near the solution the weights tend to 0 or infinity,
 which is the ghost system of the face: what follows is one Newton step.
+
+Four samples go through the iterations side by side (`lanes`); one that has ended waits for the others. Between
+iterations nothing but the weights changes in K. Steps are refined only once a step has left more of the residuals than
+it should: the next iteration sees all that the one before it lacks.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from ffo.kernels import ldl, system
+from ffo.kernels.group import Group, assemble, error, factor, residuals, solve
 from ffo.kernels.jit import inner_kernel
-from ffo.kernels.kkt import ACOL, AROW, INV, KI, KIND, KP, OWNER, ZERO, Face, Structure, assemble, part
-from ffo.kernels.point import FLOOR, Data, larger, residuals, row_norms
-from ffo.kernels.system import Factors
-from ffo.kernels.vectors import copy, fill
+from ffo.kernels.kkt import ACOL, AROW, DIAGONAL, DIM, INV, KIND, START, ZERO, Structure, part
+from ffo.kernels.lanes import LANES, choose, clear, largest, load, spread, store
 
 Array = np.ndarray
 
-#: regularisation: less than a face's, since the weights span many orders of magnitude anyway
-SHIFT = 1e-9
-#: relative residual of a step's system
-ACCURATE = 1e-5
+#: share of the residuals that may be left beyond what a shorter step leaves, before steps are refined
+SLACK = 0.1
 #: share of the way to the boundary that a step takes
 BACK_OFF = 0.995
 #: share of the first complementarity that is nothing, where the terms of the gap vanish too (x = 0)
 VANISHED = 1e-13
 #: steps shorter than this share, in a row, mean that the method is stuck (infeasible problems end so)
 SHORT, STUCK = 1e-3, 5
+#: rows of the numbers that decide what becomes of each sample
+DOT, UNIT, LEFT, BEFORE, ALPHA, WORST, FIRST, RUNNING = range(8)
 
 
 @inner_kernel
-def _system(S: Structure, D: Data, weights: Face, F: Factors) -> None:
-    assemble(S, D.Pv, D.Av, weights, weights.u, np.zeros(S.aux), F.Kx)
-    system.factor(S, F, SHIFT)
+def _weigh(S: Structure, G: Group) -> None:
+    """The weights s / y on the diagonal of K."""
+    kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
+    diagonals, inv = part(S.wide, DIAGONAL), part(S.wide, INV)
+    for k in range(S.blocks):
+        if kinds[k] != ZERO:
+            for i in range(starts[k], starts[k] + dims[k]):
+                scale = load(G.scale, inv[S.n + i])
+                store(G.Kx, diagonals[S.n + i], 0.0 - load(G.s, i) / load(G.y, i) * scale * scale)
 
 
 @inner_kernel
-def _solve(S: Structure, F: Factors, top: Array, bottom: Array, dx: Array, dy: Array) -> None:
-    inv = part(S.wide, INV)
-    size = S.sign.size
-    rhs, z, left = np.empty(size), np.empty(size), np.empty(size)
-    for j in range(S.n):
-        rhs[inv[j]] = top[j]
-    for i in range(S.m):
-        rhs[inv[S.n + i]] = bottom[i]
-    system.refine(S, F, rhs, z, left, ACCURATE, np.inf, system.STALLED)
-    for j in range(S.n):
-        dx[j] = z[inv[j]]
-    for i in range(S.m):
-        dy[i] = z[inv[S.n + i]]
-
-
-@inner_kernel
-def _start(S: Structure, D: Data, x: Array, y: Array, s: Array, weights: Face, F: Factors) -> None:
+def _start(S: Structure, G: Group) -> None:
     """The point of least squares, with slacks and multipliers moved into the interior."""
-    kinds, owner = part(S.wide, KIND), part(S.wide, OWNER)
-    top, bottom = np.empty(S.n), np.empty(S.m)
+    kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
+    assemble(S, G)
+    factor(S, G)
     for j in range(S.n):
-        top[j] = -D.q[j]
+        store(G.dx, j, 0.0 - load(G.q, j))
     for i in range(S.m):
-        equal = kinds[owner[i]] == ZERO
-        weights.on[i] = equal or D.b[i] < np.inf
-        weights.delta[i] = 0.0 if equal else 1.0
-        bottom[i] = D.b[i] if weights.on[i] else 0.0
-    assemble(S, D.Pv, D.Av, weights, weights.u, np.zeros(S.aux), F.Kx)
-    ldl.equilibrate(part(S.wide, KP), part(S.slim, KI), F.Kx, F.scale)
-    copy(F.unit, F.scale)
-    _system(S, D, weights, F)
-    _solve(S, F, top, bottom, x, y)
-    low = high = -np.inf
-    for i in range(S.m):
-        if kinds[owner[i]] != ZERO and weights.on[i]:
-            low, high = max(low, -y[i]), max(high, y[i])
-    for i in range(S.m):
-        s[i] = 0.0
-        if kinds[owner[i]] != ZERO:
-            size = max(1e-3, low, high)
-            v = y[i]
-            s[i] = -v if high < -1e-8 * size else -v + high + size
-            y[i] = v if low < -1e-8 * size else v + low + size
-            if not weights.on[i]:
-                s[i], y[i] = np.inf, 0.0
-
-
-@inner_kernel
-def _error(
-    S: Structure, D: Data, row: Array, x: Array, y: Array, s: Array, r_x: Array, r_s: Array
-) -> tuple[float, float, int]:
-    """Largest residual in units of its row, complementarity s'y, and how many inequalities there are."""
-    kinds, owner = part(S.wide, KIND), part(S.wide, OWNER)
-    a_x, a_s = residuals(S, D, x, y, s, r_x, r_s)
-    force = length = worst = dot = 0.0
+        store(G.dy, i, load(G.b, i))
+    solve(S, G, False)
+    low, high = spread(-np.inf), spread(-np.inf)
+    for k in range(S.blocks):
+        if kinds[k] != ZERO:
+            for i in range(starts[k], starts[k] + dims[k]):
+                v = load(G.dy, i)
+                low, high = largest(low, 0.0 - v), largest(high, v)
+    size = largest(spread(1e-3), largest(low, high))
+    up, down = choose(high, -1e-8 * size, 0.0, high + size), choose(low, -1e-8 * size, 0.0, low + size)
     for j in range(S.n):
-        force, length = max(force, a_x[j]), max(length, abs(x[j]))
+        store(G.x, j, load(G.dx, j))
+    for k in range(S.blocks):
+        equal = kinds[k] == ZERO
+        for i in range(starts[k], starts[k] + dims[k]):
+            v = load(G.dy, i)
+            store(G.s, i, spread(0.0) if equal else up - v)
+            store(G.y, i, v if equal else v + down)
+
+
+@inner_kernel
+def _boundary(S: Structure, G: Group) -> Any:
+    """1 / the largest step that leaves s and y in their cones; 0 if all do."""
+    kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
+    rate = spread(0.0)
+    for k in range(S.blocks):
+        if kinds[k] != ZERO:
+            for i in range(starts[k], starts[k] + dims[k]):
+                rate = largest(rate, 0.0 - load(G.ds, i) / load(G.s, i))
+                rate = largest(rate, 0.0 - load(G.dy, i) / load(G.y, i))
+    return rate
+
+
+@inner_kernel
+def _direction(S: Structure, G: Group, target: Any, careful: bool) -> None:
+    """dx, dy, ds of the system whose complementarity aims at target - ds dy (of the direction at hand)."""
+    kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
+    Arow, Acol = part(S.wide, AROW), part(S.wide, ACOL)
     for j in range(S.n):
-        worst = larger(worst, r_x[j], a_x[j] + FLOOR * force)
-    count = 0
+        store(G.dx, j, load(G.r_x, j))
+    for k in range(S.blocks):
+        for i in range(starts[k], starts[k] + dims[k]):
+            r = load(G.r_s, i)
+            if kinds[k] != ZERO:
+                r += load(G.s, i) - (target - load(G.ds, i) * load(G.dy, i)) / load(G.y, i)
+            store(G.dy, i, r)
+    solve(S, G, careful)
     for i in range(S.m):
-        worst = larger(worst, r_s[i], a_s[i] + FLOOR * row[i] * length)
-        if kinds[owner[i]] != ZERO and D.b[i] < np.inf:
-            dot += s[i] * y[i]
-            count += 1
-    return worst, dot, count
+        store(G.ds, i, load(G.r_s, i))
+    for t in range(Arow.size):
+        i = Arow[t]
+        store(G.ds, i, load(G.ds, i) - load(G.Av, t) * load(G.dx, Acol[t]))
+    for k in range(S.blocks):
+        if kinds[k] == ZERO:
+            for i in range(starts[k], starts[k] + dims[k]):
+                store(G.ds, i, spread(0.0))
 
 
 @inner_kernel
-def _gap_unit(S: Structure, D: Data, x: Array, y: Array) -> float:
-    """Size of the terms of the duality gap."""
-    qx = by = 0.0
+def _step(S: Structure, G: Group, numbers: Array, degree: float, careful: bool) -> None:
+    """Predictor and corrector; moves the samples that are running, and writes down their step lengths."""
+    dot = load(numbers, DOT)
+    mu = dot / degree
+    clear(G.ds)
+    _direction(S, G, spread(0.0), careful)
+    rate = _boundary(S, G)
+    alpha = choose(1.0, rate, 1.0 / rate, 1.0)
+    after = spread(0.0)
+    for i in range(S.m):
+        after += (load(G.s, i) + alpha * load(G.ds, i)) * (load(G.y, i) + alpha * load(G.dy, i))
+    share = largest(spread(0.0), after / dot)
+    share = choose(share, 1.0, share, 1.0)
+    _direction(S, G, share * share * share * mu, careful)
+    rate = _boundary(S, G)
+    alpha = choose(BACK_OFF, rate, BACK_OFF / rate, 1.0) * load(numbers, RUNNING)
     for j in range(S.n):
-        qx += abs(D.q[j] * x[j])
+        x = load(G.x, j)
+        store(G.x, j, choose(0.0, alpha, x + alpha * load(G.dx, j), x))
     for i in range(S.m):
-        if D.b[i] < np.inf:
-            by += abs(D.b[i] * y[i])
-    return max(qx, by)
+        y, s = load(G.y, i), load(G.s, i)
+        store(G.y, i, choose(0.0, alpha, y + alpha * load(G.dy, i), y))
+        store(G.s, i, choose(0.0, alpha, s + alpha * load(G.ds, i), s))
+    store(numbers, ALPHA, alpha)
 
 
 @inner_kernel
-def _step_length(S: Structure, s: Array, y: Array, ds: Array, dy: Array, on: Array) -> float:
-    kinds, owner = part(S.wide, KIND), part(S.wide, OWNER)
-    alpha = 1.0
-    for i in range(S.m):
-        if kinds[owner[i]] != ZERO and on[i]:
-            if ds[i] < 0.0:
-                alpha = min(alpha, -s[i] / ds[i])
-            if dy[i] < 0.0:
-                alpha = min(alpha, -y[i] / dy[i])
-    return alpha
+def _degree(S: Structure) -> int:
+    """How many inequalities there are, at least 1."""
+    kinds, dims, total = part(S.wide, KIND), part(S.wide, DIM), 0
+    for k in range(S.blocks):
+        total += 0 if kinds[k] == ZERO else dims[k]
+    return max(total, 1)
 
 
 @inner_kernel
-def _directions(
-    S: Structure, D: Data, y: Array, s: Array, r_x: Array, r_s: Array, mu: float, weights: Face, F: Factors,
-    dx: Array, dy: Array, ds: Array,
-) -> float:  # fmt: skip
-    """Predictor and corrector; writes the direction, returns its step length."""
-    kinds, owner, Arow, Acol = part(S.wide, KIND), part(S.wide, OWNER), part(S.wide, AROW), part(S.wide, ACOL)
-    m = S.m
-    bottom = np.empty(m)
-    sigma, alpha, count = 0.0, 1.0, 0
-    for phase in range(2):
-        for i in range(m):
-            bottom[i] = 0.0
-            if weights.on[i]:
-                bottom[i] = r_s[i]
-                if kinds[owner[i]] != ZERO:
-                    lack = -s[i] if phase == 0 else (sigma * mu - ds[i] * dy[i]) / y[i] - s[i]
-                    bottom[i] -= lack
-        _solve(S, F, r_x, bottom, dx, dy)
-        for i in range(m):
-            ds[i] = r_s[i]
-        for t in range(D.Av.size):
-            ds[Arow[t]] -= D.Av[t] * dx[Acol[t]]
-        for i in range(m):
-            if kinds[owner[i]] == ZERO or not weights.on[i]:
-                ds[i] = 0.0
-        alpha = _step_length(S, s, y, ds, dy, weights.on)
-        if phase == 0:
-            after = 0.0
-            for i in range(m):
-                if kinds[owner[i]] != ZERO and weights.on[i]:
-                    after += (s[i] + alpha * ds[i]) * (y[i] + alpha * dy[i])
-                    count += 1
-            if count == 0:
-                return alpha
-            sigma = min(max(after / (count * mu), 0.0), 1.0) ** 3
-    return min(1.0, BACK_OFF * alpha)
-
-
-@inner_kernel
-def interior(
-    S: Structure, D: Data, x: Array, y: Array, s: Array, weights: Face, F: Factors, eps: float, limit: int
-) -> int:
-    """Solve one sample from nothing; writes x, y, s. Returns the iterations, negative where it failed."""
-    kinds, owner = part(S.wide, KIND), part(S.wide, OWNER)
-    n, m = S.n, S.m
-    r_x, r_s, dx, dy, ds = np.empty(n), np.empty(m), np.empty(n), np.empty(m), np.empty(m)
-    row = np.empty(m)
-    row_norms(S, D.Av, row)
-    fill(weights.u, 0.0)
-    _start(S, D, x, y, s, weights, F)
-    stuck, first = 0, 0.0
+def interior(S: Structure, G: Group, eps: float, limit: int, iterations: Array) -> None:
+    """Solve a group from nothing; writes x, y, s, and the iterations (LANES,), negative where it failed."""
+    numbers, stuck = np.zeros((RUNNING + 1, LANES)), np.zeros(LANES, np.int64)
+    _start(S, G)
+    for lane in range(LANES):
+        iterations[lane], numbers[RUNNING, lane] = -limit, 1.0
+    careful, degree = False, 1.0 * _degree(S)
     for turn in range(limit):
-        worst, dot, count = _error(S, D, row, x, y, s, r_x, r_s)
-        if not np.isfinite(worst) or not np.isfinite(dot):
-            return -turn - 1
-        first = max(first, dot)
-        if worst <= eps and (dot <= eps * _gap_unit(S, D, x, y) or dot <= VANISHED * first):
-            return turn
-        for i in range(m):
-            if kinds[owner[i]] != ZERO and weights.on[i]:
-                weights.delta[i] = s[i] / y[i]
-        _system(S, D, weights, F)
-        alpha = _directions(S, D, y, s, r_x, r_s, dot / max(count, 1), weights, F, dx, dy, ds)
-        stuck = stuck + 1 if alpha < SHORT else 0
-        if stuck >= STUCK:
-            return -turn - 1
-        for j in range(n):
-            x[j] += alpha * dx[j]
-        for i in range(m):
-            y[i] += alpha * dy[i]
-            if weights.on[i]:
-                s[i] += alpha * ds[i]
-    return -limit
+        dot, unit, left = residuals(S, G)
+        store(numbers, DOT, dot)
+        store(numbers, UNIT, unit)
+        store(numbers, LEFT, left)
+        if _ended(S, G, numbers, eps, turn, stuck, iterations):
+            return
+        for lane in range(LANES):
+            expected = (1.0 - numbers[ALPHA, lane]) ** 2 + SLACK**2
+            if numbers[LEFT, lane] > expected * numbers[BEFORE, lane] and turn > 0:
+                careful = True
+            numbers[BEFORE, lane] = numbers[LEFT, lane]
+        _weigh(S, G)
+        factor(S, G)
+        _step(S, G, numbers, degree, careful)
+
+
+@inner_kernel
+def _ended(S: Structure, G: Group, numbers: Array, eps: float, turn: int, stuck: Array, iterations: Array) -> bool:
+    """Looks at every sample that is running: solved, failed or on its way; whether none is."""
+    store(numbers, WORST, spread(np.inf))
+    for lane in range(LANES):
+        dot, first = numbers[DOT, lane], max(numbers[FIRST, lane], numbers[DOT, lane])
+        numbers[FIRST, lane] = first
+        if numbers[RUNNING, lane] > 0.0 and (dot <= eps * numbers[UNIT, lane] or dot <= VANISHED * first):
+            numbers[WORST, lane] = 0.0
+    if np.any(numbers[WORST] == 0.0):
+        store(numbers, WORST, load(numbers, WORST) + error(S, G))
+    running = False
+    for lane in range(LANES):
+        if numbers[RUNNING, lane] > 0.0:
+            stuck[lane] = stuck[lane] + 1 if numbers[ALPHA, lane] < SHORT and turn > 0 else 0
+            solved = numbers[WORST, lane] <= eps
+            lost = not np.isfinite(numbers[DOT, lane] + numbers[LEFT, lane])
+            if solved or lost or stuck[lane] >= STUCK:
+                iterations[lane] = turn if solved else -turn - 1
+                numbers[RUNNING, lane] = 0.0
+            else:
+                running = True
+    return not running
