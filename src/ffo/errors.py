@@ -28,6 +28,11 @@ class Status(enum.IntEnum):
         return self is Status.SOLVED
 
 
+#: the same as a plain number, which arrays are compared with ten times faster
+SOLVED: int = Status.SOLVED.value
+#: statuses by number
+STATUSES = tuple(Status)
+
 ADVICE: dict[Status, str] = {
     Status.SOLVED: "",
     Status.INACCURATE: (

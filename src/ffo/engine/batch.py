@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ffo.engine.info import Info, Times
 from ffo.engine.outcome import Outcome, SolvedPart, merged_certificate
-from ffo.errors import Status, solver_error
+from ffo.errors import SOLVED, STATUSES, Status, solver_error
 from ffo.ghost.oracle import Linearization, Way, linearize
 from ffo.program.cone import ConeProgram, Solution
-from ffo.program.presolve import Presolve
+from ffo.program.presolve import Presolve, Triple
 from ffo.solvers.base import Solver
 
 Array = np.ndarray
@@ -24,6 +22,7 @@ Array = np.ndarray
 ACCEPT = 1e-10
 #: the status of a sample that nobody has answered yet
 OPEN = -1
+_AS_IT_IS = Presolve()
 
 
 @dataclass
@@ -31,7 +30,6 @@ class Batch:
     """All samples of a program, and what is known of each; arrays have one entry or row per sample.
 
     Attributes:
-        x: (batch, n); y, s: (batch, m): the best point so far, NaN without any.
         status: integers of `Status`, or `OPEN`.
         solver: name of whoever answered; residual: natural residual of the point, where it is a solution, else
             the one that a solver's answer was judged by.
@@ -40,9 +38,6 @@ class Batch:
     """
 
     program: ConeProgram
-    x: Array
-    y: Array
-    s: Array
     status: Array
     solver: Array
     residual: Array
@@ -52,17 +47,17 @@ class Batch:
     detail: dict[int, str] = field(default_factory=dict)
     pieces: list[SolvedPart] = field(default_factory=list)
     hits: int = 0
-    times: Times = field(default_factory=Times)
+    setup_time: float = 0.0
+    solve_time: float = 0.0
+    polish_time: float = 0.0
+    _point: Triple | None = None
 
     @classmethod
     def of(cls, program: ConeProgram) -> Batch:
         """Nothing is known yet."""
-        batch, m = program.batch, program.m
+        batch = program.batch
         return cls(
             program,
-            x=np.full((batch, program.n), np.nan),
-            y=np.full((batch, m), np.nan),
-            s=np.full((batch, m), np.nan),
             status=np.full(batch, OPEN),
             solver=np.full(batch, "", dtype=object),
             residual=np.full(batch, np.nan),
@@ -80,34 +75,46 @@ class Batch:
         """The program of some samples."""
         return self.program if len(samples) == self.program.batch else self.program.take(samples)
 
-    @contextmanager
-    def timed(self, name: Literal["solve", "polish"]) -> Iterator[None]:
-        """Adds the seconds inside to one of the times."""
-        start = time.perf_counter()
-        yield
-        seconds = getattr(self.times, name) + time.perf_counter() - start
-        self.times = replace(self.times, **{name: seconds})
+    @property
+    def point(self) -> Triple:
+        """x (batch, n), y and s (batch, m): the best point so far, NaN without any."""
+        if self._point is None:
+            batch, m = self.program.batch, self.program.m
+            x, y, s = (np.full((batch, k), np.nan) for k in (self.program.n, m, m))
+            self._point = x, y, s
+        return self._point
 
-    def linearized(self, samples: Array, x: Array, y: Array, s: Array, way: Way) -> Linearization:
+    def put_point(self, samples: Array, point: Triple) -> None:
+        """Take over points of some samples."""
+        if len(samples) == self.program.batch:
+            self._point = point
+            return
+        for mine, new in zip(self.point, point, strict=True):
+            mine[samples] = new
+
+    def points(self, samples: Array) -> Triple:
+        """The points of some samples."""
+        x, y, s = self.point
+        return (x, y, s) if len(samples) == len(x) else (x[samples], y[samples], s[samples])
+
+    def linearized(self, samples: Array, point: Triple, way: Way) -> Linearization:
         """Newton's method on some samples from these points; nothing is taken over yet."""
-        start = Solution(x, y, s, np.zeros(len(x), dtype=int), np.full(len(x), -1))
-        with self.timed("polish"):
-            return linearize(self.part(samples), start, way)
+        start = time.perf_counter()
+        found = linearize(self.part(samples), Solution(*point, self.status[samples], self.iterations[samples]), way)
+        self.polish_time += time.perf_counter() - start
+        return found
 
     def accept(self, samples: Array, found: Linearization, good: Array) -> None:
         """Take over the good ones of some samples' solutions."""
-        mine = samples[good]
-        if not len(mine):
-            return
-        if good.all():
-            piece = SolvedPart(mine, Presolve(), found)
-        else:
-            piece = SolvedPart(mine, Presolve(), found.take(np.flatnonzero(good)))
-        self.pieces.append(piece)
-        self._put_point(piece)
-        self.status[mine], self.residual[mine] = Status.SOLVED, found.certificate.natural_residual[good]
-        for k in mine.tolist():
-            self.detail.pop(k, None)
+        residual = found.certificate.natural_residual
+        if not good.all():
+            if not good.any():
+                return
+            samples, residual, found = samples[good], residual[good], found.take(np.flatnonzero(good))
+        self.pieces.append(SolvedPart(samples, _AS_IT_IS, found))
+        self.put_point(samples, (found.x, found.y, found.s))
+        self.status[samples], self.residual[samples] = SOLVED, residual
+        self._forget_details(samples)
 
     def accept_solutions(self, samples: Array, found: Linearization, among: Array | bool = True) -> Array:
         """Take over what is a solution by itself, wherever it was started; true where that is so."""
@@ -117,28 +124,24 @@ class Batch:
 
     def put(self, samples: Array, other: Batch, presolve: Presolve, solved_only: bool = False) -> None:
         """Take over what another batch, of these samples' reduced programs, has found out."""
-        kept = other.status == Status.SOLVED if solved_only else np.ones(len(samples), dtype=bool)
+        kept = other.status == SOLVED if solved_only else np.ones(len(samples), dtype=bool)
         mine = samples[kept]
-        x, y, s = presolve.outward(other.x, other.y, other.s)
-        self.x[mine], self.y[mine], self.s[mine] = x[kept], y[kept], s[kept]
+        x, y, s = presolve.outward(*other.point)
+        self.put_point(mine, (x[kept], y[kept], s[kept]))
         for name in ("status", "solver", "residual", "iterations", "retried", "rescued"):
             getattr(self, name)[mine] = getattr(other, name)[kept]
-        for local, k in enumerate(samples.tolist()):
-            if kept[local]:
-                self.detail.pop(k, None)
-                if local in other.detail:
-                    self.detail[k] = other.detail[local]
+        self._forget_details(mine)
+        self.detail.update({int(samples[k]): text for k, text in other.detail.items() if kept[k]})
         for piece in other.pieces:
             self.pieces.append(SolvedPart(samples[piece.samples], presolve.take(piece.samples), piece.found))
         self.hits += other.hits
-        self.times = self.times + other.times
+        for name in ("setup_time", "solve_time", "polish_time"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
-    def _put_point(self, piece: SolvedPart) -> None:
-        found = piece.found
-        if len(piece.samples) == len(self.x):
-            self.x, self.y, self.s = found.x, found.y, found.s
-        else:
-            self.x[piece.samples], self.y[piece.samples], self.s[piece.samples] = found.x, found.y, found.s
+    def _forget_details(self, samples: Array) -> None:
+        if self.detail:
+            for k in samples.tolist():
+                self.detail.pop(k, None)
 
     def raise_failures(self, copies: int, asked: Callable[[], Solver]) -> None:
         """Raise the first failure, naming the samples that share it.
@@ -147,30 +150,29 @@ class Batch:
             copies: how many neighbouring samples are copies of one sample of the caller's batch.
             asked: finds the solver to name where none was asked.
         """
-        failed = np.flatnonzero(self.status != Status.SOLVED)
-        if len(failed):
-            first = int(failed[0])
+        if self.status.any():
+            first = int(np.flatnonzero(self.status != SOLVED)[0])
             same = np.unique(np.flatnonzero(self.status == self.status[first]) // copies)
             name = str(self.solver[first]) or asked().name
             raise solver_error(Status(int(self.status[first])), same.tolist(), name, self.detail.get(first, ""))
 
-    def outcome(self) -> Outcome:
-        """What became of the samples; NaN where they failed."""
-        failed = self.status != Status.SOLVED
-        if failed.any():
-            for v in (self.x, self.y, self.s):
+    def outcome(self, seconds: float) -> Outcome:
+        """What became of the samples, NaN where they failed; `seconds`: that the call took."""
+        if self.status.any():
+            failed = self.status != SOLVED
+            for v in self.point:
                 v[failed] = np.nan
             self.residual[failed] = np.nan
         info = Info(
-            status=[Status(int(k)) for k in self.status],
-            solver=tuple(map(str, self.solver)),
+            status=[STATUSES[k] for k in self.status.tolist()],
+            solver=tuple(self.solver.tolist()),
             residual=self.residual,
             iterations=self.iterations,
             warm_hits=self.hits,
             retried=self.retried,
             rescued=self.rescued,
-            certificate=merged_certificate(self.pieces, len(self.x)),
-            times=self.times,
+            certificate=merged_certificate(self.pieces, len(self.status)),
+            times=Times(self.setup_time, self.solve_time, self.polish_time, seconds),
             detail=self.detail,
         )
-        return Outcome(self.program, self.x, self.y, self.s, self.pieces, info)
+        return Outcome(self.program, *self.point, self.pieces, info)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,11 +33,11 @@ class LayerRecord:
     draws: int
     score: Array | None = None
 
-    @property
-    def solved(self) -> Array:
-        """(batch * draws,) true where the sample was solved in all of its draws."""
-        ok = self.outcome.info.ok.reshape(-1, self.draws).all(axis=1)
-        return np.repeat(ok, self.draws)
+    @cached_property
+    def solved(self) -> Array | None:
+        """(batch * draws,) true where the sample was solved in all of its draws; None: everywhere."""
+        ok = self.outcome.info.ok
+        return None if ok.all() else np.repeat(ok.reshape(-1, self.draws).all(axis=1), self.draws)
 
 
 @dataclass(frozen=True)
@@ -178,9 +179,9 @@ class LayerCall:
         return np.repeat(full / draws, draws, axis=0) if draws > 1 else full
 
 
-def _only(solved: Array, v: Array) -> Array:
-    """(batch, ·) with zeros where a sample was not solved."""
-    return v if solved.all() else np.where(solved[:, None], v, 0.0)
+def _only(solved: Array | None, v: Array) -> Array:
+    """(batch, ·) with zeros where a sample was not solved; None: all were."""
+    return v if solved is None else np.where(solved[:, None], v, 0.0)
 
 
 def call_keys(

@@ -14,8 +14,7 @@ Every point that is returned has been through `linearize`, with or without gradi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache, partial
 
 import numpy as np
@@ -76,7 +75,7 @@ class Engine:
 
     def _configured(self, name: str, settings: Mapping[str, object]) -> Solver:
         """A solver by name, made once for the same settings (and so warning once of idle ones)."""
-        key = f"{name.upper()} {sorted(settings.items(), key=str)!r}"
+        key = f"{name} {sorted(settings.items(), key=str)!r}" if settings else name
         if key not in self._solvers:
             self._solvers[key] = get_solver(name, settings, self.options.verbose)
         return self._solvers[key]
@@ -147,10 +146,9 @@ class Engine:
             self._in_given_units(batch, parts, lids, stages)
         if self.options.on_fail == "raise":
             batch.raise_failures(copies, partial(self.solver, program, overrides))
-        outcome = batch.outcome()
+        outcome = batch.outcome(time.perf_counter() - start)
         if keys is not None:
             self._remember(keys, outcome)
-        outcome.info.times = replace(outcome.info.times, forward=time.perf_counter() - start)
         return outcome
 
     def _remember(self, keys: Sequence[Hashable], outcome: Outcome) -> None:
@@ -178,15 +176,25 @@ class Engine:
         if self._ours(overrides) and isinstance(way, Direct):
             self._try_newton(batch)
         if len(batch.open):
-            ask(batch, [find(), *self.others(program, find(), overrides)], way)
+            ask(batch, self._in_turn(program, find(), overrides), way)
         rescue(batch, way)
+
+    def _in_turn(self, program: ConeProgram, first: Solver, overrides: dict[str, object] | None) -> Iterator[Solver]:
+        """The solver and those that it leaves samples to; all that the user named must be fit for the program."""
+        first.check(program)
+        others = None if self.options.retry is None else self.others(program, first, overrides)
+        for solver in others or ():
+            solver.check(program)
+        yield first
+        yield from self.others(program, first, overrides) if others is None else others
 
     def _try_newton(self, batch: Batch) -> None:
         """Newton's method from nothing, where it is likely to succeed: second-order cones, quadratic objective."""
-        program, left = batch.program, len(batch.open)
-        if not left or SecondOrder not in program.cones.kinds or not program.P.nnz:
+        program = batch.program
+        if SecondOrder not in program.cones.kinds or not program.P.nnz:
             return
-        if not program.cones.kinds <= {Zero, Nonneg, SecondOrder} or not self._newton.due():
+        left = len(batch.open)
+        if not left or not program.cones.kinds <= {Zero, Nonneg, SecondOrder} or not self._newton.due():
             return
         solve_from_nothing(batch)
         self._newton.record(paid=len(batch.open) < PAYING * left)

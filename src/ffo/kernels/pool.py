@@ -53,7 +53,7 @@ def executor() -> ThreadPoolExecutor:
 
 def run_chunks(function: Callable[..., Any], count: int, seconds: float, *arguments: Any) -> None:
     """function(start, stop, *arguments) over 0..count; `seconds`: an estimate of the work in all."""
-    threads = min(cpus(), count) if seconds >= WORTH else 1
+    threads = min(cpus(), count) if count > 1 and seconds >= WORTH else 1
     if threads <= 1:
         function(0, count, *arguments)
         return

@@ -121,8 +121,7 @@ class AffineMap:
         q, b = (self._block(name, values, logs) for name in ("q", "b"))
         P, A = (self._matrix(name, values, logs) for name in ("P", "A"))
         assert isinstance(P, SymmetricBatch)
-        q, b = np.broadcast_to(q, (batch, self.P.shape[0])), np.broadcast_to(b, (batch, self.A.shape[0]))
-        return ConeProgram(P, q, A, b, self.cones)
+        return ConeProgram(P, _rows(q, batch), A, _rows(b, batch), self.cones)
 
     def _matrix(self, name: Block, values: Sequence[Array], logs: dict[int, Array]) -> SparseBatch:
         """A matrix block; the one returned last where the same few nonzeros come again."""
@@ -164,8 +163,7 @@ class AffineMap:
 
     def touches(self, *names: Block, wanted: Sequence[bool] | None = None) -> bool:
         """Whether any parameter, or any of the wanted ones, enters one of these blocks."""
-        entries = [e for e in self.entries if wanted is None or wanted[e.parameter]]
-        return any(name in entry.maps for entry in entries for name in names)
+        return any(wanted is None or wanted[e.parameter] for name in names for e in self._entering[name])
 
     def _logarithms(self, values: Sequence[Array]) -> dict[int, Array]:
         logs = {}
@@ -245,6 +243,13 @@ class AffineMap:
             db,
             self.cones,
         )
+
+
+def _rows(v: Array, batch: int) -> Array:
+    """(batch, length) of a block that may be shared by the samples."""
+    if v.ndim == 2:
+        return v
+    return v[None] if batch == 1 else np.broadcast_to(v, (batch, len(v)))
 
 
 def _few(thetas: Sequence[tuple[sp.csc_array, Array]]) -> list[_Nonzeros] | None:

@@ -14,7 +14,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from ffo.cones.product import Product
-from ffo.errors import Status
+from ffo.errors import SOLVED
 from ffo.program.sparse import SparseBatch, SymmetricBatch, distinct, take_rows
 
 Array = np.ndarray
@@ -150,7 +150,7 @@ class Solution:
 
     @property
     def solved(self) -> Array:
-        return self.status == Status.SOLVED
+        return self.status == SOLVED
 
     def take(self, samples: Array) -> Solution:
         return replace(

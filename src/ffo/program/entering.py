@@ -72,8 +72,12 @@ class EntryMap:
         return _terms(sp.csr_array(self.matrix))
 
     @cached_property
+    def _transposed(self) -> sp.csr_array:
+        return self.matrix.T
+
+    @cached_property
     def _back(self) -> list[_Term] | None:
-        return _terms(self.matrix.T)
+        return _terms(self._transposed)
 
     def apply(self, theta: Array) -> Array:
         """(size,) or (batch, size) -> (length,) or (batch, length); the parameter itself where it enters as it is."""
@@ -81,7 +85,7 @@ class EntryMap:
 
     def back(self, gradient: Array) -> Array:
         """The adjoint, never the gradient itself."""
-        return gradient.copy() if self.identity else _product(self.matrix.T, self._back, gradient)
+        return gradient.copy() if self.identity else _product(self._transposed, self._back, gradient)
 
     def back_sampled(self, pairs: Pairs, places: Pattern, symmetric: bool, summed: bool) -> Array:
         """The adjoint on a matrix with these stored entries, given by its factors; `symmetric`: of its two equal

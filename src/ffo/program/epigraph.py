@@ -9,6 +9,7 @@ of the equality is that of the inequality: it is not negative, because t is push
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +17,9 @@ import numpy as np
 from ffo.cones import Nonneg, Product, SecondOrder, Zero
 from ffo.cones.base import Cone
 from ffo.program.cone import ConeProgram
+from ffo.program.plan import KEPT
 from ffo.program.presolve import PresolveStep, Triple
+from ffo.program.sparse import Pattern
 
 Array = np.ndarray
 
@@ -32,7 +35,7 @@ class Epigraphs(PresolveStep):
     lids: Array
 
     def apply(self, program: ConeProgram) -> ConeProgram:
-        return replace(program, cones=_with_equalities(program.cones, frozenset(self.lids.tolist())))
+        return replace(program, cones=_with_equalities(program.cones, tuple(self.lids.tolist())))
 
     def inward(self, x: Array, y: Array, s: Array) -> Triple:
         s = s.copy()
@@ -52,22 +55,55 @@ def epigraphs(program: ConeProgram, hidden: Array | None) -> Epigraphs | None:
         hidden: (n,) variables that nobody sees; others are left alone, since a choice among several solutions would
             not show.
     """
-    if hidden is None or not hidden.any():
+    if hidden is None:
         return None
-    P, A = program.P, program.A
-    free = hidden & ~program.q.any(axis=0)
-    free[P.indices] = free[P.columns] = False
+    may = _candidates(program.cones, program.P.pattern, program.A.pattern, hidden.tobytes())
+    if not len(may.columns):
+        return None
+    free = np.asarray(~program.q[:, may.columns].any(axis=0))
     if not free.any():
         return None
-    kind = _kinds(program.cones)[A.indices]
-    values = np.atleast_2d(A.values)
-    upper = (kind == _INEQUALITY) & (values > 0).all(axis=0)
-    slacker = (kind != _OTHER) & (values < 0).all(axis=0)
-    count = lambda which: np.bincount(A.columns[which], minlength=program.n)  # noqa: E731
-    alone = free & (count(upper) == 1) & (count(upper | slacker) == np.diff(A.indptr)) & (count(slacker) > 0)
-    lids = np.unique(A.indices[upper & alone[A.columns]])
+    values = np.atleast_2d(program.A.values[..., may.entries])
+    upper = may.inequality & (values > 0).all(axis=0)
+    count = np.bincount(may.owner[upper], minlength=len(free))
+    slacker = np.bincount(may.owner[(values < 0).all(axis=0)], minlength=len(free))
+    alone = free & (count == 1) & (slacker > 0) & (count + slacker == may.sizes)
+    lids = np.unique(program.A.indices[may.entries[upper & alone[may.owner]]])
     lids = lids[np.isfinite(program.b[:, lids]).all(axis=0)]
     return Epigraphs(lids) if len(lids) else None
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """What the structure of a program says of variables that nobody sees and that may only relax.
+
+    Attributes:
+        columns: (k,) their numbers; sizes: (k,) entries in their columns of A.
+        entries: places of these entries in A; owner: which of the candidates they belong to; inequality: whether
+            their row is one.
+    """
+
+    columns: Array
+    sizes: Array
+    entries: Array
+    owner: Array
+    inequality: Array
+
+
+@lru_cache(maxsize=KEPT)
+def _candidates(cones: Product, P: Pattern, A: Pattern, hidden: bytes) -> _Candidates:
+    """Variables without a quadratic cost all of whose rows, two at least, can get slacker."""
+    kind = _kinds(cones)[A.indices]
+    free = np.frombuffer(hidden, dtype=bool).copy()
+    free[P.indices] = free[P.columns] = False
+    free[A.columns[kind == _OTHER]] = False
+    sizes = np.diff(A.indptr)
+    columns = np.flatnonzero(free & (sizes > 1))
+    place = np.full(A.shape[1], -1)
+    place[columns] = np.arange(len(columns))
+    entries = np.flatnonzero(place[A.columns] >= 0)
+    owner = place[A.columns[entries]]
+    return _Candidates(columns, sizes[columns], entries, owner, kind[entries] == _INEQUALITY)
 
 
 _INEQUALITY, _TOP, _OTHER = range(3)
@@ -84,13 +120,14 @@ def _kinds(cones: Product) -> Array:
     return kind
 
 
-def _with_equalities(cones: Product, rows: frozenset[int]) -> Product:
+@lru_cache(maxsize=KEPT)
+def _with_equalities(cones: Product, rows: tuple[int, ...]) -> Product:
     """The product with some rows of nonnegative rays turned into equalities."""
     blocks: list[tuple[Cone, int]] = []
-    start = 0
+    start, turned = 0, np.isin(np.arange(cones.dim), rows)
     for cone, count in cones.blocks:
         if isinstance(cone, Nonneg):
-            equal = np.array([start + k in rows for k in range(count)])
+            equal = turned[start : start + count]
             edges = np.concatenate([[0], np.flatnonzero(np.diff(equal)) + 1, [count]])
             blocks += [(Zero() if equal[a] else cone, int(b - a)) for a, b in pairwise(edges)]
         else:

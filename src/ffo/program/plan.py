@@ -35,10 +35,13 @@ def _plan(cones: Product, P: Pattern, A: Pattern) -> Plan:
 
 
 def values_of(program: ConeProgram) -> Values:
-    """The data of a program."""
-    from ffo.kernels.batch import Values
+    """The data of a program, brought into shape once."""
+    found: Values | None = vars(program).get("_values")
+    if found is None:
+        from ffo.kernels.batch import Values
 
-    return Values(program.P.values, program.q, program.A.values, program.b)
+        found = vars(program)["_values"] = Values(program.P.values, program.q, program.A.values, program.b)
+    return found
 
 
 def blocks_of(cones: Product) -> kkt.Blocks:

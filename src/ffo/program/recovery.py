@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import scipy.sparse as sp
 
-from ffo.program.sparse import is_identity
+from ffo.program.entering import EntryMap
 
 Array = np.ndarray
 
@@ -31,22 +31,16 @@ class Output:
     shape: tuple[int, ...]
 
     @cached_property
-    def back(self) -> sp.csc_array:
-        """The transpose of `select`."""
-        return self.select.T
-
-    @cached_property
-    def whole(self) -> bool:
-        """Whether the quantity is x or y as it is."""
-        return is_identity(self.select)
+    def _map(self) -> EntryMap:
+        return EntryMap(sp.csc_array(self.select))
 
     def of(self, v: Array) -> Array:
         """(batch, n or m) -> (batch, size), never `v` itself."""
-        return np.array(v) if self.whole else np.ascontiguousarray((self.select @ v.T).T)
+        return np.array(v) if self._map.identity else self._map.apply(v)
 
     def to(self, gradient: Array) -> Array:
-        """The adjoint: (batch, size) -> (batch, n or m)."""
-        return gradient if self.whole else (self.back @ gradient.T).T
+        """The adjoint: (batch, size) -> (batch, n or m), never the gradient itself."""
+        return self._map.back(gradient)
 
 
 class Recovery:
@@ -78,16 +72,20 @@ class Recovery:
     def adjoint(self, gradients: Sequence[Array | None], x: Array) -> tuple[Array, Array]:
         """Loss gradients in the outputs -> gradients in x and y."""
         batch = len(x)
-        c_x, c_y = np.zeros((batch, self.n)), np.zeros((batch, self.m))
+        found: dict[bool, Array] = {}
         for out, gradient in zip(self.outputs, gradients, strict=True):
             if gradient is None:
                 continue
             flat = gradient.reshape(batch, -1)
             if out.exponential:
                 flat = flat * np.exp(out.of(x))
-            target = c_y if out.dual else c_x
-            target += out.to(flat)
-        return c_x, c_y
+            part = out.to(flat)
+            found[out.dual] = found[out.dual] + part if out.dual in found else part
+        c_x, c_y = (found.get(dual) for dual in (False, True))
+        return (
+            np.zeros((batch, self.n)) if c_x is None else c_x,
+            np.zeros((batch, self.m)) if c_y is None else c_y,
+        )
 
     def tangent(self, dx: Array, dy: Array, x: Array) -> list[Array]:
         """Derivatives of the outputs along (dx, dy)."""

@@ -95,11 +95,11 @@ class Moderate:
         if not (P.own and A.own and program.shared_matrices and len(b) == 1 and program.n):
             return False
         last = self._last
-        if last is None or last[0] is not P or last[1] is not A or not np.array_equal(last[2], b):
+        if last is None or last[0] is not P or last[1] is not A or not (last[2] == b).all():
             last = self._last = (P, A, b.copy(), *_moderate_forces(program))
         low, high = last[3:]
         force = np.abs(program.q).max(axis=1)
-        return bool(low <= force.min() and force.max() <= high)
+        return bool((force >= low).all() and (force <= high).all())
 
 
 def _moderate_forces(program: ConeProgram) -> tuple[float, float]:

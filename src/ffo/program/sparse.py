@@ -199,15 +199,14 @@ class SparseBatch:
         """Only the stored entries where the (nnz,) mask `keep` is true."""
         return self.on(self.pattern.part(keep), self.values[..., keep])
 
-    @cached_property
-    def nonzero(self) -> Array:
-        """(nnz,) true where some sample has a value other than zero."""
-        return self.values != 0 if self.shared else (self.values != 0).any(axis=0)
-
     def pruned(self) -> Self:
         """Without the entries that are zero in every sample."""
-        keep = self.nonzero
-        return self if keep.all() else self.restrict(keep)
+        return self._pruned or self
+
+    @cached_property
+    def _pruned(self) -> Self | None:
+        keep = self.values != 0 if self.shared else (self.values != 0).any(axis=0)
+        return None if keep.all() else self.restrict(keep)
 
     def block_diagonal_rows(self, batch: int) -> sp.csr_array:
         """diag(M_1, ..., M_batch) by rows."""
@@ -345,7 +344,7 @@ def distinct(v: Array) -> Array:
 
 def equal_rows(v: Array) -> Array:
     """(batch, ·) -> (·) if all rows are equal, else v."""
-    if distinct(v) is not v:
+    if len(v) == 1 or distinct(v) is not v:
         return v[0]
     # Rows that differ mostly do so in the last one already: then the others are not read.
     return v[0] if len(v) and (v[-1] == v[0]).all() and (v == v[0]).all() else v

@@ -42,7 +42,9 @@ class InteriorSolver(Solver):
         ready = time.perf_counter()
         limit = int(self.settings.get("limit", LIMIT))
         done = plan.interior(values, x, y, s, float(self.settings["tolerance"]), limit)
-        status = np.where(done >= 0, int(Status.SOLVED), int(Status.NUMERICAL))
-        status[done <= -limit] = Status.ITERATION_LIMIT
-        detail = {int(k): "the interior point made no more progress" for k in np.flatnonzero(done < 0)}
+        status, detail = np.zeros(batch, int), {}
+        if (done < 0).any():
+            status[done < 0] = Status.NUMERICAL
+            status[done <= -limit] = Status.ITERATION_LIMIT
+            detail = dict.fromkeys(np.flatnonzero(done < 0).tolist(), "the interior point made no more progress")
         return Solution(x, y, s, status, np.abs(done), ready - start, time.perf_counter() - ready, detail)

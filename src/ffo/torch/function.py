@@ -90,13 +90,17 @@ def to_numpy(t: torch.Tensor) -> NumpyArray:
     t = t.detach()
     if t.ndim and len(t) > 1 and t.stride(0) == 0:  # expanded over the batch: one sample is copied, not all
         return np.broadcast_to(to_numpy(t[:1]), tuple(t.shape))
-    return t.to(device="cpu", dtype=torch.float64).contiguous().numpy()
+    if t.dtype is not torch.float64 or not t.is_cpu:
+        t = t.to(device="cpu", dtype=torch.float64)
+    return t.contiguous().numpy()
 
 
 def _like(value: NumpyArray, reference: torch.Tensor) -> torch.Tensor:
     tensor = torch.from_numpy(np.ascontiguousarray(value))
     if not np.ndim(value):  # ascontiguousarray turns a number into an array of one
         tensor = tensor.reshape(())
+    if reference.dtype is torch.float64 and reference.is_cpu:
+        return tensor
     return tensor.to(device=reference.device, dtype=reference.dtype)
 
 
@@ -318,13 +322,12 @@ def _fold(
     return joint
 
 
-def check_tensors(parameters: Sequence[Any], names: Sequence[str] | None = None) -> None:
-    """All parameters are dense floating-point tensors of one dtype on one device; `names` are for messages."""
-    labels = names or [f"Parameter {i}" for i in range(len(parameters))]
-    for label, p in zip(labels, parameters, strict=True):
+def kinds_of(parameters: Sequence[Any], name: str = "Parameter") -> tuple[Kind, ...]:
+    """The kinds of parameters, which must be tensors; `name` is for messages."""
+    for i, p in enumerate(parameters):
         if not isinstance(p, torch.Tensor):
-            raise NotATensorError(f"{label} must be a torch tensor, got {type(p).__name__}")
-    check_kinds([Kind.of(p) for p in parameters], labels, names or range(len(parameters)))
+            raise NotATensorError(f"{name} {i} must be a torch tensor, got {type(p).__name__}")
+    return tuple(Kind(p.shape, p.dtype, p.device, p.layout) for p in parameters)
 
 
 class Kind(NamedTuple):

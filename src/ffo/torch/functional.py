@@ -17,7 +17,7 @@ from ffo.functions.outcome import FunctionOutcome, Runner
 from ffo.functions.problem import Functions, Problem, graph_nodes
 from ffo.functions.solvers import FunctionSolver
 from ffo.torch.base import call_with_report
-from ffo.torch.function import Once, check_tensors, inside_transform
+from ffo.torch.function import Once, check_kinds, inside_transform, kinds_of
 
 Tensor = torch.Tensor
 Function = Callable[..., Tensor]
@@ -176,7 +176,8 @@ class FFOFunctionLayer(torch.nn.Module):
 
     def _layout(self, theta: Sequence[Tensor], y0: Tensor | None) -> _CallLayout:
         """Check the tensors of a call against each other and against what the layer was told."""
-        check_tensors(theta, [f"theta {i}" for i in range(len(theta))])
+        names = [f"theta {i}" for i in range(len(theta))]
+        check_kinds(kinds_of(theta, "theta"), names, names)
         if y0 is not None and not isinstance(y0, torch.Tensor):
             raise InputError(f"y0 must be a torch tensor, got {type(y0).__name__}")
         shape = self.shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import cvxpy as cp
@@ -15,7 +16,7 @@ from ffo.ghost.oracle import Way
 from ffo.program.cvxpy import canonicalize
 from ffo.solvers.base import Solver
 from ffo.torch.base import OptimizationLayer
-from ffo.torch.function import check_tensors
+from ffo.torch.function import Kind, check_kinds, kinds_of
 
 
 class FFOLayer(OptimizationLayer):
@@ -130,8 +131,7 @@ class FFOLayer(OptimizationLayer):
         keys: Sequence[Hashable] | torch.Tensor | None,
         warm_start: bool | None,
     ) -> tuple[torch.Tensor, ...]:
-        check_tensors(params)
-        batched, batch = validate(params, self.canonical.shapes)
+        batched, batch = validate(kinds_of(params), self.canonical.shapes)
         named = call_keys(keys, warm_start, self.engine.options.warm_start, batch)
         return self._run(self.canonical, params, batched, batch, solver_args, named)
 
@@ -140,38 +140,39 @@ class FFOLayer(OptimizationLayer):
         return f"n={m.P.shape[0]}, m={m.A.shape[0]}, cones={m.cones!r}, solver={self.engine.options.solver or 'auto'}"
 
 
-def validate(params: Sequence[torch.Tensor], shapes: Sequence[tuple[int, ...]]) -> tuple[tuple[bool, ...], int | None]:
+@lru_cache(maxsize=256)  # of a layer in training, all calls are of one kind
+def validate(kinds: tuple[Kind, ...], shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[bool, ...], int | None]:
     """Which parameters are batched, and the batch size (None: unbatched).
 
     The checks and their wording are those of CvxpyLayer.
     """
-    if len(params) != len(shapes):
+    check_kinds(kinds, [f"Parameter {i}" for i in range(len(kinds))], range(len(kinds)))
+    if len(kinds) != len(shapes):
         raise InputError(
-            f"A tensor must be provided for each CVXPY parameter; "
-            f"received {len(params)} tensors, expected {len(shapes)}"
+            f"A tensor must be provided for each CVXPY parameter; received {len(kinds)} tensors, expected {len(shapes)}"
         )
     sizes: list[int | None] = []
-    for i, (p, shape) in enumerate(zip(params, shapes, strict=True)):
-        if p.ndim == len(shape):
-            if tuple(p.shape) != shape:
-                raise InputError(f"Invalid parameter shape for parameter {i}. Expected: {shape}, Got: {p.shape}")
+    for i, (kind, shape) in enumerate(zip(kinds, shapes, strict=True)):
+        given = kind.shape
+        if len(given) == len(shape):
+            if tuple(given) != shape:
+                raise InputError(f"Invalid parameter shape for parameter {i}. Expected: {shape}, Got: {given}")
             sizes.append(None)
-        elif p.ndim == len(shape) + 1:
-            if tuple(p.shape[1:]) != shape:
+        elif len(given) == len(shape) + 1:
+            if tuple(given[1:]) != shape:
                 raise InputError(
                     f"Invalid parameter shape for parameter {i}. "
-                    f"Expected batched shape: (batch_size, {', '.join(map(str, shape))}), Got: {p.shape}"
+                    f"Expected batched shape: (batch_size, {', '.join(map(str, shape))}), Got: {given}"
                 )
-            if p.shape[0] == 0:
+            if given[0] == 0:
                 raise InputError(
-                    f"Parameter {i} has an empty batch dimension: {tuple(p.shape)}. "
-                    "Skip empty batches before the layer."
+                    f"Parameter {i} has an empty batch dimension: {tuple(given)}. Skip empty batches before the layer."
                 )
-            sizes.append(p.shape[0])
+            sizes.append(given[0])
         else:
             raise InputError(
                 f"Invalid parameter dimensionality for parameter {i}. "
-                f"Expected {len(shape)} or {len(shape) + 1} dimensions, Got: {p.ndim} dimensions"
+                f"Expected {len(shape)} or {len(shape) + 1} dimensions, Got: {len(given)} dimensions"
             )
     distinct = {s for s in sizes if s is not None}
     if len(distinct) > 1:
