@@ -51,7 +51,20 @@ def test_data_that_changed_is_looked_at_again() -> None:
     assert moderate.holds(one)
 
 
-def test_nothing_is_known_of_batches_and_of_arrays_that_others_hold() -> None:
+@pytest.mark.parametrize("zero", [False, True], ids=["costs", "no costs"])
+def test_agrees_for_right_hand_sides_of_each_sample(zero: bool) -> None:
+    verdicts = set()
+    for exponent in np.linspace(-6, 6, 49):
+        one = program(0)
+        b = np.array(one.b)
+        b[1] *= 10.0**exponent
+        one = one.with_vectors(q=0.0 * one.q if zero else one.q, b=b)
+        known = Moderate().holds(one)
+        assert known == (scaling(one) is None)
+        verdicts.add(known)
+    assert verdicts == {True, False}
+
+
+def test_nothing_is_known_of_arrays_that_others_hold() -> None:
     one = program(0)
-    assert not Moderate().holds(one.with_vectors(b=np.array(one.b)))
     assert not Moderate().holds(one.with_matrices(replace(one.P, own=False), one.A))

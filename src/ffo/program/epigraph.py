@@ -19,7 +19,7 @@ from ffo.cones.base import Cone
 from ffo.program.cone import ConeProgram
 from ffo.program.plan import KEPT
 from ffo.program.presolve import PresolveStep, Triple
-from ffo.program.sparse import Pattern
+from ffo.program.sparse import Pattern, SparseBatch
 
 Array = np.ndarray
 
@@ -63,17 +63,16 @@ def epigraphs(program: ConeProgram, hidden: Array | None) -> Epigraphs | None:
     free = np.asarray(~program.q[:, may.columns].any(axis=0))
     if not free.any():
         return None
-    values = np.atleast_2d(program.A.values[..., may.entries])
-    upper = may.inequality & (values > 0).all(axis=0)
-    count = np.bincount(may.owner[upper], minlength=len(free))
-    slacker = np.bincount(may.owner[(values < 0).all(axis=0)], minlength=len(free))
-    alone = free & (count == 1) & (slacker > 0) & (count + slacker == may.sizes)
+    upper, relaxing = may.signs(program.A)
+    alone = relaxing & free
+    if not alone.any():
+        return None
     lids = np.unique(program.A.indices[may.entries[upper & alone[may.owner]]])
     lids = lids[np.isfinite(program.b[:, lids]).all(axis=0)]
     return Epigraphs(lids) if len(lids) else None
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Candidates:
     """What the structure of a program says of variables that nobody sees and that may only relax.
 
@@ -88,6 +87,23 @@ class _Candidates:
     entries: Array
     owner: Array
     inequality: Array
+    _last: tuple[SparseBatch, tuple[Array, Array]] | None = None
+
+    def signs(self, A: SparseBatch) -> tuple[Array, Array]:
+        """Entries that bound a candidate from above, and (k,) which candidates have one such, and else only entries
+        that get slacker; what was found last is kept for matrices that stay as they are."""
+        last = self._last
+        if last is not None and last[0] is A:
+            return last[1]
+        values = np.atleast_2d(A.values[..., self.entries])
+        upper = self.inequality & (values > 0).all(axis=0)
+        count, slacker = (
+            np.bincount(self.owner[which], minlength=len(self.sizes)) for which in (upper, (values < 0).all(axis=0))
+        )
+        found = upper, (count == 1) & (slacker > 0) & (count + slacker == self.sizes)
+        if A.own:
+            self._last = A, found
+        return found
 
 
 @lru_cache(maxsize=KEPT)

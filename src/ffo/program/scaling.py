@@ -83,37 +83,55 @@ class Scaling(PresolveStep):
 
 
 class Moderate:
-    """Knows with which gradients of the objective the matrices and the right-hand side used last, shared by
-    their batch, are left alone. Threads may share it."""
+    """Knows with which vectors the matrices used last, shared by their batch, are left alone. Threads may share it."""
 
     def __init__(self) -> None:
-        self._last: tuple[SymmetricBatch, SparseBatch, Array, float, float] | None = None
+        self._last: _Extent | None = None
 
     def holds(self, program: ConeProgram) -> bool:
         """Whether a program is known to be left alone."""
         P, A, b = program.P, program.A, distinct(program.b)
-        if not (P.own and A.own and program.shared_matrices and len(b) == 1 and program.n):
+        if not (P.own and A.own and program.shared_matrices and program.n):
             return False
         last = self._last
-        if last is None or last[0] is not P or last[1] is not A or not (last[2] == b).all():
-            last = self._last = (P, A, b.copy(), *_moderate_forces(program))
-        low, high = last[3:]
-        force = np.abs(program.q).max(axis=1)
-        return bool((force >= low).all() and (force <= high).all())
+        if last is None or last.P is not P or last.A is not A:
+            last = self._last = _Extent(P, A)
+        return last.fit and last.moderate(program.q, b)
 
 
-def _moderate_forces(program: ConeProgram) -> tuple[float, float]:
-    """Sizes of the gradient between which `scaling` leaves a program alone (inf, 0 without any)."""
-    P, A = program.P, program.A
-    length = float(_median(np.abs(distinct(program.b)))[0])
-    a, p = A.largest_of_columns[0], np.maximum(P.largest_of_columns, P.largest_of_rows)[0]
-    lean = (a < 1 / MODERATE) & (p > 0)
-    fixed = np.concatenate([[length], A.largest_of_rows[0], a[~lean]])
-    if not length > 0 or not _moderate(fixed):
-        return np.inf, 0.0
-    # columns have size max(a, p length / force)
-    low = max(1 / MODERATE, p.max(initial=0.0) * length / MODERATE)
-    return low, float(min(MODERATE, (p[lean] * length * MODERATE).min(initial=np.inf)))
+class _Extent:
+    """Sizes of the entries of a pair of matrices: what is moderate with them, as `scaling` would find it."""
+
+    def __init__(self, P: SymmetricBatch, A: SparseBatch) -> None:
+        self.P, self.A, self.curvature = P, A, float(P.largest[0])
+        a, p = A.largest_of_columns[0], np.maximum(P.largest_of_columns, P.largest_of_rows)[0]
+        lean = (a < 1 / MODERATE) & (p > 0)
+        self.fit = _moderate(np.concatenate([A.largest_of_rows[0], a[~lean]]))
+        self.most, self.least = float(p.max(initial=0.0)), float(p[lean].min(initial=np.inf))
+        self._known: tuple[Array, tuple[Array, Array, Array]] | None = None
+
+    def moderate(self, q: Array, b: Array) -> bool:
+        """Whether vectors q (batch, n), b (batch or 1, m) are of moderate size."""
+        low, high, without = self._forces(b)
+        force = np.abs(q).max(axis=1)
+        if not force.all():
+            force = np.where(force == 0, without, force)
+        return bool(((force >= low) & (force <= high)).all())
+
+    def _forces(self, b: Array) -> tuple[Array, Array, Array]:
+        """(batch or 1,) each: sizes of q between which all is moderate, and that which stands for no q at all; of a
+        single right-hand side they are remembered."""
+        known = self._known
+        if known is not None and len(b) == 1 and (known[0] == b).all():
+            return known[1]
+        length = _median(np.abs(b))
+        # columns have size max(a, p length / force)
+        low = np.maximum(1 / MODERATE, self.most / MODERATE * length)
+        low[~((length >= 1 / MODERATE) & (length <= MODERATE))] = np.inf
+        found = low, np.minimum(MODERATE, self.least * MODERATE * length), self.curvature * length
+        if len(b) == 1:
+            self._known = b.copy(), found
+        return found
 
 
 def scaling(program: ConeProgram) -> Scaling | None:
@@ -150,7 +168,7 @@ def _sizes(program: ConeProgram) -> tuple[Array, Array]:
 def _median(b: Array) -> Array:
     """(batch,) medians of the finite entries beyond rounding error; NaN without any. Faster than nanmedian."""
     largest = np.where(b < INFINITE, b, 0.0).max(axis=1, keepdims=True, initial=0.0)
-    known = np.isfinite(b) & (b > ROUNDING * largest)
+    known = (b < np.inf) & (b > ROUNDING * largest)
     count, each = known.sum(axis=1), np.arange(len(b))
     if not count.any():
         return np.full(len(b), np.nan)
