@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 
@@ -166,7 +166,7 @@ class Engine:
     ) -> None:
         """A batch of reduced programs, solved as far as it goes."""
         program = batch.program
-        find = cache(partial(self.solver, program, overrides))
+        find = partial(self.solver, program, overrides)
         if overrides:
             find()  # settings are checked, whether or not a solver will be asked
         way = self.way(program, find)
