@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -46,6 +47,10 @@ def _ready(v: Array) -> Array:
 
 #: ghost systems are solved by their factors
 FACTORS = Full(0, 0.0, 0)
+#: factors of batches that are gone, and bytes up to which they are kept: memory that goes back to the system and comes
+#: again costs a batch of 512 QPs with 200 variables several milliseconds, whatever the number of cores
+_spare: deque[tuple[Array, ...]] = deque(maxlen=2)
+SPARE = 2**26
 
 
 class State:
@@ -60,11 +65,22 @@ class State:
             np.zeros((batch, S.m + S.aux), np.uint8), np.zeros((batch, S.m)), np.zeros((batch, S.m)),
             np.zeros((batch, S.rotation)), np.zeros((batch, S.blocks), np.int64), np.zeros((batch, S.blocks)),
         )  # fmt: skip
-        self.factors = (
-            np.empty((batch, entries)), np.empty((batch, size)), np.empty((batch, below)),
-            np.empty((batch, 0 if full.iterations else size)), np.empty((batch, size)),
-        )  # fmt: skip
+        widths = (entries, size, below, 0 if full.iterations else size, size)
+        self.factors = _room(tuple((batch, width) for width in widths))
         self.evidence = np.empty((batch, EVIDENCE))
+
+    def __del__(self) -> None:
+        if sum(v.nbytes for v in self.factors) <= SPARE:
+            _spare.append(self.factors)
+
+
+def _room(shapes: tuple[tuple[int, int], ...]) -> tuple[Array, ...]:
+    """Arrays of these shapes: those of a batch that is gone, where they fit."""
+    try:
+        found = _spare.pop()
+    except IndexError:
+        found = ()
+    return found if tuple(v.shape for v in found) == shapes else tuple(map(np.empty, shapes))
 
 
 class Plan:
