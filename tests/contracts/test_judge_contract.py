@@ -275,6 +275,8 @@ def test_no_point_solves_an_infeasible_program(judge: str, make: Callable[[], Co
     x, w = 10.0 ** rng.uniform(-2, 2, (20, 1)) * rng.normal(size=(20, program.n)), rng.normal(size=(20, program.m))
     s = program.cones.project(w)
     assert not JUDGES[judge].accept(program, point(x, s - w, s)).any()
+    diverged = np.abs(w) * 10.0 ** rng.uniform(0, 17, (20, 1))  # as interior points leave their multipliers
+    assert not JUDGES[judge].accept(program, point(x, diverged, np.zeros_like(s))).any()
 
 
 # Those who improve a point first

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from solver_problems import infeasible, known_program, unbounded
 
-from ffo.cones import Nonneg, Zero
+from ffo.cones import Nonneg, Product, Zero
 from ffo.errors import Status
 from ffo.program.cone import ConeProgram, Solution
 from ffo.solvers import get_solver, solve_checked
 from ffo.solvers.base import Capabilities, Solver
+from ffo.solvers.verdict import judge
 from ffo.solvers.workspace import Workspace
 
 
@@ -94,3 +95,12 @@ def test_diverging_iterates_are_recognised_as_certificates(build, verdict: Statu
     program = build()
     assert solver.solve(program).status[0] not in (Status.INFEASIBLE, Status.UNBOUNDED)
     assert solve_checked(solver, program)[0].status[0] == verdict
+
+
+def test_a_program_without_rows() -> None:
+    program = ConeProgram.from_matrices(np.eye(2), np.ones(2), np.zeros((0, 2)), np.zeros(0), Product([(Nonneg(), 0)]))
+    nothing, claim = np.zeros((1, 0)), np.array([int(Status.ITERATION_LIMIT)])
+    for x, residual, status in ((-1.0, 0.0, Status.SOLVED), (-1.1, 1e-2, Status.ITERATION_LIMIT)):
+        found = judge(Solution(np.full((1, 2), x), nothing, nothing, claim, np.zeros(1)), program, 1e-6)
+        assert found[1].tolist() == [status]
+        assert residual <= found[0][0] <= 10 * residual

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -11,10 +12,12 @@ from ffo.engine.batch import OPEN, Batch
 from ffo.errors import SOLVED, Status
 from ffo.ghost.direct import from_nothing
 from ffo.ghost.oracle import Way
+from ffo.program.cone import Solution
 from ffo.program.presolve import Triple
 from ffo.program.sparse import SymmetricBatch
 from ffo.solvers.base import Solver
-from ffo.solvers.forward import default_tolerance, solve_claimed
+from ffo.solvers.forward import default_tolerance, describe, solve_checked
+from ffo.solvers.verdict import judge
 
 Array = np.ndarray
 
@@ -31,7 +34,7 @@ REPAIRABLE = (
 )
 #: there is no solution
 VERDICTS = (Status.INFEASIBLE, Status.UNBOUNDED)
-#: relative residual of a point from which a verdict of infeasibility or unboundedness is not disputed (that of a
+#: natural residual of a point from which a verdict of infeasibility or unboundedness is not disputed (that of a
 #: certificate of either is 1); below, a solution found by Newton's method refutes it
 FAR = 0.5
 
@@ -90,7 +93,7 @@ def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
 
 def _ask_one(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
     """One solver about some samples. A failure replaces no earlier one; a verdict that there is no solution does."""
-    answer, residual = solve_claimed(solver, batch.part(samples))
+    answer, residual = solve_checked(solver, batch.part(samples), claims=False)
     batch.setup_time += answer.setup_time
     batch.solve_time += answer.solve_time
     solved = answer.status == SOLVED
@@ -112,18 +115,24 @@ def _verify(batch: Batch, samples: Array, way: Way, tolerance: float) -> None:
     """Polish the answers of a solver, and see whether they hold in the units of every row.
 
     Where Newton's method does not converge, the solver's own point stands if it holds to its tolerance: the
-    certificate says so.
+    certificate says so. The residual of an answer to a tolerance may be its square root (a slack and a multiplier of
+    that size: solvers measure their product); one that is farther off is no answer, even if Newton's method gets
+    from there to the solution.
     """
     if not len(samples):
         return
-    found = batch.linearized(samples, batch.points(samples), way)
-    natural = found.certificate.natural_residual
-    good = natural <= tolerance
+    points = batch.points(samples)
+    found = batch.linearized(samples, points, way)
+    natural, start = found.certificate.natural_residual, found.start_residual
+    good = (natural <= tolerance) & (start <= math.sqrt(tolerance))
     batch.accept(samples, found, good)
-    for k in () if good.all() else np.flatnonzero(~good).tolist():
-        sample = int(samples[k])
-        batch.status[sample] = Status.INACCURATE
-        batch.detail[sample] = f"the solver's answer does not hold row by row: natural residual {natural[k]:.1e}"
+    if good.all():
+        return
+    bad = np.flatnonzero(~good)
+    mine, claimed = samples[bad], Solution(*points, np.full(len(samples), SOLVED), np.full(len(samples), -1)).take(bad)
+    residual, status = judge(claimed, batch.part(mine), tolerance, np.fmax(natural, start)[bad])
+    batch.status[mine], batch.residual[mine] = status, residual
+    batch.detail.update({int(k): describe(claimed, i, status, residual) for i, k in enumerate(mine)})
 
 
 def rescue(batch: Batch, way: Way) -> None:

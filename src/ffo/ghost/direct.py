@@ -45,6 +45,10 @@ class Compiled(Linearization):
         return self.state.evidence[:, columns.STEPS].astype(int)
 
     @property
+    def start_residual(self) -> Array:
+        return self.state.evidence[:, columns.START_RESIDUAL]
+
+    @property
     def margin(self) -> Array:
         """(batch,) smallest relative distance of a block to a change of structure."""
         return self.state.face[5].min(axis=1, initial=np.inf)

@@ -48,6 +48,11 @@ class Linearization(ABC):
     s: Array
     certificate: Certificate
 
+    @property
+    @abstractmethod
+    def start_residual(self) -> Array:
+        """(batch,) residual of the point that was given, in the largest terms of its program, as solvers measure."""
+
     @abstractmethod
     def sensitivity(self, r_x: Array, r_s: Array, samples: Array | None = None) -> Sensitivity:
         """Solve the ghost systems of some samples (None: of all); r_x (samples, n), r_s (samples, m)."""
@@ -76,6 +81,10 @@ class _Some(Linearization):
 
     whole: Linearization
     samples: Array
+
+    @property
+    def start_residual(self) -> Array:
+        return self.whole.start_residual[self.samples]
 
     def sensitivity(self, r_x: Array, r_s: Array, samples: Array | None = None) -> Sensitivity:
         return self.whole.sensitivity(r_x, r_s, self.samples if samples is None else self.samples[samples])

@@ -114,8 +114,12 @@ class Plan:
 
     @cached_property
     def full(self) -> bool:
-        S = self.__dict__.get("structure") or self.pattern
-        return bool((part(S.wide, KIND) > NONNEG).any())
+        return bool((part(self._any.wide, KIND) > NONNEG).any())
+
+    @property
+    def _any(self) -> Structure:
+        """One of the structures, for what needs no factors."""
+        return self.__dict__.get("structure") or self.pattern
 
     def interior(self, values: Values, x: Array, y: Array, s: Array, eps: float, limit: int) -> Array:
         """Solve all samples from nothing, in place; (batch,) iterations, negative where it failed."""
@@ -129,11 +133,18 @@ class Plan:
 
         def run(samples: Array, full: Full | None) -> Array:
             arrays = (*values.arrays, x, y, s, *state.face, *state.factors, state.evidence)
-            seconds = 3.0 * self._seconds(state)
+            seconds = 3.0 * self._seconds(state) if steps else 0.0
             _run(_newton_chunk, len(samples), seconds, state.structure, *arrays, samples, steps, full)
             return np.flatnonzero(state.evidence[:, loop.STEPS] == UNKNOWN)
 
         self._light_or_full(state, run, np.arange(len(x)))
+
+    def judge(self, values: Values, x: Array, y: Array, s: Array) -> Array:
+        """(batch,) natural residuals: each of the point as it is, or of its cleaned pair if that is better."""
+        state = State(self._any, len(x))
+        x, y, s = (np.array(v, dtype=float, order="C") for v in (x, y, s))
+        self.newton(values, x, y, s, state, 0)
+        return state.evidence[:, loop.RESIDUAL].copy()
 
     def sensitivity(self, state: State, samples: Array, r_x: Array, r_s: Array) -> tuple[Array, Array, Array]:
         """(u, w, doubt) of the ghost systems of some samples; right-hand sides (samples, n), (samples, m)."""

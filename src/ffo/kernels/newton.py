@@ -54,9 +54,9 @@ ROUGH = 1e-3
 #: steps in a row without a new best merit after which to give up, as a share of those allowed
 PATIENCE = 0.4
 
-#: columns of the evidence
-RESIDUAL, ERROR, RATIO, NEAREST, PIVOT, STEPS, IS_SETTLED = range(7)
-EVIDENCE = 7
+#: columns of the evidence; the start is measured as solvers do, in the largest terms of the program
+RESIDUAL, ERROR, RATIO, NEAREST, PIVOT, STEPS, IS_SETTLED, START_RESIDUAL = range(8)
+EVIDENCE = 8
 
 
 class Iterate(NamedTuple):
@@ -244,6 +244,7 @@ def newton(
 ) -> None:  # fmt: skip
     """Polish (x, y, s) of one sample in place; leaves its face, K at it, factors of a K nearby, and the evidence.
 
+    Without steps the point, or its cleaned pair if that is better, is judged only: there are no factors.
     `full` None leaves out curved cones and singular systems; a point that needs them stays as it was, after UNKNOWN
     steps.
     """
@@ -260,6 +261,7 @@ def newton(
     old = _arrive(S, D, z, here, face, full)
     as_given = max(as_given, distance(S, z, given.s, s))
     merit = least = _merit(S, z, here)
+    evidence[START_RESIDUAL] = as_given if as_given < merit else merit
     lowest, borrowed, waited, pivot, known = old, steps < 0, 0, np.inf, 0.0
     _copy(here, best)
     dx, dy = np.empty(S.n), np.empty(S.m)
@@ -300,7 +302,7 @@ def newton(
         if as_given < lowest:  # cleaning for a wrong face may cost more than the solver's error
             _copy(given, here)
             known = as_given
-    _finish(S, D, x, y, s, face, F, evidence, pivot, known, full)
+    _finish(S, D, x, y, s, face, F, evidence, pivot, known, steps > 0, full)
 
 
 @inner_kernel
@@ -334,11 +336,11 @@ def _shorten(
 @inner_kernel
 def _finish(
     S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face, F: Factors, evidence: Array, pivot: float,
-    known: float, full: Full | None,
+    known: float, derivative: bool, full: Full | None,
 ) -> None:  # fmt: skip
     """Judge the answer in its own sizes (those of a start far away would excuse anything); K at the final face.
 
-    `known`: what complementarity lacks, if the point was not cleaned.
+    `known`: what complementarity lacks, if the point was not cleaned; `derivative`: whether factors are wanted.
     """
     z = sizes(S, D, x, y, s)
     r_x, r_s = np.empty(S.n), np.empty(S.m)
@@ -350,7 +352,7 @@ def _finish(
     if full is not None and full.iterations > 0:
         minres.equilibrate(S, F)
         pivot = 0.0  # rows may depend on each other
-    elif evidence[IS_SETTLED] == 0.0:
+    elif derivative and evidence[IS_SETTLED] == 0.0:
         pivot = system.factorize(S, F)
     evidence[PIVOT] = pivot
 

@@ -112,15 +112,16 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
     for j in range(S.n):
         length = max(length, abs(x[j]))
         gradient = max(gradient, abs(D.q[j]))
-        force = max(force, abs(Px[j]))
+        force = max(force, abs(Px[j]), abs(D.q[j]))
+    # not that of multipliers: where they diverge, it would excuse any violation
+    reach = force / curvature if curvature > 0.0 else 0.0
     for i in range(S.m):
         force = max(force, abs(y[i]) * row[i])
         if D.b[i] < np.inf:
             slack = max(slack, abs(s[i]) / row[i])
             side = min(side, abs(D.b[i]) / row[i]) if D.b[i] != 0.0 else side
-    force = max(force, gradient)
     side = 0.0 if side == np.inf else min(side, FARTHEST * length) if length > 0.0 else side
-    least = VANISHING * max(force / curvature if curvature > 0.0 else 0.0, side)
+    least = VANISHING * max(reach, side)
     if least == 0.0 or (gradient == 0.0 and side == 0.0):
         least = 1.0  # b = 0, and P = 0 or q = 0: any length will do
     length = max(length, least)

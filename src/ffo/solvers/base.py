@@ -60,8 +60,6 @@ class Solver(ABC):
     defaults: ClassVar[Mapping[str, Any]] = {}
     #: True where the solver's setting names are not known here and all are passed through
     open_settings: ClassVar[bool] = False
-    #: True where the solver itself judges its answers row by row: its claims are verified once, not twice
-    judges_rows: ClassVar[bool] = False
     #: measured residual below which an answer counts as solved however small eps is
     residual_floor: ClassVar[float] = 1e-5
 

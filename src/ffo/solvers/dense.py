@@ -62,8 +62,6 @@ class _Found:
 class _CompiledSolver(Solver):
     """A solver that is a kernel of this package. Subclasses write `_run`."""
 
-    judges_rows = True
-
     capabilities = Capabilities(
         frozenset({Zero, Nonneg}), quadratic=True, module="numba", package="numba", threads=True
     )

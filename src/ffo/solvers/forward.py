@@ -29,28 +29,30 @@ def default_tolerance(solver: Solver) -> float:
     return max(solver.residual_floor, 100 * solver.eps)
 
 
-def solve_checked(solver: Solver, program: ConeProgram, tolerance: float | None = None) -> tuple[Solution, Array]:
+def solve_checked(
+    solver: Solver, program: ConeProgram, tolerance: float | None = None, claims: bool = True
+) -> tuple[Solution, Array]:
     """Solve a batch and check every answer.
 
     Args:
         tolerance: see `default_tolerance`.
+        claims: whether to check claims of success too; False for a caller that verifies them anyway.
 
     Returns:
-        The solution, whose status and detail have been checked, and the worst relative residuals (batch,) of
-        the optimality conditions, NaN without a point. Samples with non-finite data are INVALID_INPUT and never
-        reach the solver.
+        The solution, whose status and detail have been checked, and natural residuals (batch,), NaN without a point
+        or unchecked. Samples with non-finite data are INVALID_INPUT and never reach the solver.
     """
     solver.check(program)
     finite = np.flatnonzero(program.finite)
     if len(finite) == program.batch:
-        return _checked(solver, program, tolerance)
+        return _checked(solver, program, default_tolerance(solver) if tolerance is None else tolerance, claims)
     batch, n, m = program.batch, program.n, program.m
     x, y, s = (np.full((batch, k), np.nan) for k in (n, m, m))
     status, iterations, residual = np.full(batch, int(Status.INVALID_INPUT)), np.full(batch, -1), np.full(batch, np.nan)
     detail = {int(k): NOT_FINITE for k in np.flatnonzero(~program.finite)}
     found = Solution(x, y, s, status, iterations, detail=detail)
     if len(finite):
-        part, residual[finite] = _checked(solver, program.take(finite), tolerance)
+        part, residual[finite] = solve_checked(solver, program.take(finite), tolerance, claims)
         for name in ("x", "y", "s", "status", "iterations"):
             getattr(found, name)[finite] = getattr(part, name)
         detail.update({int(finite[k]): text for k, text in (part.detail or {}).items()})
@@ -58,30 +60,23 @@ def solve_checked(solver: Solver, program: ConeProgram, tolerance: float | None 
     return found, residual
 
 
-def solve_claimed(solver: Solver, program: ConeProgram) -> tuple[Solution, Array]:
-    """The same for a caller that verifies what is claimed to be solved: claims of solvers that judge their answers row
-    by row are not looked at (a tenth of a small step)."""
+def _checked(solver: Solver, program: ConeProgram, tolerance: float, claims: bool) -> tuple[Solution, Array]:
     answer = solver.solve(program)
-    if solver.judges_rows and answer.solved.all() and np.isfinite(answer.x).all():
-        return answer, np.full(program.batch, np.nan)
-    return _judged(answer, solver, program, None)
-
-
-def _checked(solver: Solver, program: ConeProgram, tolerance: float | None) -> tuple[Solution, Array]:
-    return _judged(solver.solve(program), solver, program, tolerance)
-
-
-def _judged(answer: Solution, solver: Solver, program: ConeProgram, tolerance: float | None) -> tuple[Solution, Array]:
-    residual, status = judge(answer, program, default_tolerance(solver) if tolerance is None else tolerance)
+    residual, status = np.full(program.batch, np.nan), np.array(answer.status)
+    todo = np.arange(program.batch) if claims else np.flatnonzero(~(answer.solved & np.isfinite(answer.x).all(axis=1)))
+    if not len(todo):
+        return answer, residual
+    residual[todo], status[todo] = judge(answer.take(todo), program.take(todo), tolerance)
     failed = np.flatnonzero(status != Status.SOLVED).tolist()
-    detail = {k: _detail(answer, k, status, residual) for k in failed}
+    detail = {k: describe(answer, k, status, residual) for k in failed}
     return replace(answer, status=status, detail={k: text for k, text in detail.items() if text}), residual
 
 
-def _detail(answer: Solution, k: int, status: Array, residual: Array) -> str:
+def describe(answer: Solution, k: int, status: Array, residual: Array) -> str:
+    """Why sample k counts as failed, beside its status."""
     said = (answer.detail or {}).get(k, "")
     if answer.status[k] == Status.SOLVED:
         said = "the solver claimed success"
     if np.isfinite(residual[k]) and status[k] not in (Status.INFEASIBLE, Status.UNBOUNDED):
-        said += f"{', ' if said else ''}measured residual {residual[k]:.1e}"
+        said += f"{', ' if said else ''}natural residual {residual[k]:.1e}, row by row"
     return said

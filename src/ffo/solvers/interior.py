@@ -27,7 +27,6 @@ class InteriorSolver(Solver):
     native_settings = frozenset({"limit", "tolerance"})
     tolerances = ("tolerance",)
     iteration_limit = "limit"
-    judges_rows = True
 
     def workspace(self, program: ConeProgram) -> Workspace:
         raise NotImplementedError("the interior point solves whole batches")

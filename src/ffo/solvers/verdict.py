@@ -1,6 +1,6 @@
 """What a solver's answer is worth, measured rather than believed.
 
-One rule in both directions: a point whose optimality conditions hold within the tolerance is SOLVED,
+One rule in both directions: a point whose natural residual (`ffo.kernels.point`) is within the tolerance is SOLVED,
 even if the solver stopped at a limit or called it inaccurate; a point outside is not, even if the
 solver called it solved. A point that is not a solution may still prove that there is none, because
 the iterates of most algorithms then diverge along a certificate:
@@ -14,12 +14,11 @@ infeasible or unbounded. Such verdicts of a solver itself come without a point t
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from ffo.errors import Status
 from ffo.program.cone import ConeProgram, Solution
+from ffo.program.plan import plan_of, values_of
 
 Array = np.ndarray
 
@@ -30,15 +29,15 @@ _JUDGED = (Status.SOLVED, Status.INACCURATE, Status.ITERATION_LIMIT, Status.TIME
 FAR = 1e6
 
 
-def judge(answer: Solution, program: ConeProgram, tolerance: float) -> tuple[Array, Array]:
-    """(batch,) worst residuals (NaN without a point) and the statuses that the points deserve."""
+def judge(
+    answer: Solution, program: ConeProgram, tolerance: float, residual: Array | None = None
+) -> tuple[Array, Array]:
+    """(batch,) natural residuals (NaN without a point; measured unless they are given) and the statuses that the
+    points deserve."""
     finite = np.isfinite(np.concatenate([answer.x, answer.y, answer.s], axis=1)).all(axis=1)
-    points = answer
-    if not finite.all():  # projections of NaN may raise (eigenvalues)
-        x, y, s = (np.where(finite[:, None], v, 0.0) for v in (answer.x, answer.y, answer.s))
-        points = replace(answer, x=x, y=y, s=s)
-    with np.errstate(all="ignore"):
-        residual = np.where(finite, points.residuals(program).worst, np.nan)
+    if residual is None:
+        residual = plan_of(program).judge(values_of(program), answer.x, answer.y, answer.s)
+    residual = np.where(finite, residual, np.nan)
     status = np.array(answer.status)
     judged = np.isin(status, _JUDGED)
     good = residual <= tolerance
