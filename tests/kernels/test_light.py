@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ffo.kernels import kkt
-from ffo.kernels.batch import Plan, State, Values
+from ffo.kernels.batch import KernelPlan, State, Values
 
 N, BATCH = 6, 4
 
@@ -15,16 +15,16 @@ def box_and_copies(copies: int) -> tuple[kkt.Structure, Values]:
     rows = np.concatenate([np.repeat(np.arange(copies), N), copies + np.arange(N)])
     columns = np.concatenate([np.tile(np.arange(N), copies), np.arange(N)])
     order = np.lexsort((rows, columns))
-    blocks = kkt.Blocks(np.array([kkt.ZERO, kkt.NONNEG]), np.array([copies, N]), np.zeros(2))
+    blocks = kkt.ConeBlocks(np.array([kkt.ZERO, kkt.NONNEG]), np.array([copies, N]), np.zeros(2))
     diagonal = np.arange(N)
     S = kkt.build((diagonal, diagonal), (rows[order], columns[order]), N, copies + N, blocks)
     q, b = np.random.default_rng(0).normal(size=(BATCH, N)), np.ones((1, copies + N))
     return S, Values(np.ones(N), q, np.ones(len(rows)), b)
 
 
-def everything(S: kkt.Structure, values: Values, full: bool) -> tuple[Plan, list[np.ndarray]]:
+def everything(S: kkt.Structure, values: Values, full: bool) -> tuple[KernelPlan, list[np.ndarray]]:
     """Solution, derivative, and whether rows depend on each other."""
-    plan = Plan(lambda factors: S)
+    plan = KernelPlan(lambda factors: S)
     plan.full = full
     state = State(S, BATCH)
     x, y, s = np.zeros((BATCH, N)), np.zeros((BATCH, S.m)), np.zeros((BATCH, S.m))

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ffo.lab.jobs import Job
-from ffo.lab.tasks import Sizes
+from ffo.lab.tasks import TaskSizes
 
-TINY = Sizes(d_y=6, samples=20, d_x=5, hidden=4, learning_rate=1e-2)
+TINY = TaskSizes(d_y=6, samples=20, d_x=5, hidden=4, learning_rate=1e-2)
 
 
 @pytest.fixture

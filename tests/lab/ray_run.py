@@ -14,9 +14,9 @@ from ffo.lab.jobs import Job
 from ffo.lab.runner.cluster import run_on_ray
 from ffo.lab.runner.progress import bars
 from ffo.lab.store import Limits, Store
-from ffo.lab.tasks import Sizes
+from ffo.lab.tasks import TaskSizes
 
-TINY = Sizes(d_y=6, samples=20, d_x=5, hidden=4, learning_rate=1e-2)
+TINY = TaskSizes(d_y=6, samples=20, d_x=5, hidden=4, learning_rate=1e-2)
 
 
 def main(folder: Path) -> None:

@@ -13,9 +13,9 @@ import torch
 from ffo.lab.baselines import BASELINES, Baseline, Settings
 from ffo.lab.reference import NoReferenceError, Reference, compare, reference, solutions
 from ffo.lab.step import accuracy, take_step, true_gradient
-from ffo.lab.tasks import Sizes, Task, make_task
+from ffo.lab.tasks import Task, TaskSizes, make_task
 
-SIZES = Sizes(d_y=9, samples=10, d_x=5, hidden=4)
+SIZES = TaskSizes(d_y=9, samples=10, d_x=5, hidden=4)
 CASES = ("qp", "socp", "sudoku4")
 #: how wrong each may be: relative Euclidean distance of the gradient; the others must be right to 1e-6
 COARSE = {"CvxpyLayer": 5e-3, "CvxpyLayer (constants)": 5e-3, "LPGD": 1.0, "BPQP": 1e-3, "Alt-Diff": 1e-3}

@@ -23,7 +23,7 @@ from ffo.lab.runner.progress import TimeLeft, bars
 from ffo.lab.runner.worker import Worker
 from ffo.lab.stopwatch import Stopwatch
 from ffo.lab.store import Limits, Store
-from ffo.lab.tasks import Sizes
+from ffo.lab.tasks import TaskSizes
 from ffo.lab.work import rows_of
 
 MakeJob = Callable[..., Job]
@@ -112,7 +112,7 @@ def test_a_contender_that_swallows_its_time_limit_has_failed(
 def test_a_run_that_is_ended_in_its_first_step_says_how_long_that_took(tmp_path: Path, tiny: MakeJob) -> None:
     worker = Worker(tmp_path / "log", threads=1)
     rows: list[Row] = []
-    slow = tiny(method="Alt-Diff", sizes=Sizes(d_y=150, samples=80), batch=32, time_limit=1.0)
+    slow = tiny(method="Alt-Diff", sizes=TaskSizes(d_y=150, samples=80), batch=32, time_limit=1.0)
     try:
         outcome = worker.run(slow, PLENTY, rows.append)
     finally:

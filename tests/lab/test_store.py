@@ -14,7 +14,7 @@ from ffo.lab.machine import this_machine
 from ffo.lab.rows import COLUMNS, DONE, ROWS, Row, read_lines, read_machine, read_rows
 from ffo.lab.runner.progress import bars
 from ffo.lab.runner.schedule import hopeless, pending, skip
-from ffo.lab.store import Limits, Outcome, Store
+from ffo.lab.store import JobOutcome, Limits, Store
 
 LIMITS = Limits(1000.0)
 MakeJob = Callable[..., Job]
@@ -45,7 +45,7 @@ def test_finished_jobs_are_not_pending(tmp_path: Path, tiny: MakeJob) -> None:
         for job, status in zip(jobs[:2], ("ok", "failed"), strict=True):
             store.add(job.row(record="curve"))
             store.add(job.row(status=status))
-            store.finish(job, LIMITS, Outcome(status, seconds=1.0))
+            store.finish(job, LIMITS, JobOutcome(status, seconds=1.0))
         store.add(jobs[2].row(record="curve"))  # interrupted here
     with Store(tmp_path) as store:
         assert pending(jobs, store, LIMITS) == [jobs[2]]
@@ -61,7 +61,7 @@ def test_what_failed_is_tried_again_under_looser_limits(tmp_path: Path, tiny: Ma
     job = tiny(time_limit=5.0)
     with Store(tmp_path) as store:
         store.add(job.failed("time limit"))
-        store.finish(job, LIMITS, Outcome("failed", "time limit"))
+        store.finish(job, LIMITS, JobOutcome("failed", "time limit"))
         assert store.is_done(replace(job, time_limit=4.0), LIMITS)
         assert not store.is_done(replace(job, time_limit=6.0), LIMITS)
         assert not store.is_done(job, Limits(2000.0))
@@ -81,10 +81,10 @@ def test_what_met_a_limit_is_not_tried_in_a_harder_case(tmp_path: Path, tiny: Ma
     easy = tiny()
     hard = tiny(seed=1, after=easy.key)
     expected = {
-        Outcome("ok"): "",
-        Outcome("failed", "time limit: longer than 5 s"): "not tried",
-        Outcome("failed", "RuntimeError: it broke"): "",
-        Outcome("skipped", "not installed: x"): "not installed",
+        JobOutcome("ok"): "",
+        JobOutcome("failed", "time limit: longer than 5 s"): "not tried",
+        JobOutcome("failed", "RuntimeError: it broke"): "",
+        JobOutcome("skipped", "not installed: x"): "not installed",
     }
     for outcome, beginning in expected.items():
         with Store(tmp_path) as store:
@@ -99,9 +99,9 @@ def test_what_takes_long_is_not_repeated(tmp_path: Path, tiny: MakeJob) -> None:
     easy = tiny()
     again = tiny(seed=1, after=easy.key, repeat_limit=2.0)
     with Store(tmp_path) as store:
-        store.finish(easy, LIMITS, Outcome("ok", seconds=1.9))
+        store.finish(easy, LIMITS, JobOutcome("ok", seconds=1.9))
         assert hopeless(again, store) == ""
-        store.finish(easy, LIMITS, Outcome("ok", seconds=2.1))
+        store.finish(easy, LIMITS, JobOutcome("ok", seconds=2.1))
         assert hopeless(again, store) == "not repeated: another seed took 2.1 s"
         assert hopeless(replace(again, repeat_limit=math.inf), store) == ""
 
@@ -128,10 +128,10 @@ def test_rows_document_every_field() -> None:
 def test_what_is_not_tried_inherits_the_bound_of_the_easier_case(tmp_path: Path, tiny: MakeJob) -> None:
     easy = tiny()
     with Store(tmp_path) as store, bars([easy], Console(quiet=True)) as shown:
-        store.finish(easy, LIMITS, Outcome("failed", "time limit: longer than 5 s", 6.0, 5.5, 4.5))
+        store.finish(easy, LIMITS, JobOutcome("failed", "time limit: longer than 5 s", 6.0, 5.5, 4.5))
         hard = tiny(seed=1, after=easy.key)
         shown.left.remaining.append(hard)
         skip(hard, hopeless(hard, store), store, LIMITS, shown)
-        assert store.outcome(hard.key) == Outcome("skipped", hopeless(hard, store), 0.0, 5.5, 4.5)
+        assert store.outcome(hard.key) == JobOutcome("skipped", hopeless(hard, store), 0.0, 5.5, 4.5)
     (row,) = read_rows(tmp_path)
     assert (row.status, row.elapsed_s, row.at_least_s) == ("skipped", 5.5, 4.5)

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from ffo.lab.rows import TASKS
-from ffo.lab.tasks import Sizes, Task, make_task
+from ffo.lab.tasks import Task, TaskSizes, make_task
 
-SIZES = Sizes(d_y=7, samples=10, d_x=5, hidden=4)
+SIZES = TaskSizes(d_y=7, samples=10, d_x=5, hidden=4)
 
 
 def values_of(task: Task, count: int = 4) -> dict[str, torch.Tensor]:
@@ -30,13 +30,13 @@ def test_data_depend_on_the_seed_alone(name: str) -> None:
 
 
 def test_the_paper_s_sizes() -> None:
-    task = make_task("qp", Sizes())
+    task = make_task("qp", TaskSizes())
     assert (task.sizes.d_x, task.sizes.d_y, task.sizes.samples) == (640, 800, 2048)
     data = task.data(0)
     assert (len(data.train_inputs), len(data.test_inputs)) == (1638, 410)
     layers = [p.shape for p in task.model(0).parameters() if p.ndim == 2]
     assert layers == [(128, 640), (800, 128)]
-    assert make_task("sudoku9", Sizes()).inner.n == 729
+    assert make_task("sudoku9", TaskSizes()).inner.n == 729
 
 
 @pytest.mark.parametrize("name", ["qp", "socp", "sudoku4"])

@@ -16,7 +16,7 @@ from ffo.lab.experiments.presets import Preset
 from ffo.lab.jobs import Job
 from ffo.lab.rows import Row
 from ffo.lab.step import Clock, Step
-from ffo.lab.tasks import Inner, Sizes, make_task
+from ffo.lab.tasks import Inner, TaskSizes, make_task
 from ffo.lab.training import Trainer
 from ffo.lab.work import rows_of
 
@@ -47,7 +47,7 @@ def test_training_leaves_a_curve_and_a_result(tiny: MakeJob) -> None:
 
 @pytest.mark.parametrize("task", ["qp", "socp", "sudoku4"])
 def test_training_learns(tiny: MakeJob, task: str) -> None:
-    sizes = Sizes(d_y=6, samples=40, d_x=5, hidden=16, learning_rate=3e-2)
+    sizes = TaskSizes(d_y=6, samples=40, d_x=5, hidden=16, learning_rate=3e-2)
     rows = list(rows_of(tiny(task=task, method="FFOCP", sizes=sizes, epochs=6)))
     losses = [row.train_loss for row in rows if row.record == "curve" and row.train_loss is not None]
     assert len(losses) == 6
@@ -57,7 +57,7 @@ def test_training_learns(tiny: MakeJob, task: str) -> None:
 def test_exact_methods_learn_the_same(tiny: MakeJob) -> None:
     final = {}
     for method in ("FFOCP", "FFOQP", "dQP", "QPLayer"):
-        sizes = Sizes(d_y=6, samples=40, d_x=5, hidden=16, learning_rate=3e-2, adam_eps=1e-5)
+        sizes = TaskSizes(d_y=6, samples=40, d_x=5, hidden=16, learning_rate=3e-2, adam_eps=1e-5)
         *_, result = rows_of(tiny(method=method, sizes=sizes, epochs=6))
         if result.status == "ok":
             final[method] = result.train_loss
@@ -151,7 +151,7 @@ def test_a_solution_that_goes_wrong_on_the_way_is_noticed(tiny: MakeJob, monkeyp
 def test_epsilon_decides_what_becomes_of_rounding(tiny: MakeJob) -> None:
     """Where the exact gradient is zero, what a solver's tolerance leaves of it becomes a whole step of Adam, unless
     epsilon is larger."""
-    sizes = Sizes(d_y=20, samples=80, d_x=64, hidden=32, learning_rate=1e-2)
+    sizes = TaskSizes(d_y=20, samples=80, d_x=64, hidden=32, learning_rate=1e-2)
     reason = BASELINES["QPLayer"].why_not(make_task("qp", sizes).inner)
     if reason:
         pytest.skip(reason)

@@ -9,13 +9,13 @@ import qps
 from ffo.cones import Nonneg, Zero
 from ffo.errors import InputError
 from ffo.program.blocks import check_shapes, is_absent, union_pattern
-from ffo.program.quadratic import MatrixPattern, Structure, quadratic_problem
+from ffo.program.quadratic import MatrixPattern, QuadraticStructure, quadratic_problem
 from ffo.quadratic import read_arrays
 
 Array = np.ndarray
 
 
-def read(known: qps.KnownQP) -> tuple[Structure, list[Array]]:
+def read(known: qps.KnownQP) -> tuple[QuadraticStructure, list[Array]]:
     blocks = read_arrays(known.blocks)
     return blocks.structure, [blocks.values[k] for k in blocks.structure.parameters]
 

@@ -37,7 +37,7 @@ GROWTH, PROGRESS, CEILING = 10.0, 0.3, 1e9
 
 
 @dataclass(frozen=True)
-class Settings:
+class LagrangianSettings:
     """eps: natural residual to reach; max_iters: L-BFGS steps in all; memory: pairs that L-BFGS keeps."""
 
     eps: float = 1e-9
@@ -61,7 +61,7 @@ class Answer:
     polished: Polished | None = None
 
 
-def solve(problem: Problem, y: Tensor, settings: Settings, exact: bool = False) -> Answer:
+def solve(problem: Problem, y: Tensor, settings: LagrangianSettings, exact: bool = False) -> Answer:
     """Solve every sample from y (batch, n), at which the functions must be finite."""
     run = _AugmentedRun(problem, y, settings, exact)
     for _ in range(OUTER):
@@ -76,7 +76,7 @@ def solve(problem: Problem, y: Tensor, settings: Settings, exact: bool = False) 
 class _AugmentedRun:
     """Samples on their way; all vectors are those of the pending samples, `final` those of the whole batch."""
 
-    def __init__(self, problem: Problem, y: Tensor, settings: Settings, exact: bool) -> None:
+    def __init__(self, problem: Problem, y: Tensor, settings: LagrangianSettings, exact: bool) -> None:
         self.problem, self.settings, self.exact = problem, settings, exact
         self.y = y.clone()
         constraints = Constraints(problem, y)

@@ -88,7 +88,7 @@ def probe(y: Tensor, H: Curvature) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Step:
+class GhostStep:
     """u (batch, n) and t (batch, k) of a ghost system.
 
     Attributes:
@@ -113,7 +113,7 @@ class GhostSystem:
         self.inverse = 1.0 / local.diagonal
         self.projection = Projection(local.constraints, local.active.held, self.inverse, local.sizes.rows)
 
-    def solve(self, r: Tensor, b: Tensor | None = None, rtol: float | None = None) -> Step:
+    def solve(self, r: Tensor, b: Tensor | None = None, rtol: float | None = None) -> GhostStep:
         """H u + B't = r (batch, n), B u = b (batch, k; None: zero)."""
         start = None if b is None else self.projection.particular(b)
         left = r if start is None else r - self.H(start)
@@ -123,7 +123,7 @@ class GhostSystem:
         while run.iterations < limit and run.going(stop):
             run.step()
         u = run.u if start is None else run.u + start
-        return Step(u, run.t, run.true_residual(left), run.indefinite, run.iterations)
+        return GhostStep(u, run.t, run.true_residual(left), run.indefinite, run.iterations)
 
 
 class _ConjugateGradients:

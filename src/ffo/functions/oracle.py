@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import torch
 
-from ffo.functions.ghost import GhostSystem, Step
+from ffo.functions.ghost import GhostStep, GhostSystem
 from ffo.functions.problem import Problem, Tensor, pull
 from ffo.functions.products import SHORTER, difference_step
 
@@ -55,7 +55,9 @@ def _leaf(t: Tensor, wanted: bool) -> Tensor:
     return t.detach().requires_grad_() if wanted else t
 
 
-def hypergradient(system: GhostSystem, step: Step, wanted: Sequence[bool], delta: float | None) -> list[Tensor | None]:
+def hypergradient(
+    system: GhostSystem, step: GhostStep, wanted: Sequence[bool], delta: float | None
+) -> list[Tensor | None]:
     """Gradients in theta and weights, (batch, ...) or summed over the batch where it shares them."""
     local = system.local
     y, multipliers = local.y, local.active.multipliers

@@ -43,9 +43,9 @@ class AugmentedLagrangian(FunctionSolver):
     name = "AUGLAG"
 
     def __init__(self, **settings: Any) -> None:
-        known = [f.name for f in fields(augmented.Settings)]
+        known = [f.name for f in fields(augmented.LagrangianSettings)]
         _check(self.name, settings, known)
-        self.settings = augmented.Settings(**settings)
+        self.settings = augmented.LagrangianSettings(**settings)
 
     def solve(self, problem: Problem, y: Tensor, exact: bool) -> Answer:
         return augmented.solve(problem, y, self.settings, exact)

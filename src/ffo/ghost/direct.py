@@ -13,7 +13,7 @@ import numpy as np
 from ffo.ghost.certificate import WEAK, Certificate
 from ffo.ghost.oracle import Linearization, Sensitivity, Way
 from ffo.kernels import newton as columns
-from ffo.kernels.batch import FACTORS, Plan, State
+from ffo.kernels.batch import FACTORS, KernelPlan, State
 from ffo.kernels.kkt import Full
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.plan import plan_of, values_of
@@ -36,7 +36,7 @@ class Direct(Way):
 class Compiled(Linearization):
     """Solutions with the faces and factors that Newton's method left."""
 
-    plan: Plan
+    plan: KernelPlan
     state: State
 
     @property
@@ -75,7 +75,7 @@ def from_nothing(program: ConeProgram) -> Compiled:
     return newton(program, np.zeros(program.q.shape), np.zeros(s.shape), s, FROM_NOTHING)
 
 
-def _certificate(plan: Plan, state: State) -> Certificate:
+def _certificate(plan: KernelPlan, state: State) -> Certificate:
     evidence = state.evidence
     return Certificate.before_backward(
         unsettled=evidence[:, columns.IS_SETTLED] == 0,

@@ -59,7 +59,7 @@ class Resolve(Way):
         """Differences of solutions of the original problem are taken at what the solver says."""
         return self.target == "ghost"
 
-    def linearize(self, program: ConeProgram, solution: Solution) -> Resolved:
+    def linearize(self, program: ConeProgram, solution: Solution) -> Resolving:
         full = Iterative().full(program)
         steps = POLISHING if self.polishes else 0
         found = newton(program, solution.x, solution.y, solution.s, steps, full)
@@ -79,7 +79,7 @@ class Resolve(Way):
 
 
 @dataclass(frozen=True)
-class Resolved(Compiled):
+class Resolving(Compiled):
     """Solutions whose derivatives are re-solves."""
 
     way: Resolve
@@ -92,7 +92,7 @@ class Resolved(Compiled):
         """The same for some samples."""
 
 
-class GhostResolved(Resolved):
+class GhostResolved(Resolving):
     def _resolve(self, samples: Array, r_x: Array, r_s: Array) -> Sensitivity:
         t, residual = np.zeros_like(r_s), np.zeros(len(samples))
         u, r_t = np.zeros_like(r_x), self.plan.onto_face(self.state, samples, r_s)
@@ -124,7 +124,7 @@ class GhostResolved(Resolved):
         return z[:n], z[n : n + m], float(np.linalg.norm(left * unit) / np.linalg.norm(rhs * unit))
 
 
-class OriginalResolved(Resolved):
+class OriginalResolved(Resolving):
     def _resolve(self, samples: Array, r_x: Array, r_s: Array) -> Sensitivity:
         # The whole batch: a solver that goes on from sample to sample has other noise where some are left out.
         full_x, full_s = np.zeros_like(self.x), np.zeros_like(self.y)

@@ -83,7 +83,7 @@ def _room(shapes: tuple[tuple[int, int], ...]) -> tuple[Array, ...]:
     return found if tuple(v.shape for v in found) == shapes else tuple(map(np.empty, shapes))
 
 
-class Plan:
+class KernelPlan:
     """The structures of a program, and whether it needs the full kernels.
 
     Kernels exist twice: with everything, and without the code of curved cones and singular systems, which most

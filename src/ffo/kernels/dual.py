@@ -44,7 +44,7 @@ SINGULAR = 1e-13
 DEPENDENT = 1e-12
 
 
-class Matrices(NamedTuple):
+class DualMatrices(NamedTuple):
     """Q (n, n) and R (r, n) of one sample in natural units, and what has been computed from them.
 
     Attributes:
@@ -69,7 +69,7 @@ class Matrices(NamedTuple):
     dependent: Array
 
 
-class Face(NamedTuple):
+class DualFace(NamedTuple):
     """Rows held as equalities: their numbers in `rows`, multipliers in `y`, factor in C (n, n); and x, w (n,), slacks
     s (rows,) and room for a vector (rows,). How many rows are held is passed beside it."""
 
@@ -83,19 +83,19 @@ class Face(NamedTuple):
 
 
 @inner_reducing_kernel
-def new_matrices(n: int, r: int, rows: int, me: int) -> Matrices:
+def new_matrices(n: int, r: int, rows: int, me: int) -> DualMatrices:
     """Room for the matrices of a sample."""
-    return Matrices(
+    return DualMatrices(
         np.empty((n, n)), np.empty((r, n)), np.empty(n), np.empty(rows), np.empty((n, n)), np.empty((rows, n)),
         np.empty((rows, rows)), np.empty(rows, np.int64), np.zeros(1, np.int64), np.zeros(me, np.bool_),
     )  # fmt: skip
 
 
 @inner_reducing_kernel
-def new_face(n: int, rows: int) -> Face:
+def new_face(n: int, rows: int) -> DualFace:
     """Room for the face of a sample."""
     size = max(rows, n) + 1
-    return Face(
+    return DualFace(
         np.empty(size, np.int64), np.empty(size), np.empty((n, n)), np.empty(n), np.empty(n), np.empty(rows),
         np.empty(size),
     )  # fmt: skip
@@ -111,7 +111,7 @@ def power_of_two(squared: float) -> float:
 
 
 @inner_reducing_kernel
-def forget(m: Matrices) -> None:
+def forget(m: DualMatrices) -> None:
     """No row is admitted, and no equality known to be dependent."""
     m.admitted[0] = 0
     for i in range(m.slot.size):
@@ -121,7 +121,7 @@ def forget(m: Matrices) -> None:
 
 
 @inner_reducing_kernel
-def load_matrices(m: Matrices, Q: Array, R: Array) -> float:
+def load_matrices(m: DualMatrices, Q: Array, R: Array) -> float:
     """Scale Q and R, factor Q. Returns the weight of the proximal term, 0 where Q is regular; -1 if Q is indefinite."""
     n, r = Q.shape[0], R.shape[0]
     forget(m)
@@ -150,7 +150,7 @@ def load_matrices(m: Matrices, Q: Array, R: Array) -> float:
 
 
 @inner_reducing_kernel
-def _factor(m: Matrices, rho: float) -> bool:
+def _factor(m: DualMatrices, rho: float) -> bool:
     """L := factor of Q + rho I; False if it is singular to rounding."""
     L, Q = m.L, m.Q
     n = L.shape[0]
@@ -167,7 +167,7 @@ def _factor(m: Matrices, rho: float) -> bool:
 
 
 @inner_reducing_kernel
-def slacks(m: Matrices, h: Array, x: Array, s: Array) -> float:
+def slacks(m: DualMatrices, h: Array, x: Array, s: Array) -> float:
     """s := h minus the rows times x; returns max |x|."""
     r, n = m.R.shape
     for i in range(h.size):
@@ -184,7 +184,7 @@ def slacks(m: Matrices, h: Array, x: Array, s: Array) -> float:
 
 
 @inner_reducing_kernel
-def add_row(m: Matrices, i: int, weight: float, v: Array) -> None:
+def add_row(m: DualMatrices, i: int, weight: float, v: Array) -> None:
     """v := v + weight r_i."""
     R = m.R
     r, n = R.shape
@@ -198,7 +198,7 @@ def add_row(m: Matrices, i: int, weight: float, v: Array) -> None:
 
 
 @inner_reducing_kernel
-def admit(m: Matrices, rows: Array, first: int, last: int) -> None:
+def admit(m: DualMatrices, rows: Array, first: int, last: int) -> None:
     """Give rows[first:last] their places in M and S."""
     n = m.L.shape[0]
     start = m.admitted[0]
@@ -217,7 +217,7 @@ def admit(m: Matrices, rows: Array, first: int, last: int) -> None:
 
 
 @inner_reducing_kernel
-def hold(m: Matrices, f: Face, k: int) -> int:
+def hold(m: DualMatrices, f: DualFace, k: int) -> int:
     """C := factor of the rows f.rows[:k], all of them admitted here. Rows that depend on those before them are left
     out, and equalities among them remembered. Returns how many rows are held."""
     n = m.L.shape[0]
@@ -235,7 +235,7 @@ def hold(m: Matrices, f: Face, k: int) -> int:
 
 
 @inner_reducing_kernel
-def _hold_all(m: Matrices, f: Face, k: int) -> bool:
+def _hold_all(m: DualMatrices, f: DualFace, k: int) -> bool:
     """C := factor of all rows; False where some depend on others."""
     S, C, slot, rows = m.S, f.C, m.slot, f.rows
     for a in range(k):
@@ -253,7 +253,7 @@ def _hold_all(m: Matrices, f: Face, k: int) -> bool:
 
 
 @inner_reducing_kernel
-def append(m: Matrices, f: Face, k: int, i: int) -> bool:
+def append(m: DualMatrices, f: DualFace, k: int, i: int) -> bool:
     """Hold the admitted row i beside the k rows held; False if it depends on them. f.room[:k] := C^-1 S_i."""
     S, C, slot, rows, step = m.S, f.C, m.slot, f.rows, f.room
     mine = slot[i]
@@ -275,7 +275,7 @@ def append(m: Matrices, f: Face, k: int, i: int) -> bool:
 
 
 @inner_reducing_kernel
-def release(f: Face, k: int, a: int) -> None:
+def release(f: DualFace, k: int, a: int) -> None:
     """Let the a-th of k rows go; Givens rotations make C lower triangular again."""
     C, rows, y = f.C, f.rows, f.y
     for i in range(a, k - 1):
@@ -292,7 +292,7 @@ def release(f: Face, k: int, a: int) -> None:
 
 
 @inner_reducing_kernel
-def multipliers(m: Matrices, f: Face, k: int, h: Array, y: Array) -> float:
+def multipliers(m: DualMatrices, f: DualFace, k: int, h: Array, y: Array) -> float:
     """y[:k] := -S^-1 (h + M w) on the rows held; returns max |y|."""
     M, slot, rows, w = m.M, m.slot, f.rows, f.w
     for a in range(k):
@@ -309,7 +309,7 @@ def multipliers(m: Matrices, f: Face, k: int, h: Array, y: Array) -> float:
 
 
 @inner_reducing_kernel
-def minimiser(m: Matrices, f: Face, k: int, y: Array) -> None:
+def minimiser(m: DualMatrices, f: DualFace, k: int, y: Array) -> None:
     """f.x := -L^-T (w + M'y)."""
     M, slot, rows, w, x = m.M, m.slot, f.rows, f.w, f.x
     n = x.size
@@ -323,7 +323,7 @@ def minimiser(m: Matrices, f: Face, k: int, y: Array) -> None:
 
 
 @inner_reducing_kernel
-def newton_step(m: Matrices, f: Face, k: int, gradient: Array) -> None:
+def newton_step(m: DualMatrices, f: DualFace, k: int, gradient: Array) -> None:
     """One step of Newton's method on the rows held, from (f.x, f.y) with slacks f.s and Qx + p + R'y = gradient
     (overwritten).
 

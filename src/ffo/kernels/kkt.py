@@ -73,7 +73,7 @@ def part(packed: Array, which: np.int_) -> Array:
     return packed[packed[which] : packed[which + 1]]
 
 
-class Blocks(NamedTuple):
+class ConeBlocks(NamedTuple):
     """Kind, rows and exponent of each cone block, in the order of the rows."""
 
     kind: Array
@@ -112,7 +112,7 @@ class Full(NamedTuple):
 
 
 def build(
-    P: tuple[Array, Array], A: tuple[Array, Array], n: int, m: int, blocks: Blocks, factors: bool = True
+    P: tuple[Array, Array], A: tuple[Array, Array], n: int, m: int, blocks: ConeBlocks, factors: bool = True
 ) -> Structure:
     """The structure of a program: (rows, columns) of the entries of P (upper triangle) and of A.
 
@@ -159,7 +159,7 @@ def _packed(parts: list[Array], dtype: type[np.generic]) -> Array:
     return np.concatenate([np.asarray(p, dtype) for p in (ends, *parts)])
 
 
-def _extras(blocks: Blocks) -> tuple[Array, int, int]:
+def _extras(blocks: ConeBlocks) -> tuple[Array, int, int]:
     """Numbers of auxiliary unknowns and offsets of rotations of the blocks, and how many there are."""
     extra, aux, rotation = np.full(len(blocks.dim), -1), 0, 0
     for b, (kind, dim) in enumerate(zip(blocks.kind.tolist(), blocks.dim.tolist(), strict=True)):
@@ -170,7 +170,7 @@ def _extras(blocks: Blocks) -> tuple[Array, int, int]:
     return extra, aux, rotation
 
 
-def _fan(Arow: Array, blocks: Blocks, start: Array, block: Array) -> tuple[Array, Array]:
+def _fan(Arow: Array, blocks: ConeBlocks, start: Array, block: Array) -> tuple[Array, Array]:
     """Rows of TA that each entry of A lands on, and where the list of each entry begins."""
     mine = block[Arow]
     kind, dim = blocks.kind[mine], blocks.dim[mine]

@@ -238,6 +238,23 @@ def _measure(
 
 
 @inner_kernel
+def _start(
+    S: Structure, D: Data, z: Sizes, given: Iterate, here: Iterate, face: Face, evidence: Array, full: Full | None
+) -> tuple[float, float]:
+    """Clean the given point; returns the natural residuals of the point and of its cleaned pair."""
+    fill(evidence, np.inf)
+    evidence[STEPS], evidence[IS_SETTLED] = 0.0, 0.0
+    as_given = judge(S, D, z, given.x, given.y, given.s, here.r_x, here.r_s)
+    for i in range(S.m):
+        here.w[i] = np.inf if D.b[i] == np.inf else given.s[i] - z.tau[i] * given.y[i]
+    cleaned = _arrive(S, D, z, here, face, full)
+    as_given = max(as_given, distance(S, z, given.s, here.s))
+    merit = _merit(S, z, here)
+    evidence[START_RESIDUAL] = as_given if as_given < merit else merit
+    return as_given, cleaned
+
+
+@inner_kernel
 def newton(
     S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face, F: Factors, evidence: Array, steps: int,
     full: Full | None,
@@ -253,15 +270,8 @@ def newton(
     given, best = _copied(S, x, y, s), _copied(S, x, y, s)
     here, there = Iterate(x, np.empty(S.m), y, s, np.empty(S.n), np.empty(S.m)), _copied(S, x, y, s)
     other = Face(face.on.copy(), face.delta.copy(), face.u.copy(), face.R.copy(), face.case.copy(), face.margin.copy())
-    fill(evidence, np.inf)
-    evidence[STEPS], evidence[IS_SETTLED] = 0.0, 0.0
-    as_given = judge(S, D, z, x, y, s, here.r_x, here.r_s)
-    for i in range(S.m):
-        here.w[i] = np.inf if D.b[i] == np.inf else s[i] - z.tau[i] * y[i]
-    old = _arrive(S, D, z, here, face, full)
-    as_given = max(as_given, distance(S, z, given.s, s))
+    as_given, old = _start(S, D, z, given, here, face, evidence, full)
     merit = least = _merit(S, z, here)
-    evidence[START_RESIDUAL] = as_given if as_given < merit else merit
     lowest, borrowed, waited, pivot, known = old, steps < 0, 0, np.inf, 0.0
     _copy(here, best)
     dx, dy = np.empty(S.n), np.empty(S.m)

@@ -17,8 +17,8 @@ import numpy as np
 
 from ffo.kernels.blas import solve_lower, solve_upper
 from ffo.kernels.dual import (
-    Face,
-    Matrices,
+    DualFace,
+    DualMatrices,
     admit,
     append,
     hold,
@@ -60,7 +60,7 @@ POLISH, POLISH_PROXIMAL, VERIFIED = 4, 30, 1e-11
 
 
 @inner_reducing_kernel
-def _block(m: Matrices, f: Face, k: int, h: Array, me: int, mark: Array, limit: int) -> tuple[bool, int, int]:
+def _block(m: DualMatrices, f: DualFace, k: int, h: Array, me: int, mark: Array, limit: int) -> tuple[bool, int, int]:
     """Block principal pivoting from the rows f.rows[:k]: (whether it ended, rows held, steps)."""
     best, tries = h.size + 1, PATIENCE
     for step in range(min(limit, EXCHANGES)):
@@ -86,7 +86,7 @@ def _block(m: Matrices, f: Face, k: int, h: Array, me: int, mark: Array, limit: 
 
 
 @inner_reducing_kernel
-def _exchange(f: Face, k: int, h: Array, me: int, force: float, size: float, mark: Array) -> int:
+def _exchange(f: DualFace, k: int, h: Array, me: int, force: float, size: float, mark: Array) -> int:
     """mark := 1 for the inequalities to hold next, 2 for those that leave. Returns how many change."""
     wrong, s = 0, f.s
     for i in range(mark.size):
@@ -110,7 +110,7 @@ def _exchange(f: Face, k: int, h: Array, me: int, force: float, size: float, mar
 
 
 @inner_reducing_kernel
-def _broken_equality(m: Matrices, f: Face, h: Array, me: int, size: float) -> int:
+def _broken_equality(m: DualMatrices, f: DualFace, h: Array, me: int, size: float) -> int:
     """An equality that was left out as dependent but does not hold, -1 without any."""
     for i in range(me):
         if m.dependent[i] and abs(f.s[i]) > VIOLATED * (size + abs(h[i])):
@@ -119,7 +119,7 @@ def _broken_equality(m: Matrices, f: Face, h: Array, me: int, size: float) -> in
 
 
 @inner_reducing_kernel
-def _single(m: Matrices, f: Face, k: int, h: Array, me: int, mark: Array, limit: int) -> tuple[int, int]:
+def _single(m: DualMatrices, f: DualFace, k: int, h: Array, me: int, mark: Array, limit: int) -> tuple[int, int]:
     """Dual active-set method from the rows f.rows[:k] with multipliers f.y: (rows held, steps); rows -1 where it does
     not end, -2 where it proves the problem infeasible."""
     k = _restart(m, f, k, me)
@@ -147,7 +147,7 @@ def _single(m: Matrices, f: Face, k: int, h: Array, me: int, mark: Array, limit:
 
 
 @inner_reducing_kernel
-def _restart(m: Matrices, f: Face, k: int, me: int) -> int:
+def _restart(m: DualMatrices, f: DualFace, k: int, me: int) -> int:
     """Hold the equalities and the rows with positive multipliers that are independent; returns how many."""
     admit(m, f.rows, 0, k)
     kept = 0
@@ -162,7 +162,7 @@ def _restart(m: Matrices, f: Face, k: int, me: int) -> int:
 
 
 @inner_reducing_kernel
-def _longest(f: Face, k: int, me: int, target: Array, zero: float) -> tuple[float, int]:
+def _longest(f: DualFace, k: int, me: int, target: Array, zero: float) -> tuple[float, int]:
     """The longest step (at most 1) to the target that keeps multipliers nonnegative, and the row that stops it."""
     length, out = 1.0, -1
     for a in range(k):
@@ -174,7 +174,7 @@ def _longest(f: Face, k: int, me: int, target: Array, zero: float) -> tuple[floa
 
 
 @inner_reducing_kernel
-def _most_violated(f: Face, k: int, h: Array, me: int, size: float, mark: Array) -> int:
+def _most_violated(f: DualFace, k: int, h: Array, me: int, size: float, mark: Array) -> int:
     """The inequality with the largest violation, -1 without any."""
     for i in range(mark.size):
         mark[i] = 0
@@ -188,7 +188,7 @@ def _most_violated(f: Face, k: int, h: Array, me: int, size: float, mark: Array)
 
 
 @inner_reducing_kernel
-def _enter(m: Matrices, f: Face, k: int, h: Array, me: int, new: int, size: float) -> int:
+def _enter(m: DualMatrices, f: DualFace, k: int, h: Array, me: int, new: int, size: float) -> int:
     """Hold one more row, and let rows go on which it depends. Returns the rows held, or what `_single` returns."""
     f.rows[k] = new
     admit(m, f.rows, k, k + 1)
@@ -216,7 +216,7 @@ def _enter(m: Matrices, f: Face, k: int, h: Array, me: int, new: int, size: floa
 
 @inner_reducing_kernel
 def _solve(
-    m: Matrices, rho: float, p: Array, h: Array, me: int, f: Face, mark: Array, limit: int
+    m: DualMatrices, rho: float, p: Array, h: Array, me: int, f: DualFace, mark: Array, limit: int
 ) -> tuple[int, int, int, float]:
     """One sample in natural units, from f.x = 0: (code, rows held, steps, residual); the answer is in f."""
     n = p.size
@@ -259,7 +259,7 @@ def _solve(
 
 
 @inner_reducing_kernel
-def _equalities(m: Matrices, f: Face, me: int) -> int:
+def _equalities(m: DualMatrices, f: DualFace, me: int) -> int:
     """f.rows := the independent equalities, with multipliers 0."""
     k = 0
     for i in range(me):
@@ -271,7 +271,7 @@ def _equalities(m: Matrices, f: Face, me: int) -> int:
 
 @inner_reducing_kernel
 def _load_vectors(
-    m: Matrices, p: Array, h: Array, lb: Array, ub: Array, linear: bool, p_out: Array, h_out: Array
+    m: DualMatrices, p: Array, h: Array, lb: Array, ub: Array, linear: bool, p_out: Array, h_out: Array
 ) -> float:
     """Scale the vectors; returns the factor of the cost (not 1 for linear programs only, where nothing else relates
     the cost to the proximal term)."""
@@ -300,7 +300,7 @@ def _is_zero(Q: Array) -> bool:
     return True
 
 
-class Answer(NamedTuple):
+class PivotingAnswer(NamedTuple):
     """What becomes of a batch.
 
     Attributes:
@@ -321,7 +321,7 @@ class Answer(NamedTuple):
 
 
 @inner_reducing_kernel
-def _unload(m: Matrices, f: Face, k: int, factor: float, b: int, out: Answer) -> None:
+def _unload(m: DualMatrices, f: DualFace, k: int, factor: float, b: int, out: PivotingAnswer) -> None:
     """Write the answer of sample b, in the units of the data."""
     column, row, x, s, y = m.column, m.row, out.x, out.s, out.y
     for j in range(x.shape[1]):
@@ -336,8 +336,8 @@ def _unload(m: Matrices, f: Face, k: int, factor: float, b: int, out: Answer) ->
 
 @kernel
 def solve_chunk(
-    P: Triplets, p: Array, A: Triplets, h: Array, lb: Array, ub: Array, me: int, limit: int, out: Answer, start: int,
-    stop: int,
+    P: Triplets, p: Array, A: Triplets, h: Array, lb: Array, ub: Array, me: int, limit: int, out: PivotingAnswer,
+    start: int, stop: int,
 ) -> None:  # fmt: skip
     """Solve the samples start..stop-1 of a batch.
 

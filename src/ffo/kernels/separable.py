@@ -44,7 +44,7 @@ DAMPING, UNDAMPED = 3e-2, 1e-9
 TINY = 1e-300
 
 
-class Sample(NamedTuple):
+class SeparableSample(NamedTuple):
     """One sample in natural units: c, lo, hi (n,), b (r,)."""
 
     c: Array
@@ -53,7 +53,7 @@ class Sample(NamedTuple):
     hi: Array
 
 
-class Iterate(NamedTuple):
+class DualIterate(NamedTuple):
     """lam, gradient U'w - b (r,); w, its value before clipping (n,), and which variables are free (n,)."""
 
     lam: Array
@@ -97,7 +97,7 @@ def _factor(S: Array, damping: float, L: Array) -> bool:
 
 
 @inner_reducing_kernel
-def _evaluate(U: Array, sample: Sample, it: Iterate) -> tuple[float, float]:
+def _evaluate(U: Array, sample: SeparableSample, it: DualIterate) -> tuple[float, float]:
     """w, the free variables and the gradient at it.lam; returns phi and the residual of the rows."""
     n, r = U.shape
     c, b, lo, hi = sample
@@ -147,7 +147,9 @@ def _update(U: Array, S: Array, part: Array, now: Array, then: Array) -> None:
 
 
 @inner_reducing_kernel
-def _search(U: Array, sample: Sample, it: Iterate, step: Array, phi: float, left: float) -> tuple[float, float]:
+def _search(
+    U: Array, sample: SeparableSample, it: DualIterate, step: Array, phi: float, left: float
+) -> tuple[float, float]:
     """Go along the step as far as phi decreases; returns phi and the residual there."""
     r = step.size
     start = it.lam.copy()
@@ -166,7 +168,15 @@ def _search(U: Array, sample: Sample, it: Iterate, step: Array, phi: float, left
 
 @inner_reducing_kernel
 def _newton(
-    U: Array, S0: Array, L0: Array, sample: Sample, it: Iterate, S: Array, L: Array, part: Array, limit: int
+    U: Array,
+    S0: Array,
+    L0: Array,
+    sample: SeparableSample,
+    it: DualIterate,
+    S: Array,
+    L: Array,
+    part: Array,
+    limit: int,
 ) -> tuple[int, int, float]:
     """One sample: (code, steps, residual); the answer is in `it`."""
     n, r = U.shape
@@ -205,7 +215,7 @@ class Shared(NamedTuple):
     L: Array
 
 
-class Answer(NamedTuple):
+class SeparableAnswer(NamedTuple):
     """What becomes of a batch.
 
     Attributes:
@@ -225,7 +235,7 @@ class Answer(NamedTuple):
 
 
 @inner_reducing_kernel
-def _unload(it: Iterate, root: Array, length: Array, lb: Array, ub: Array, s: int, out: Answer) -> None:
+def _unload(it: DualIterate, root: Array, length: Array, lb: Array, ub: Array, s: int, out: SeparableAnswer) -> None:
     """Write the answer of sample s, in the units of the data."""
     x, y, z, w, raw, lam = out.x, out.y, out.z, it.w, it.raw, it.lam
     for j in range(w.size):
@@ -237,7 +247,7 @@ def _unload(it: Iterate, root: Array, length: Array, lb: Array, ub: Array, s: in
 
 @kernel
 def solve_chunk(
-    q: Array, p: Array, A: Triplets, b: Array, lb: Array, ub: Array, shared: Shared, limit: int, out: Answer,
+    q: Array, p: Array, A: Triplets, b: Array, lb: Array, ub: Array, shared: Shared, limit: int, out: SeparableAnswer,
     start: int, stop: int,
 ) -> None:  # fmt: skip
     """Solve the samples start..stop-1 of a batch.
@@ -254,8 +264,8 @@ def solve_chunk(
         root, length, U, S0, L0 = np.empty(n), np.empty(r), np.empty((n, r)), np.empty((r, r)), np.empty((r, r))
     rows = np.empty((r if own else 0, n))
     S, L, part = np.empty((r, r)), np.empty((r, r)), np.empty((n, r))
-    sample = Sample(np.empty(n), np.empty(r), np.empty(n), np.empty(n))
-    it = Iterate(np.zeros(r), np.empty(r), np.zeros(n), np.zeros(n), np.empty(n, np.bool_))
+    sample = SeparableSample(np.empty(n), np.empty(r), np.empty(n), np.empty(n))
+    it = DualIterate(np.zeros(r), np.empty(r), np.zeros(n), np.zeros(n), np.empty(n, np.bool_))
     for s in range(start, stop):
         good = True
         if own:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ffo.kernels.blas import multiply
-from ffo.kernels.dual import Face, Matrices, add_row, newton_step, slacks
+from ffo.kernels.dual import DualFace, DualMatrices, add_row, newton_step, slacks
 from ffo.kernels.jit import inner_reducing_kernel
 
 Array = np.ndarray
@@ -24,7 +24,7 @@ TINY = 1e-300
 
 
 @inner_reducing_kernel
-def proves_infeasible(m: Matrices, f: Face, k: int, h: Array, me: int, new: int, size: float) -> bool:
+def proves_infeasible(m: DualMatrices, f: DualFace, k: int, h: Array, me: int, new: int, size: float) -> bool:
     """Whether the row `new` less its combination of the rows held (f.room) proves that no x is feasible:
     y >= 0 on inequalities, h'y < 0, and R'y so small that every feasible x has |x| >= -h'y / |R'y|_1 >> the data."""
     sum_of_rows = np.zeros(m.L.shape[0])
@@ -46,7 +46,7 @@ def proves_infeasible(m: Matrices, f: Face, k: int, h: Array, me: int, new: int,
 
 
 @inner_reducing_kernel
-def proves_unbounded(m: Matrices, p: Array, h: Array, me: int, v: Array) -> bool:
+def proves_unbounded(m: DualMatrices, p: Array, h: Array, me: int, v: Array) -> bool:
     """Whether the ray v proves that there is no minimum: p'v < 0, while Qv and what leaves the feasible set vanish."""
     n = p.size
     change, Qv, none = np.empty(h.size), np.empty(n), np.zeros(h.size)
@@ -66,7 +66,7 @@ def proves_unbounded(m: Matrices, p: Array, h: Array, me: int, v: Array) -> bool
 
 
 @inner_reducing_kernel
-def _residual(m: Matrices, p: Array, h: Array, f: Face, k: int, gradient: Array) -> tuple[float, float, float]:
+def _residual(m: DualMatrices, p: Array, h: Array, f: DualFace, k: int, gradient: Array) -> tuple[float, float, float]:
     """gradient := Qx + p + R'y, f.s := slacks. Returns the largest residual of stationarity and of the rows held, each
     relative to its natural size, then max |x| and the size of the forces."""
     n = p.size
@@ -87,7 +87,7 @@ def _residual(m: Matrices, p: Array, h: Array, f: Face, k: int, gradient: Array)
 
 
 @inner_reducing_kernel
-def polish(m: Matrices, p: Array, h: Array, me: int, f: Face, k: int, turns: int) -> float:
+def polish(m: DualMatrices, p: Array, h: Array, me: int, f: DualFace, k: int, turns: int) -> float:
     """Newton's steps on the rows held; the largest residual of the optimality conditions, signs included."""
     gradient = np.empty(p.size)
     last = np.inf

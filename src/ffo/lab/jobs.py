@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ffo.lab.baselines.base import Settings
 from ffo.lab.rows import Row
-from ffo.lab.tasks.base import Sizes
+from ffo.lab.tasks.base import TaskSizes
 
 #: what a job is allowed is no part of what it measures
 NOT_MEASURED = ("after", "budget", "time_limit", "repeat_limit")
@@ -40,7 +40,7 @@ class Job:
     task: str
     method: str
     seed: int
-    sizes: Sizes
+    sizes: TaskSizes
     batch: int
     kind: Kind
     epochs: int = 0

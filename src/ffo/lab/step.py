@@ -12,7 +12,7 @@ import torch
 
 from ffo.lab.baselines.base import Layer
 from ffo.lab.reference import Comparison, Reference, compare, reference
-from ffo.lab.tasks import Sizes, Task, make_task
+from ffo.lab.tasks import Task, TaskSizes, make_task
 
 Values = Mapping[str, torch.Tensor]
 
@@ -92,7 +92,7 @@ def first_batch(task: Task, seed: int, batch: int) -> tuple[Values, torch.Tensor
 
 
 @lru_cache(maxsize=4)
-def first_reference(name: str, sizes: Sizes, seed: int, batch: int) -> Reference:
+def first_reference(name: str, sizes: TaskSizes, seed: int, batch: int) -> Reference:
     """The reference at the first step: the same for all methods that are compared there."""
     task = make_task(name, sizes)
     return true_gradient(task, *first_batch(task, seed, batch))

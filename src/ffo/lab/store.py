@@ -22,7 +22,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobOutcome:
     """How a job ended: status of its result row, why, and after how many seconds; `elapsed_s` and `at_least_s` of
     that row, which bound those of a harder case."""
 
@@ -54,10 +54,10 @@ class Store:
             self._rows.close()
             self._rows = None
 
-    def outcome(self, key: str) -> Outcome | None:
+    def outcome(self, key: str) -> JobOutcome | None:
         """How the job of this key ended, if it did."""
         entry = self._done.get(key)
-        return Outcome(**{field.name: entry[field.name] for field in fields(Outcome)}) if entry else None
+        return JobOutcome(**{field.name: entry[field.name] for field in fields(JobOutcome)}) if entry else None
 
     def is_done(self, job: Job, limits: Limits) -> bool:
         entry = self._done.get(job.key)
@@ -80,7 +80,7 @@ class Store:
         self._rows.write(row.as_json() + "\n")
         self._rows.flush()
 
-    def finish(self, job: Job, limits: Limits, outcome: Outcome) -> None:
+    def finish(self, job: Job, limits: Limits, outcome: JobOutcome) -> None:
         """Remember that a job has ended."""
         entry = {"job": job.key, **asdict(outcome), "time_limit": job.time_limit, **asdict(limits)}
         self._done[job.key] = entry

@@ -1,7 +1,7 @@
 """Reading the blocks Q, p, G, h, A, b, lb, ub, lower of a call, whatever the framework of their arrays.
 
 A front end takes its arrays apart into values and patterns; what is checked of their shapes, and how
-they make up a `Structure`, is the same for all and stands here.
+they make up a `QuadraticStructure`, is the same for all and stands here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from ffo.errors import InputError
-from ffo.program.quadratic import NAMES, MatrixPattern, Name, Structure
+from ffo.program.quadratic import NAMES, MatrixPattern, Name, QuadraticStructure
 
 Array = np.ndarray
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class Blocks(Generic[T]):
     """The blocks of a call: their structure, values (nonzeros,) or (batch, nonzeros), and the batch
     size (None: unbatched)."""
 
-    structure: Structure
+    structure: QuadraticStructure
     values: dict[Name, T]
     batch: int | None
 
@@ -95,7 +95,7 @@ def make_blocks(
         for name, infinity in SIDES.items()
         if name in ordered
     }
-    return Blocks(Structure(n, dict(patterns), sides), ordered, batch)
+    return Blocks(QuadraticStructure(n, dict(patterns), sides), ordered, batch)
 
 
 def union_pattern(rows: Array, cols: Array, shape: tuple[int, int]) -> tuple[MatrixPattern, Array]:

@@ -11,7 +11,7 @@ from ffo.cones import PSD, Exponential, Power, Product, SecondOrder, Zero
 from ffo.kernels import kkt
 
 if TYPE_CHECKING:
-    from ffo.kernels.batch import Plan, Values
+    from ffo.kernels.batch import KernelPlan, Values
     from ffo.program.cone import ConeProgram
     from ffo.program.sparse import Pattern
 
@@ -21,17 +21,17 @@ Array = np.ndarray
 KEPT = 32
 
 
-def plan_of(program: ConeProgram) -> Plan:
+def plan_of(program: ConeProgram) -> KernelPlan:
     """The plan of a program's structure, made when it is first seen."""
     return _plan(program.cones, program.P.pattern, program.A.pattern)
 
 
 @lru_cache(maxsize=KEPT)
-def _plan(cones: Product, P: Pattern, A: Pattern) -> Plan:
-    from ffo.kernels.batch import Plan  # loads compiled code
+def _plan(cones: Product, P: Pattern, A: Pattern) -> KernelPlan:
+    from ffo.kernels.batch import KernelPlan  # loads compiled code
 
     m, n = A.shape
-    return Plan(partial(kkt.build, (P.rows, P.columns), (A.rows, A.columns), n, m, blocks_of(cones)))
+    return KernelPlan(partial(kkt.build, (P.rows, P.columns), (A.rows, A.columns), n, m, blocks_of(cones)))
 
 
 def values_of(program: ConeProgram) -> Values:
@@ -44,7 +44,7 @@ def values_of(program: ConeProgram) -> Values:
     return found
 
 
-def blocks_of(cones: Product) -> kkt.Blocks:
+def blocks_of(cones: Product) -> kkt.ConeBlocks:
     """Kinds, dimensions and exponents of the blocks; runs of scalar cones are one block."""
     kind: list[int] = []
     dim: list[int] = []
@@ -64,4 +64,4 @@ def blocks_of(cones: Product) -> kkt.Blocks:
         kind += [code] * repeat
         dim += [size] * repeat
         alpha += [cone.alpha if isinstance(cone, Power) else 0.0] * repeat
-    return kkt.Blocks(np.array(kind, np.int64), np.array(dim, np.int64), np.array(alpha))
+    return kkt.ConeBlocks(np.array(kind, np.int64), np.array(dim, np.int64), np.array(alpha))

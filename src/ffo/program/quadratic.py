@@ -52,7 +52,7 @@ class MatrixPattern:
 
 
 @dataclass(frozen=True, eq=False)
-class Structure:
+class QuadraticStructure:
     """The shape of a quadratic program; compared by its key.
 
     Attributes:
@@ -72,7 +72,7 @@ class Structure:
         return self.n, matrices, tuple((name, self.sides[name].tobytes()) for name in sorted(self.sides))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Structure) and self.key == other.key
+        return isinstance(other, QuadraticStructure) and self.key == other.key
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -98,7 +98,7 @@ KEPT = 16
 
 
 @lru_cache(maxsize=KEPT)
-def quadratic_problem(structure: Structure, duals: bool = False) -> CanonicalProblem:
+def quadratic_problem(structure: QuadraticStructure, duals: bool = False) -> CanonicalProblem:
     """The parametrised cone program of a structure.
 
     Its output is z (n,). With `duals`, its outputs are z (n,), the multipliers nu of Az = b, lam of
@@ -122,7 +122,7 @@ def quadratic_problem(structure: Structure, duals: bool = False) -> CanonicalPro
     return CanonicalProblem(affine, layout.recovery(duals), tuple(sizes), open_sides=True)
 
 
-def _quadratic(structure: Structure, maps: dict[Name, dict[Block, sp.csc_array]]) -> Pattern:
+def _quadratic(structure: QuadraticStructure, maps: dict[Name, dict[Block, sp.csc_array]]) -> Pattern:
     """The upper triangle of (Q + Q')/2."""
     n = structure.n
     if "Q" not in structure.matrices:
@@ -138,7 +138,7 @@ def _quadratic(structure: Structure, maps: dict[Name, dict[Block, sp.csc_array]]
 class _Layout:
     """Which rows of the cone program each side of each constraint takes."""
 
-    def __init__(self, structure: Structure) -> None:
+    def __init__(self, structure: QuadraticStructure) -> None:
         self.structure = structure
         n, matrices, sides = structure.n, structure.matrices, structure.sides
         self.equalities = matrices["A"].shape[0] if "A" in matrices else 0

@@ -119,14 +119,14 @@ class DenseSolver(_CompiledSolver):
 
     def _run(self, program: ConeProgram) -> _Found:
         from ffo.kernels.blas import SMALL
-        from ffo.kernels.pivoting import Answer, solve_chunk
+        from ffo.kernels.pivoting import PivotingAnswer, solve_chunk
 
         split = Split(program)
         batch, n, me = program.batch, program.n, len(split.equal)
         rows = np.concatenate([split.equal, split.unequal])
         r, bounds = len(rows), 2 * n if len(split.single) else 0
         lb, ub = (split.lb, split.ub) if bounds else (np.empty((batch, 0)), np.empty((batch, 0)))
-        out = Answer(
+        out = PivotingAnswer(
             np.empty((batch, n)), np.empty((batch, r + bounds)), np.empty((batch, r)), np.empty(batch, np.int64),
             np.empty(batch, np.int64), np.empty(batch),
         )  # fmt: skip
@@ -161,11 +161,11 @@ class SeparableSolver(_CompiledSolver):
 
     def _run(self, program: ConeProgram) -> _Found:
         from ffo.kernels.blas import SMALL
-        from ffo.kernels.separable import Answer, solve_chunk
+        from ffo.kernels.separable import SeparableAnswer, solve_chunk
 
         split = Split(program)
         batch, n, r = program.batch, program.n, len(split.equal)
-        out = Answer(
+        out = SeparableAnswer(
             np.empty((batch, n)), np.empty((batch, r)), np.empty((batch, n)), np.empty(batch, np.int64),
             np.empty(batch, np.int64), np.empty(batch),
         )  # fmt: skip

@@ -14,7 +14,7 @@ from ffo.lab.report.drawing import (
     Axis,
     Dots,
     Line,
-    Point,
+    Mark,
     dot_panel,
     line_panel,
     round_places,
@@ -163,7 +163,7 @@ def test_one_point_has_one_tick() -> None:
 
 
 def test_points_above_the_bar_and_of_the_wrong_length_are_named() -> None:
-    points = [Point("exact", Look("blue", "o"), 0.5, 0.0), Point("mean", Look("pink", "v"), 0.1, 1e-12, "wrong length")]
+    points = [Mark("exact", Look("blue", "o"), 0.5, 0.0), Mark("mean", Look("pink", "v"), 0.1, 1e-12, "wrong length")]
     panel = scatter_panel("p", "T", points, Axis("t", "seconds", log=True), Axis("e", "error", log=True), 1e-4, "wrong")
     assert panel.alt == "T: e against t. exact at 500 ms and 10⁻¹⁶; mean at 100 ms and 10⁻¹², wrong length"
     assert ">wrong length</text>" in panel.svg

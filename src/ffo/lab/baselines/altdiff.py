@@ -27,7 +27,7 @@ TOLERANCE, ITERATIONS, RHO = 1e-6, 20_000, 1.0
 
 
 @dataclass
-class _Iterate:
+class _AltDiffIterate:
     """x, s, nu, lam of a batch, or their Jacobians: (batch, size, columns)."""
 
     x: Tensor
@@ -45,7 +45,7 @@ class AltDiff:
     h: Tensor
     tolerance: float
 
-    def solve(self, q: Tensor, A: Tensor, b: Tensor, derivative: bool) -> tuple[_Iterate, Tensor | None]:
+    def solve(self, q: Tensor, A: Tensor, b: Tensor, derivative: bool) -> tuple[_AltDiffIterate, Tensor | None]:
         """The last iterate for q (batch, n), and the Jacobian of x in (q, b): (batch, n, n + p)."""
         batch, n = q.shape
         m, p = len(self.h), len(b)
@@ -71,7 +71,14 @@ class AltDiff:
         raise RuntimeError(f"Alt-Diff did not converge in {ITERATIONS} iterations")
 
     def _step(
-        self, z: _Iterate, A: Tensor, K: Tensor, force: Tensor, b: Tensor, h: Tensor | None, open_rows: Any = None
+        self,
+        z: _AltDiffIterate,
+        A: Tensor,
+        K: Tensor,
+        force: Tensor,
+        b: Tensor,
+        h: Tensor | None,
+        open_rows: Any = None,
     ) -> None:
         G = self.G
         z.x = torch.cholesky_solve(force - A.T @ z.nu - G.T @ (z.lam + RHO * z.s), K)
@@ -85,15 +92,15 @@ class AltDiff:
         z.nu = z.nu + RHO * (A @ z.x - b)
 
 
-def _zeros(batch: int, n: int, m: int, p: int, columns: int, like: Tensor) -> _Iterate:
-    return _Iterate(*(like.new_zeros(batch, size, columns) for size in (n, m, p, m)))
+def _zeros(batch: int, n: int, m: int, p: int, columns: int, like: Tensor) -> _AltDiffIterate:
+    return _AltDiffIterate(*(like.new_zeros(batch, size, columns) for size in (n, m, p, m)))
 
 
 def _relative(new: Tensor, old: Tensor) -> float:
     return float((new - old).norm() / new.norm().clamp(min=1e-12))
 
 
-class _Step(torch.autograd.Function):
+class _AltDiffStep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, method: AltDiff, q: Tensor, A: Any, b: Any) -> Tensor:
         n = q.shape[1]
@@ -120,7 +127,7 @@ def _make(inner: Inner, settings: Settings) -> Layer:
     method = AltDiff(fixed["Q"], fixed["G"], fixed["h"], settings.tolerance or TOLERANCE)
 
     def solve(values: Mapping[str, Tensor]) -> Tensor:
-        return cast(Tensor, _Step.apply(method, values["q"], values.get("A"), values.get("b")))
+        return cast(Tensor, _AltDiffStep.apply(method, values["q"], values.get("A"), values.get("b")))
 
     return solve
 

@@ -15,7 +15,7 @@ from ffo.lab.baselines import BASELINES, DEFAULTS, Settings
 from ffo.lab.experiments.presets import Course, Preset
 from ffo.lab.jobs import Job
 from ffo.lab.rows import EXPERIMENTS
-from ffo.lab.tasks.base import Sizes
+from ffo.lab.tasks.base import TaskSizes
 
 #: those that re-solve: their tolerance and perturbation are part of the gradient
 RESOLVING = ("FFOCP", "FFOCP resolve", "LPGD")
@@ -70,7 +70,7 @@ def _scaling_sudoku(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
 def _memory(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
     """One seed: what is measured does not depend on the data's values."""
     for size, method in product(sorted(preset.memory_sizes), _among(methods, preset.weighed)):
-        sizes = Sizes(d_y=size, samples=2 * preset.batch)
+        sizes = TaskSizes(d_y=size, samples=2 * preset.batch)
         yield Job("memory", "qp", method, preset.seeds[0], sizes, preset.batch, "memory", timed=False)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ffo.lab.tasks.base import Sizes
+from ffo.lab.tasks.base import TaskSizes
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class Course:
     """A training run: the task's sizes, samples per step, epochs; its own time limit, if it has one; and whether
     its steps are timed, or trained side by side with others."""
 
-    sizes: Sizes
+    sizes: TaskSizes
     batch: int
     epochs: int
     time_limit: float | None = None
@@ -92,10 +92,10 @@ QUICK = Preset(
         "ffolayer FFOCP",
     ),
     weighed=("FFOCP", "FFOQP", "CvxpyLayer"),
-    decision=Course(Sizes(d_y=50, samples=80, learning_rate=3e-3), batch=8, epochs=6, time_limit=8.0, timed=False),
+    decision=Course(TaskSizes(d_y=50, samples=80, learning_rate=3e-3), batch=8, epochs=6, time_limit=8.0, timed=False),
     boards={
-        4: Course(Sizes(samples=60, learning_rate=3e-2), batch=8, epochs=6, time_limit=8.0, timed=False),
-        9: Course(Sizes(samples=10, learning_rate=1e-2), batch=4, epochs=2, time_limit=5.0, timed=False),
+        4: Course(TaskSizes(samples=60, learning_rate=3e-2), batch=8, epochs=6, time_limit=8.0, timed=False),
+        9: Course(TaskSizes(samples=10, learning_rate=1e-2), batch=4, epochs=2, time_limit=5.0, timed=False),
     },
     sizes=(100, 200, 800),
     batch=32,
@@ -103,16 +103,16 @@ QUICK = Preset(
     steps=3,
     budget=0.6,
     memory_sizes=(200, 1000),
-    lpgd=Course(Sizes(samples=40, learning_rate=3e-2), batch=8, epochs=4),
+    lpgd=Course(TaskSizes(samples=40, learning_rate=3e-2), batch=8, epochs=4),
     lpgd_board=4,
     similarity_sizes=(50,),
     similarity_steps=6,
     every=2,
     batches=(1, 8, 32, 128),
-    ablation=Course(Sizes(d_y=100, samples=40, learning_rate=1e-3), batch=32, epochs=2),
+    ablation=Course(TaskSizes(d_y=100, samples=40, learning_rate=1e-3), batch=32, epochs=2),
     tolerances=(1e-3, 1e-6, 1e-9),
     deltas=(1e-2, 1e-4, 1e-6),
-    adam=Course(Sizes(d_y=20, d_x=64, samples=80, learning_rate=1e-2), batch=32, epochs=12, timed=False),
+    adam=Course(TaskSizes(d_y=20, d_x=64, samples=80, learning_rate=1e-2), batch=32, epochs=12, timed=False),
     adam_epsilons=(1e-8, 1e-5),
     time_limit=4.0,
     repeat_limit=0.8,
@@ -124,10 +124,10 @@ PAPER = Preset(
     ablation_seeds=tuple(range(10)),
     swept=(),
     weighed=(),
-    decision=Course(Sizes(d_y=800, samples=2048, learning_rate=1e-3), batch=32, epochs=20),
+    decision=Course(TaskSizes(d_y=800, samples=2048, learning_rate=1e-3), batch=32, epochs=20),
     boards={
-        4: Course(Sizes(samples=2048, learning_rate=3e-2), batch=64, epochs=20),
-        9: Course(Sizes(samples=2048, learning_rate=1e-2), batch=8, epochs=10),
+        4: Course(TaskSizes(samples=2048, learning_rate=3e-2), batch=64, epochs=20),
+        9: Course(TaskSizes(samples=2048, learning_rate=1e-2), batch=8, epochs=10),
     },
     sizes=(50, 100, 200, 400, 600, 800, 1000),
     batch=32,
@@ -135,16 +135,16 @@ PAPER = Preset(
     steps=10,
     budget=60.0,
     memory_sizes=(200, 400, 600, 800, 1000),
-    lpgd=Course(Sizes(samples=2048, learning_rate=1e-2), batch=8, epochs=10),
+    lpgd=Course(TaskSizes(samples=2048, learning_rate=1e-2), batch=8, epochs=10),
     lpgd_board=9,
     similarity_sizes=(100, 200, 400, 800),
     similarity_steps=200,
     every=10,
     batches=(1, 2, 4, 8, 16, 32, 64, 128, 256),
-    ablation=Course(Sizes(d_y=200, samples=2048, learning_rate=1e-3), batch=32, epochs=10),
+    ablation=Course(TaskSizes(d_y=200, samples=2048, learning_rate=1e-3), batch=32, epochs=10),
     tolerances=(1e-3, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12),
     deltas=(1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7),
-    adam=Course(Sizes(d_y=200, samples=2048, learning_rate=1e-3), batch=32, epochs=10, timed=False),
+    adam=Course(TaskSizes(d_y=200, samples=2048, learning_rate=1e-3), batch=32, epochs=10, timed=False),
     adam_epsilons=(1e-8, 1e-5),
     time_limit=4 * 3600.0,
     repeat_limit=math.inf,

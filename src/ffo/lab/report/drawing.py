@@ -102,7 +102,7 @@ class Dots:
 
 
 @dataclass(frozen=True)
-class Point:
+class Mark:
     """One marker of a scatter plot, with words beside it if need be."""
 
     label: str
@@ -196,9 +196,7 @@ def dot_panel(name: str, title: str, entries: Sequence[Dots], x: Axis) -> Panel:
     return panel(name, title, alt, draw, height=0.75 + 0.235 * max(len(ordered), 3), left=left, right=58)
 
 
-def scatter_panel(
-    name: str, title: str, points: Sequence[Point], x: Axis, y: Axis, bar: float, bar_label: str
-) -> Panel:
+def scatter_panel(name: str, title: str, points: Sequence[Mark], x: Axis, y: Axis, bar: float, bar_label: str) -> Panel:
     """Methods as points; everything above `bar` is shaded and named."""
     bad = PALETTE["bad"][0]
     heights = [bounded(point.y, y) for point in points]

@@ -12,7 +12,7 @@ from ffo.lab.rows import Row
 from ffo.lab.runner.progress import Bars
 from ffo.lab.runner.schedule import Ended, run_at_once
 from ffo.lab.runner.worker import Worker
-from ffo.lab.store import Limits, Outcome, Store
+from ffo.lab.store import JobOutcome, Limits, Store
 
 
 def run_in_process(job: Job, limits: Limits, threads: int) -> Ended:
@@ -53,7 +53,7 @@ def run_on_ray(
             return ray.get(found)
         except ray.exceptions.RayError as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            return [job.failed(reason)], Outcome("failed", reason)
+            return [job.failed(reason)], JobOutcome("failed", reason)
 
     try:
         submit = lambda job: remote.remote(job, limits, threads)  # noqa: E731

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ffo.lab.jobs import Job
-from ffo.lab.store import Outcome
+from ffo.lab.store import JobOutcome
 
 
 class TimeLeft:
@@ -48,7 +48,7 @@ class Bars:
     def started(self, job: Job) -> None:
         self.progress.update(self.task, now=job.title)
 
-    def ended(self, job: Job, outcome: Outcome) -> None:
+    def ended(self, job: Job, outcome: JobOutcome) -> None:
         self.left.finished(job, outcome.seconds)
         seconds = self.left.estimate()
         left = "" if seconds is None else f"about {duration(seconds)} left"

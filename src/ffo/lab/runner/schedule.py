@@ -9,12 +9,12 @@ from typing import Any
 from ffo.lab.jobs import Job
 from ffo.lab.rows import Row
 from ffo.lab.runner.progress import Bars
-from ffo.lab.store import Limits, Outcome, Store
+from ffo.lab.store import JobOutcome, Limits, Store
 
 #: how the reasons begin that a harder case would only meet again
 LIMITS = ("time limit", "memory limit")
 #: all rows of a job, and how it ended
-Ended = tuple[list[Row], Outcome]
+Ended = tuple[list[Row], JobOutcome]
 
 
 def pending(jobs: Sequence[Job], store: Store, limits: Limits) -> list[Job]:
@@ -38,7 +38,7 @@ def hopeless(job: Job, store: Store) -> str:
     return ""
 
 
-def conclude(job: Job, outcome: Outcome, store: Store, limits: Limits, bars: Bars) -> None:
+def conclude(job: Job, outcome: JobOutcome, store: Store, limits: Limits, bars: Bars) -> None:
     """A job has ended: remember it and show it."""
     store.finish(job, limits, outcome)
     bars.ended(job, outcome)
@@ -46,7 +46,7 @@ def conclude(job: Job, outcome: Outcome, store: Store, limits: Limits, bars: Bar
 
 def skip(job: Job, reason: str, store: Store, limits: Limits, bars: Bars) -> None:
     """A job that is not tried still leaves its row, with what the easier case says of how long it would take."""
-    easier = store.outcome(job.after) or Outcome("skipped")
+    easier = store.outcome(job.after) or JobOutcome("skipped")
     store.add(replace(job.skipped(reason), elapsed_s=easier.elapsed_s, at_least_s=easier.at_least_s))
     conclude(job, replace(easier, status="skipped", reason=reason, seconds=0.0), store, limits, bars)
 

@@ -19,7 +19,7 @@ import psutil
 from ffo.lab.jobs import Job
 from ffo.lab.rows import Row
 from ffo.lab.stopwatch import Stopwatch
-from ffo.lab.store import Limits, Outcome
+from ffo.lab.store import JobOutcome, Limits
 
 #: seconds between looks at a job's memory, and between looks for processes it has started
 LOOK, CHILDREN = 0.05, 0.5
@@ -43,7 +43,7 @@ class Worker:
         self.process: subprocess.Popen[bytes] | None = None
         self.connection: Connection | None = None
 
-    def run(self, job: Job, limits: Limits, on_row: Callable[[Row], None]) -> Outcome:
+    def run(self, job: Job, limits: Limits, on_row: Callable[[Row], None]) -> JobOutcome:
         """Run a job to its end; `on_row` gets each row as it comes, the one that says why it failed included."""
         if job.fresh:
             self.close()
@@ -76,9 +76,9 @@ class Worker:
         if reason or job.fresh:
             self.close()
         if last is None:
-            return Outcome("failed", "no result", seconds)
+            return JobOutcome("failed", "no result", seconds)
         bounds = (last.elapsed_s, last.at_least_s) if last.status == "failed" else (None, None)
-        return Outcome(last.status, last.reason, seconds, *bounds)
+        return JobOutcome(last.status, last.reason, seconds, *bounds)
 
     def kill(self) -> None:
         """End the process and all it has started: a job that it runs has failed."""

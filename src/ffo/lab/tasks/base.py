@@ -12,7 +12,7 @@ from ffo.lab.tasks.inner import Inner
 
 
 @dataclass(frozen=True)
-class Sizes:
+class TaskSizes:
     """How much of a task: dimension of the decision (Sudoku has its own), samples, inputs, hidden units; and the
     settings of Adam (torch's own epsilon)."""
 
@@ -45,7 +45,7 @@ class Task(ABC):
 
     name: str
     inner: Inner
-    sizes: Sizes
+    sizes: TaskSizes
 
     def data(self, seed: int) -> TaskData:
         """The data set of this seed, made once."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ffo.lab.tasks.base import Sizes, Task, TaskData
+from ffo.lab.tasks.base import Task, TaskData, TaskSizes
 from ffo.lab.tasks.inner import Inner
 
 #: standard deviation of what no input explains, beside true costs of standard deviation 1
@@ -35,7 +35,7 @@ class Predictor(nn.Module):
 class Decision(Task):
     """The QP task ("qp") and the one with a norm ball ("socp")."""
 
-    def __init__(self, name: str, inner: Inner, sizes: Sizes) -> None:
+    def __init__(self, name: str, inner: Inner, sizes: TaskSizes) -> None:
         self.name, self.inner, self.sizes = name, inner, sizes
 
     def draw(self, seed: int) -> TaskData:
@@ -57,7 +57,7 @@ class Decision(Task):
         return (y * targets).sum(dim=1).mean()
 
 
-def decision(name: str, sizes: Sizes) -> Decision:
+def decision(name: str, sizes: TaskSizes) -> Decision:
     """The task "qp" or "socp"."""
     n, ball = sizes.d_y, name == "socp"
     identity, budget = np.eye(n), 0.5 * np.sqrt(n) if ball else 0.2 * n

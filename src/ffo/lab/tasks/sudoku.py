@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ffo.lab.tasks.base import Sizes, Task, TaskData
+from ffo.lab.tasks.base import Task, TaskData, TaskSizes
 from ffo.lab.tasks.inner import Inner
 from ffo.lab.tasks.puzzles import generate, one_hot
 
@@ -37,7 +37,7 @@ class Rules(nn.Module):
 class Sudoku(Task):
     """Boards of 4×4 or 9×9."""
 
-    def __init__(self, size: int, inner: Inner, sizes: Sizes) -> None:
+    def __init__(self, size: int, inner: Inner, sizes: TaskSizes) -> None:
         self.name, self.size, self.inner, self.sizes = f"sudoku{size}", size, inner, sizes
 
     def draw(self, seed: int) -> TaskData:
@@ -58,7 +58,7 @@ class Sudoku(Task):
         return {**super().scores(y, targets), "error": float(wrong.amax(dim=1).mean()), "cells": float(wrong.mean())}
 
 
-def sudoku(size: int, sizes: Sizes) -> Sudoku:
+def sudoku(size: int, sizes: TaskSizes) -> Sudoku:
     """The task for boards of this size."""
     n = size**3
     inner = Inner(TAU * np.eye(n), -np.eye(n), np.zeros(n), BOARDS[size][0], matrices_as_parameters=False)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ffo.lab.report import words
-from ffo.lab.report.drawing import Dots, Line, Panel, Point
+from ffo.lab.report.drawing import Dots, Line, Mark, Panel
 from ffo.lab.report.looks import Look, rank
 from ffo.lab.report.results import Results, Spread, by, curve, task_name
 from ffo.lab.report.standings import Accuracy, reasons
@@ -42,7 +42,7 @@ def method_lines(rows: Sequence[Row], look: Looks, x: str, y: str | Callable[[Ro
     return [line for line in found if line.x]
 
 
-def legend(lines: Sequence[Line | Point]) -> tuple[tuple[str, Look], ...]:
+def legend(lines: Sequence[Line | Mark]) -> tuple[tuple[str, Look], ...]:
     """Label and look of each, once: methods in their order, then what is no method, as it comes."""
     in_order = sorted(lines, key=lambda line: rank(line.label.removesuffix(" ✗"))[:2])
     return tuple({line.label: line.look for line in in_order}.items())

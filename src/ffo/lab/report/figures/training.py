@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ffo.lab.report import words
-from ffo.lab.report.drawing import Axis, Line, Panel, Point, dot_panel, line_panel, scatter_panel
+from ffo.lab.report.drawing import Axis, Line, Mark, Panel, dot_panel, line_panel, scatter_panel
 from ffo.lab.report.figures.base import Looks, Plot, dots, gaps_of, legend, method_lines
 from ffo.lab.report.looks import rank
 from ffo.lab.report.results import Results, Spread, by, distinct, task_name
@@ -125,7 +125,7 @@ def trade_off(results: Results, look: Looks) -> Plot:
             cosine, total = each.accuracy.cosine, each.total
             if cosine is not None and total is not None:
                 note = each.accuracy.judgement if each.accuracy.judgement in BESIDE else ""
-                points.append(Point(each.method, look[each.method], total.median, max(0.0, 1 - cosine), note))
+                points.append(Mark(each.method, look[each.method], total.median, max(0.0, 1 - cosine), note))
         if points:
             key = f"trade-{setting.experiment}-{setting.task}-{setting.d_y}"
             panels.append(scatter_panel(key, setting.label, points, PER_STEP, ERROR, 1 - CLOSE, "wrong gradient"))
