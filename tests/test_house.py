@@ -95,6 +95,17 @@ def test_files_and_functions_are_short_and_silent(path: Path) -> None:
             assert node.func.id != "print", f"print at line {node.lineno}"
 
 
+#: a solver's answer about one sample, and a batch of points on the device: they never meet
+TWICE = {"Point"}
+
+
+def test_a_class_name_means_one_class() -> None:
+    names = [
+        node.name for path in FILES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
+    ]
+    assert {name for name in names if names.count(name) > 1} <= TWICE
+
+
 def test_import_ffo_imports_no_framework_and_no_solver() -> None:
     loaded = fresh_modules("import ffo")
     assert loaded.isdisjoint({"torch", "jax", "cvxpy", "numpy", "scipy", *SOLVER_PACKAGES})

@@ -13,7 +13,7 @@ from lab.report.synthetic import MACHINE_OF_THE_ROWS, synthetic_rows
 from ffo.lab.report.results import Results, Spread
 from ffo.lab.report.standings import Accuracy, headline_settings, standings
 from ffo.lab.report.tables import Cell, accuracy_table, figures_table, ratio_tables, trouble_table
-from ffo.lab.report.verdicts import Verdict, verdicts
+from ffo.lab.report.verdicts import ClaimVerdict, verdicts
 from ffo.lab.rows import Row
 
 FAST_CP, FAST_QP, GRADIENT, LOSS, MEMORY = range(5)
@@ -39,7 +39,7 @@ def result(method: str, family: str, total: float, seed: int = 0, **values: Any)
     return Row(method=method, family=family, seed=seed, total_s=total, **values)
 
 
-def check(verdict: Verdict, where: str = "Decision-focused QP, d_y = 800") -> tuple[str, str]:
+def check(verdict: ClaimVerdict, where: str = "Decision-focused QP, d_y = 800") -> tuple[str, str]:
     found = next(each for each in verdict.checks if each.where == where)
     return found.state, found.text
 

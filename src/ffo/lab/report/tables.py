@@ -10,7 +10,7 @@ from ffo.lab.report import words
 from ffo.lab.report.looks import is_ours, rank
 from ffo.lab.report.results import Results, by, task_name
 from ffo.lab.report.standings import Setting, Standing, headline_settings, peers, standings
-from ffo.lab.report.verdicts import Verdict
+from ffo.lab.report.verdicts import ClaimVerdict
 from ffo.lab.rows import EXPERIMENTS
 
 Tone = Literal["", "good", "bad", "muted"]
@@ -48,7 +48,7 @@ MARKS: dict[str, tuple[str, Tone]] = {
 }
 
 
-def figures_table(verdicts: Sequence[Verdict]) -> Table:
+def figures_table(verdicts: Sequence[ClaimVerdict]) -> Table:
     """Every figure to reach: a column for each with its target, a row for each setting it is judged at."""
     places = list(dict.fromkeys(check.where for verdict in verdicts for check in verdict.checks))
     rows = []

@@ -48,7 +48,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """One claim over all its settings: missed if missed anywhere, reached if reached everywhere.
 
     `figure` names what is measured in a few words, `target` is its bar.
@@ -80,34 +80,34 @@ class Verdict:
         return text + (f", {unknown} not measured" if unknown else "")
 
 
-def verdicts(results: Results) -> list[Verdict]:
+def verdicts(results: Results) -> list[ClaimVerdict]:
     """All claims, in the order of the headline."""
     return [
-        Verdict(
+        ClaimVerdict(
             "FFOCP takes less time per step than every general convex layer whose gradient is not wrong",
             "Time of the nearest general layer, over FFOCP's",
             "> 1×",
             tuple(fastest(results, "FFOCP", "conic", tuple(SOURCES))),
         ),
-        Verdict(
+        ClaimVerdict(
             "FFOQP takes less time per step than every QP layer whose gradient is not wrong",
             "Time of the nearest QP layer, over FFOQP's",
             "> 1×",
             tuple(fastest(results, "FFOQP", "qp", ("qp", "sudoku4", "sudoku9"))),
         ),
-        Verdict(
+        ClaimVerdict(
             "Gradients of FFOCP and FFOQP have a cosine of at least 0.9999 to a tight reference",
             "Cosine of our gradients",
             "≥ 0.9999",
             tuple(accurate(results)),
         ),
-        Verdict(
+        ClaimVerdict(
             "Final training losses are within 1% of the exact methods'",
             "Our final loss, over an exact method's",
             "≤ 1%",
             tuple(losses(results)),
         ),
-        Verdict(
+        ClaimVerdict(
             "FFOCP's peak memory beyond the data grows by less than 1.5× from d_y = 200 to d_y = 1000",
             "Growth of FFOCP's memory",
             "< 1.5×",
