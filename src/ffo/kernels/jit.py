@@ -30,11 +30,12 @@ _STAMP = _stamp()
 
 def _compiled(function: F, **options: Any) -> F:
     compiled = numba.njit(nogil=True, error_model="numpy", **options)(function)
-    # Numba compares the time stamp of the function's own file alone. There is no public way to add others; without
-    # these attributes (another release of Numba, JIT disabled) its own rule holds.
+    # Numba compares the time stamp of the function's own file alone, after reading an index that may name classes which
+    # are gone. There is no public way to say more; without these attributes (another release of Numba, JIT disabled)
+    # its own rule holds.
     index: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
-    if hasattr(index, "_source_stamp"):
-        index._source_stamp = _STAMP
+    if hasattr(index, "_version"):
+        index._version = (index._version, _STAMP)
     return cast(F, compiled)
 
 
