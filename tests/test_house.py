@@ -95,8 +95,8 @@ def test_files_and_functions_are_short_and_silent(path: Path) -> None:
             assert node.func.id != "print", f"print at line {node.lineno}"
 
 
-#: a solver's answer about one sample, and a batch of points on the device; blocks of one cone, and samples that a kernel
-#: solves side by side: they never meet
+#: a solver's answer about one sample, and a batch of points on the device; blocks of one cone, and samples that a
+#: kernel solves side by side: they never meet
 TWICE = {"Point", "Group"}
 
 

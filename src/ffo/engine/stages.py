@@ -125,9 +125,12 @@ def _verify(batch: Batch, samples: Array, way: Way, tolerance: float) -> None:
     found = batch.linearized(samples, points, way)
     natural, start = found.certificate.natural_residual, found.start_residual
     good = (natural <= tolerance) & (start <= math.sqrt(tolerance))
-    batch.accept(samples, found, good)
     if good.all():
+        batch.accept(samples, found, good)
         return
+    x, y, s = (v.copy() for v in points)
+    batch.put_point(samples, (x, y, s))  # the arrays may be the solver's own, and some of their rows are replaced
+    batch.accept(samples, found, good)
     bad = np.flatnonzero(~good)
     mine, claimed = samples[bad], Solution(*points, np.full(len(samples), SOLVED), np.full(len(samples), -1)).take(bad)
     residual, status = judge(claimed, batch.part(mine), tolerance, np.fmax(natural, start)[bad])
