@@ -70,7 +70,7 @@ class State:
         self.evidence = np.empty((batch, EVIDENCE))
 
     def __del__(self) -> None:
-        if sum(v.nbytes for v in self.factors) <= SPARE:
+        if 0 < sum(v.nbytes for v in getattr(self, "factors", ())) <= SPARE:
             _spare.append(self.factors)
 
 
