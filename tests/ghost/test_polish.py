@@ -166,6 +166,22 @@ def test_samples_take_as_many_steps_as_they_need() -> None:
     assert_like_alone(derivative, known, start)
 
 
+@pytest.mark.parametrize(("cone", "case"), FACES, ids=[f"{n} {c}" for n, c in FACES])
+def test_solutions_to_rounding_take_no_step_and_have_the_same_derivative(cone: str, case: str) -> None:
+    known = known_program(beside(cone, case), 10, batch=3)
+    start = known.disturbed(1e-6)
+    near = newton(known.program, start.x, start.y, start.s)
+    exact = newton(known.program, near.x, near.y, near.s)
+    assert exact.certificate.good.all()
+    assert (exact.steps <= 1).all()
+    if cone in ("zero", "nonneg"):
+        assert (exact.steps == 0).any()
+    c = np.random.default_rng(4).normal(size=known.x.shape)
+    first, second = (done.sensitivity(c, np.zeros_like(known.y)) for done in (near, exact))
+    np.testing.assert_allclose(second.u, first.u, atol=1e-8 * (1 + np.abs(first.u).max()))
+    np.testing.assert_allclose(second.w, first.w, atol=1e-8 * (1 + np.abs(first.w).max()))
+
+
 def test_samples_of_different_structure() -> None:
     known = known_program(MIXED, 40, batch=5)
     start = known.disturbed(1e-6)

@@ -136,7 +136,7 @@ def test_nor_are_equalities_that_are_combinations_of_others(seed: int, options: 
     assert not layer.info.certificate.dependent.any()
 
 
-@pytest.mark.parametrize("options", [{}, {"solver": "CLARABEL"}], ids=["own", "core"])
+@pytest.mark.parametrize("options", [{}, {"solver": "CLARABEL"}, {"solver": "DENSE"}], ids=["own", "core", "dense"])
 @pytest.mark.parametrize("sides", [("lb", "ub"), ("lower", "h")], ids=["bounds", "rows"])
 def test_sides_that_meet_depend_on_each_other(sides: tuple[str, str], options: dict[str, object]) -> None:
     """z1 is held from both sides: moved apart they let go of it on one side, moved the other way they cross."""

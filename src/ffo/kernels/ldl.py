@@ -143,11 +143,16 @@ def equilibrate(Kp: Array, Ki: Array, Kx: Array, scale: Array) -> None:
     for _ in range(3):
         fill(largest, 0.0)
         for j in range(n):
+            own, top = scale[j], 0.0
             for p in range(Kp[j], Kp[j + 1]):
                 i = Ki[p]
-                v = abs(Kx[p]) * scale[i] * scale[j]
-                largest[i] = max(largest[i], v)
-                largest[j] = max(largest[j], v)
+                v = abs(Kx[p]) * scale[i] * own
+                if v > largest[i]:
+                    largest[i] = v
+                if v > top:
+                    top = v
+            if top > largest[j]:
+                largest[j] = top
         for j in range(n):
             if largest[j] > 0.0 and largest[j] < np.inf:
                 scale[j] /= np.sqrt(largest[j])

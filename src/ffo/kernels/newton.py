@@ -274,9 +274,11 @@ def newton(
     merit = least = _merit(S, z, here)
     lowest, borrowed, waited, pivot, known = old, steps < 0, 0, np.inf, 0.0
     _copy(here, best)
-    dx, dy = np.empty(S.n), np.empty(S.m)
+    dx, dy = np.zeros(S.n), np.zeros(S.m)
+    # from a solution to rounding, such as active-set methods find, a step would be rounding too
+    exact = steps > 0 and old <= ROUNDING and _measure(S, z, face, face, dx, dy, 0.0, old, old, evidence)
     for step in range(steps):
-        if not np.isfinite(old):
+        if exact or not np.isfinite(old):
             break
         assemble(S, D.Pv, D.Av, face, face.u, np.zeros(S.aux), F.Kx)
         target = min(max(ROUNDING / max(old, ROUNDING), system.EXACT), 1e-3)
@@ -352,17 +354,20 @@ def _finish(
 
     `known`: what complementarity lacks, if the point was not cleaned; `derivative`: whether factors are wanted.
     """
-    z = sizes(S, D, x, y, s)
-    r_x, r_s = np.empty(S.n), np.empty(S.m)
-    residual = max(judge(S, D, z, x, y, s, r_x, r_s), known)
-    evidence[ERROR] = max(evidence[ERROR], residual)
-    evidence[RESIDUAL] = residual
-    _weights(S, z, F.unit)
-    assemble(S, D.Pv, D.Av, face, face.u, np.zeros(S.aux), F.Kx)
+    settled, still = evidence[IS_SETTLED] > 0.0, evidence[STEPS] == 0.0
+    if not (settled and still):
+        z = sizes(S, D, x, y, s)
+        r_x, r_s = np.empty(S.n), np.empty(S.m)
+        residual = max(judge(S, D, z, x, y, s, r_x, r_s), known)
+        evidence[ERROR] = max(evidence[ERROR], residual)
+        evidence[RESIDUAL] = residual
+        _weights(S, z, F.unit)
+    if full is not None or still or not settled:  # else K has not changed: there is no curvature
+        assemble(S, D.Pv, D.Av, face, face.u, np.zeros(S.aux), F.Kx)
     if full is not None and full.iterations > 0:
         minres.equilibrate(S, F)
         pivot = 0.0  # rows may depend on each other
-    elif derivative and evidence[IS_SETTLED] == 0.0:
+    elif derivative and (still or not settled):
         pivot = system.factorize(S, F)
     evidence[PIVOT] = pivot
 

@@ -41,6 +41,9 @@ WORTH_THREADS = 1e-3
 #: no density.
 LARGEST, ANY_DENSITY, DENSITY, SINGULAR_FROM, FEW_EQUALITIES = 400, 30, 0.05, 60, 50
 
+#: Distance to a side, relative to it, that is rounding.
+MEETING = 1e-14
+
 #: Status and words for the codes of `kernels.pivoting`.
 _STATUS = np.array([Status.SOLVED, Status.NUMERICAL, Status.INFEASIBLE, Status.UNBOUNDED, Status.INVALID_INPUT])
 _STALLED, _INFEASIBLE = 1, 2
@@ -80,6 +83,7 @@ class _CompiledSolver(Solver):
             return self._solve_finite(program, np.flatnonzero(finite))
         start = time.perf_counter()
         found = self._run(program)
+        _share_between_sides(program, found)
         status = _STATUS[found.code]
         status[(status == Status.SOLVED) & ~(found.residual <= self.settings["eps"])] = Status.INACCURATE
         limited = (found.code == _STALLED) & (found.steps >= self.settings["max_iters"])
@@ -183,6 +187,28 @@ class SeparableSolver(_CompiledSolver):
         y = split.batch_duals(out.y, np.zeros((batch, 0)), on_bounds)
         s = np.where(y > 0, 0.0, split.batch_slacks(out.x, np.zeros((batch, 0))))
         return _Found(out.x, y, s, _code(split, out.code), out.steps, out.residual)
+
+
+def _share_between_sides(program: ConeProgram, found: _Found) -> None:
+    """Where two sides meet (lb = ub, or rows a'x <= b and -a'x <= -b), both get a share of the multiplier, in place.
+
+    Any share is a solution. A side with nothing would look weakly active; an interior point gives both something.
+    """
+    y, b = found.y, program.b
+    weak = (y == 0.0) & (found.s <= MEETING * np.abs(b))
+    weak[:, rows_by_kind(program).equal] = False
+    samples, rows = np.nonzero(weak)
+    if not len(samples):
+        return
+    some = np.unique(samples)
+    probe = np.cos(np.arange(1.0, program.n + 1.0) ** 2)  # of opposite rows, exactly opposite numbers
+    value = program.take(some).A.dot(np.broadcast_to(probe, (len(some), program.n)))
+    for k, i in zip(samples.tolist(), rows.tolist(), strict=True):
+        mine = value[np.searchsorted(some, k)]
+        other = np.flatnonzero((mine == -mine[i]) & (b[k] == -b[k, i]) & (y[k] > 0.0))
+        if len(other):
+            y[k, i] = y[k, other[0]]
+            y[k, other[0]] *= 2.0
 
 
 def separable(program: ConeProgram) -> bool:
