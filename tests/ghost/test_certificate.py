@@ -81,7 +81,7 @@ def test_what_is_called_good_is_good(family: str, solver: str, eps: float) -> No
         finite = np.flatnonzero(np.isfinite(answer.x).all(axis=1) & np.isfinite(answer.y).all(axis=1))
         derivative = linearize(known.program.take(finite), answer.take(finite), Direct())
         found, residual = derivative.adjoint(*(c[finite] for c in loss.parts))
-        called = derivative.certificate.with_ghost_residual(residual).good
+        called = derivative.certificate.after_backward(residual, derivative.dependent).good
         for name in ("u", "v"):
             wrong = error(getattr(found, name), getattr(exact, name)[finite])
             assert wrong[called].max(initial=0.0) <= 1e-4, name
@@ -146,9 +146,9 @@ def test_solutions_that_are_not_unique_are_flagged(make, way) -> None:
     program = make()
     derivative = linearize(program, get_solver("CLARABEL").solve(program), way)
     quiet = derivative.adjoint(np.array([[1.0, 0.0]]), np.zeros((1, program.m)))
-    assert derivative.certificate.with_ghost_residual(quiet[1]).good.all()  # x1 is determined
+    assert derivative.certificate.after_backward(quiet[1], derivative.dependent).good.all()  # x1 is determined
     _, residual = derivative.adjoint(np.array([[0.0, 1.0]]), np.zeros((1, program.m)))
-    certificate = derivative.certificate.with_ghost_residual(residual)
+    certificate = derivative.certificate.after_backward(residual, derivative.dependent)
     assert residual[0] > 0.5
     assert not certificate.good.any()
     assert "not unique" in certificate.reasons(0)[-1]
@@ -172,7 +172,7 @@ def test_far_starts_are_never_called_good_wrongly(noise: float) -> None:
     exact, _ = linearize(known.program, known.solution, Direct()).adjoint(*loss.parts)
     derivative = linearize(known.program, known.disturbed(noise), Direct())
     found, residual = derivative.adjoint(*loss.parts)
-    good = derivative.certificate.with_ghost_residual(residual).good
+    good = derivative.certificate.after_backward(residual, derivative.dependent).good
     assert error(found.u, exact.u)[good].max(initial=0.0) <= 1e-4
     assert error(found.v, exact.v)[good].max(initial=0.0) <= 1e-4
 

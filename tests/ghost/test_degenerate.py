@@ -108,7 +108,7 @@ def test_rows_of_zeros(way: Way, cone: Zero | Nonneg, b: float) -> None:
     known = Known(program, single.x, np.hstack([single.y, column]), np.hstack([single.s, column + b]))
     _, expected, _ = derivative_in_x(single.program, single, Direct())
     derivative, found, residual = derivative_in_x(program, known, way)
-    assert derivative.certificate.with_ghost_residual(residual).good.all()
+    assert derivative.certificate.after_backward(residual, derivative.dependent).good.all()
     np.testing.assert_allclose(found.u, expected.u, atol=1e-7)
     np.testing.assert_allclose(found.db[:, :7], expected.db, atol=1e-7)
     np.testing.assert_allclose(found.db[:, 7], 0, atol=1e-9)
@@ -126,7 +126,7 @@ def test_no_constraints(way: Way) -> None:
     np.testing.assert_allclose(derivative.x, -np.linalg.solve(P, program.q.T).T, atol=1e-12)
     np.testing.assert_allclose(found.u, -np.linalg.solve(P, c.T).T, atol=1e-10)
     assert found.db.shape == (2, 0)
-    assert derivative.certificate.with_ghost_residual(residual).good.all()
+    assert derivative.certificate.after_backward(residual, derivative.dependent).good.all()
 
 
 @each_way
@@ -164,7 +164,7 @@ def test_feasibility_problem(way: Way) -> None:
     found, residual = derivative.adjoint(np.array([[1.0, 0.0]]), np.zeros((1, 3)))
     np.testing.assert_allclose(derivative.x, [[1.0, 1.0]], atol=1e-9)
     np.testing.assert_allclose(found.db, [[1.0, -2.0, 0.0]], atol=1e-9)
-    assert derivative.certificate.with_ghost_residual(residual).good.all()
+    assert derivative.certificate.after_backward(residual, derivative.dependent).good.all()
 
 
 def test_projection_onto_a_ball() -> None:
@@ -205,7 +205,7 @@ def assert_good_gradient(program: ConeProgram, solver: str, active: Array) -> No
     derivative = linearize(program, get_solver(solver).solve(program), Direct())
     c = np.random.default_rng(4).normal(size=(program.batch, program.n))
     found, residual = derivative.adjoint(c, np.zeros((program.batch, program.m)))
-    assert derivative.certificate.with_ghost_residual(residual).good.all()
+    assert derivative.certificate.after_backward(residual, derivative.dependent).good.all()
     P, rows = program.P.full().toarray(), program.A.matrix().toarray()[active]
     system = np.block([[P, rows.T], [rows, np.zeros((len(rows), len(rows)))]])
     expected = np.linalg.solve(system, np.hstack([-c, np.zeros((program.batch, len(rows)))]).T).T[:, : program.n]

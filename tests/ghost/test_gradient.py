@@ -38,7 +38,7 @@ def gradient(known: Known, loss: Loss) -> Entries:
     derivative = linearize(known.program, known.solution, Direct())
     found, residual = derivative.adjoint(*loss.parts)
     assert residual.max() <= 1e-11
-    assert derivative.certificate.with_ghost_residual(residual).good.all()
+    assert derivative.certificate.after_backward(residual, derivative.dependent).good.all()
     return Entries.of_gradient(found, known.program)
 
 

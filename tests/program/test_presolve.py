@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
 
 from ffo.cones import Nonneg, Product, SecondOrder, Zero
 from ffo.ghost.direct import Direct
-from ffo.ghost.oracle import linearize
+from ffo.ghost.oracle import Linearization, linearize
 from ffo.program.affine import DataGradient
 from ffo.program.cone import ConeProgram
-from ffo.program.presolve import MissingRows, Presolve, PresolveStep, SharedMatrices, missing_rows
+from ffo.program.presolve import GhostSolve, MissingRows, Presolve, SharedMatrices, Triple, missing_rows
 from ffo.program.scaling import scaling
 from ffo.program.sparse import SparseBatch, SymmetricBatch, equal_rows
 from ffo.solvers import get_solver
@@ -49,39 +49,39 @@ def program(sizes: np.ndarray | None = None, alike: bool = False) -> ConeProgram
     )
 
 
-def shared() -> tuple[ConeProgram, PresolveStep]:
-    return program(alike=True), SharedMatrices()
+def shared() -> tuple[ConeProgram, Presolve]:
+    return program(alike=True), Presolve.of(SharedMatrices())
 
 
-def scaled() -> tuple[ConeProgram, PresolveStep]:
+def scaled() -> tuple[ConeProgram, Presolve]:
     given = program(np.array([1e5, 1.0, 1e-4, 10.0]))
     found = scaling(given)
     assert found is not None
-    return given, found
+    return given, Presolve.of(found)
 
 
-def lacking() -> tuple[ConeProgram, PresolveStep]:
+def lacking() -> tuple[ConeProgram, Presolve]:
     given = program()
     b = given.b.copy()
     b[:, LACKING] = np.inf
     given = given.with_vectors(b=b)
     ((samples, step),) = missing_rows(given) or []
     assert samples.tolist() == list(range(BATCH))
-    return given, step
+    return given, Presolve.of(step)
 
 
-def all_of_them() -> tuple[ConeProgram, PresolveStep]:
+def all_of_them() -> tuple[ConeProgram, Presolve]:
     given, _ = scaled()
     b = given.b.copy()
     b[:, LACKING] = np.inf
     given = given.with_vectors(b=b)
     units = scaling(given)
     assert units is not None
-    return given, Presolve.of(SharedMatrices(), units, None, lacking()[1])
+    return given, Presolve.of(SharedMatrices(), units, None, *lacking()[1].steps)
 
 
 STEPS = [shared, scaled, lacking, all_of_them]
-Build = Callable[[], tuple[ConeProgram, PresolveStep]]
+Build = Callable[[], tuple[ConeProgram, Presolve]]
 
 
 def random_change(given: ConeProgram, rng: np.random.Generator) -> ConeProgram:
@@ -94,10 +94,6 @@ def random_change(given: ConeProgram, rng: np.random.Generator) -> ConeProgram:
         A=replace(A, values=rng.normal(size=(BATCH, A.nnz)) * np.abs(A.values)),
         b=rng.normal(size=given.b.shape),
     )
-
-
-def random_gradient(rng: np.random.Generator, m: int) -> DataGradient:
-    return DataGradient(*(rng.normal(size=(BATCH, k)) for k in (N, m, N, m, m)))
 
 
 def inner(g: DataGradient, change: ConeProgram) -> float:
@@ -135,47 +131,31 @@ def test_solutions_of_the_reduced_program_are_solutions(build: Build) -> None:
     assert (y[~there] == 0).all()
 
 
+def holding(given: ConeProgram, held: np.ndarray) -> GhostSolve:
+    """The ghost system with some rows held as equalities and the others free, solved densely."""
+
+    def solve(r_x: np.ndarray, r_s: np.ndarray) -> Triple:
+        u, w = np.zeros(r_x.shape), np.zeros(r_s.shape)
+        for k in range(BATCH):
+            A = given.A.matrix(k).toarray()[held]
+            K = np.block([[given.P.full(k).toarray(), A.T], [A, np.zeros((len(A), len(A)))]])
+            found = np.linalg.solve(K, np.concatenate([r_x[k], r_s[k, held]]))
+            u[k], w[k, held] = found[: given.n], found[given.n :]
+        return u, w, np.zeros(BATCH)
+
+    return solve
+
+
 @pytest.mark.parametrize("build", STEPS)
-def test_the_gradient_is_the_transpose_of_the_change(build: Build) -> None:
+def test_ghost_systems_are_solved_by_the_reduced_ones(build: Build) -> None:
     given, step = build()
     rng = np.random.default_rng(2)
-    change = random_change(given, rng)
-    found = random_gradient(rng, step.apply(given).m)
-    assert inner(step.gradient(found), change) == pytest.approx(inner(found, step.change(change)), rel=1e-12)
-
-
-@pytest.mark.parametrize("build", STEPS)
-def test_loss_gradients_are_the_transpose_of_the_motion(build: Build) -> None:
-    given, step = build()
-    rng = np.random.default_rng(3)
-    m = step.apply(given).m
-    c_x, c_y = rng.normal(size=(BATCH, N)), rng.normal(size=(BATCH, M))
-    dx, dy = rng.normal(size=(BATCH, N)), rng.normal(size=(BATCH, m))
-    in_x, in_y = step.adjoint(c_x, c_y)
-    out_x, out_y = step.tangent(dx, dy)
-    assert (in_x * dx).sum() + (in_y * dy).sum() == pytest.approx((c_x * out_x).sum() + (c_y * out_y).sum())
-    zero = np.zeros((BATCH, m))
-    np.testing.assert_allclose(out_x, step.outward(dx, dy, zero)[0])  # points move as their map says
-    np.testing.assert_allclose(out_y, step.outward(dx, dy, zero)[1])
-
-
-@pytest.mark.parametrize("build", STEPS[1:])  # of the first, the storage alone changes: samples may part
-def test_changes_are_differences_of_the_reduced_data(build: Build) -> None:
-    given, step = build()
-    change = random_change(given, np.random.default_rng(4))
-    moved = replace(
-        given,
-        P=replace(given.P, values=given.P.values + change.P.values),
-        q=given.q + change.q,
-        A=replace(given.A, values=given.A.values + change.A.values),
-        b=given.b + change.b,
-    )
-    before, after, along = step.apply(given), step.apply(moved), step.change(change)
-    for name in ("q", "b"):
-        np.testing.assert_allclose(getattr(after, name) - getattr(before, name), getattr(along, name), atol=1e-12)
-    for name in ("P", "A"):
-        was, now, by = (getattr(each, name).values for each in (before, after, along))
-        np.testing.assert_allclose(now - was, by, rtol=1e-9, atol=1e-12)
+    r_x, r_s = rng.normal(size=(BATCH, N)), rng.normal(size=(BATCH, M))
+    held = np.isin(np.arange(M), [0, 3, 8])
+    inside = holding(step.apply(given), held[np.isfinite(given.b[0])])
+    expected = holding(given, held)(r_x, r_s)
+    for found, exact in zip(step.solve(inside, r_x, r_s), expected, strict=True):
+        np.testing.assert_allclose(found, exact, rtol=1e-9, atol=1e-9 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("build", STEPS)
@@ -192,14 +172,18 @@ def test_derivatives_through_a_step_are_those_of_the_program(build: Build) -> No
     start = Presolve.of(scaling(plain))
     alone = start.apply(plain)
     outside = linearize(alone, solve(alone), way)
-    moved = inside.tangent(step.change(change))
-    dx, dy = step.tangent(moved.u, moved.w)
-    expected = outside.tangent(start.change(change))
-    ex, ey = start.tangent(expected.u, expected.w)
+
+    def tangent(of: Linearization, steps: Presolve, at: ConeProgram, x: np.ndarray, y: np.ndarray) -> Triple:
+        right = -change.stationarity(x, y), np.where(np.isinf(at.b), 0.0, change.slack(x))
+        return steps.solve(lambda *r: astuple(of.sensitivity(*r)), *right)
+
+    x, y, _ = start.outward(outside.x, outside.y, outside.s)
+    dx, dy, _ = tangent(inside, step, given, x, y)
+    ex, ey, _ = tangent(outside, start, given, x, y)
     np.testing.assert_allclose(dx, ex, rtol=1e-6, atol=1e-9 * np.abs(ex).max())
     np.testing.assert_allclose(dy, ey, rtol=1e-6, atol=1e-9 * np.abs(ey).max())
-    gradient = step.gradient(inside.adjoint(*step.adjoint(c_x, c_y))[0])
-    assert inner(gradient, change) == pytest.approx((c_x * dx).sum() + (c_y * dy).sum(), rel=1e-7)
+    u, w, _ = step.solve(lambda *r: astuple(inside.sensitivity(*r)), -c_x, -c_y)
+    assert inner(DataGradient(x, y, u, w, -w), change) == pytest.approx((c_x * dx).sum() + (c_y * dy).sum(), rel=1e-7)
 
 
 def test_some_samples() -> None:

@@ -19,6 +19,7 @@ from ffo.engine.info import Info
 from ffo.engine.outcome import Outcome
 from ffo.engine.smoothing import Sampler, centred
 from ffo.errors import GradientWarning, InputError
+from ffo.program.affine import DataGradient
 from ffo.program.canonical import CanonicalProblem
 
 Array = np.ndarray
@@ -104,10 +105,13 @@ class LayerCall:
         solved = record.solved
         c_x, c_y = recovery.adjoint(spread, _only(solved, outcome.x))
         constraints = self.canonical.map.touches("A", "b", wanted=wanted)
-        data = outcome.adjoint(_only(solved, c_x), _only(solved, c_y), constraints)
+        if record.score is None or self.canonical.map.touches("P", "A", "b", wanted=wanted):
+            data = outcome.adjoint(_only(solved, c_x), _only(solved, c_y), constraints)
+            warn_of_doubt(outcome.info)
+        else:  # the solutions alone say it all
+            data = DataGradient(outcome.x, outcome.y, *(np.zeros_like(v) for v in (c_x, c_y, c_y)))
         if record.score is not None:
             data = replace(data, dq=self._score_gradient(record, spread))
-        warn_of_doubt(outcome.info)
         values = record.values
         if apart:  # as if every parameter were batched
             values = [np.broadcast_to(v, (self.batch or 1, v.shape[-1])) for v in values]

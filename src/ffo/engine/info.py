@@ -66,13 +66,10 @@ class Info:
         """(batch,) true where the sample was solved."""
         return np.array([s is Status.SOLVED for s in self.status])
 
-    def add_pass(self, residual: Array, constraints: bool, seconds: float) -> None:
+    def add_pass(self, residual: Array, dependent: Array | None, seconds: float) -> None:
         """Take in a pass through the derivative: the (batch,) residual of its ghost solve (NaN where there was
-        none), whether derivatives in constraints were asked for, and how long it took."""
+        none), whether active constraints depend on each other (None: derivatives in constraints were not asked for),
+        and how long it took."""
         assert self.certificate is not None
-        earlier = self.certificate.ghost_residual
-        if not np.isnan(earlier).all():
-            residual = np.fmax(earlier, residual)
-            constraints = constraints or bool(self.certificate.constraints.any())
-        self.certificate = self.certificate.with_ghost_residual(residual).asked(constraints)
+        self.certificate = self.certificate.after_backward(residual, dependent)
         self.times = replace(self.times, backward=seconds)

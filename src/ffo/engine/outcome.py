@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ffo.ghost.certificate import Certificate
 from ffo.ghost.oracle import Linearization
 from ffo.program.affine import DataGradient
 from ffo.program.cone import ConeProgram
-from ffo.program.presolve import Presolve
+from ffo.program.presolve import Presolve, Triple
 
 Array = np.ndarray
 
@@ -26,15 +26,9 @@ class SolvedPart:
     presolve: Presolve
     found: Linearization
 
-    def adjoint(self, c_x: Array, c_y: Array) -> tuple[DataGradient, Array]:
-        """Loss gradients in these samples' x and y -> gradient in their data, and the ghost residual."""
-        gradient, residual = self.found.adjoint(*self.presolve.adjoint(c_x, c_y))
-        return self.presolve.gradient(gradient), residual
-
-    def tangent(self, change: ConeProgram) -> tuple[Array, Array, Array]:
-        """dx, dy along a change of these samples' data, and the ghost residual."""
-        moved = self.found.tangent(self.presolve.change(change))
-        return *self.presolve.tangent(moved.u, moved.w), moved.residual
+    def sensitivity(self, r_x: Array, r_s: Array) -> Triple:
+        """u, w of these samples' ghost systems, and the residual."""
+        return self.presolve.solve(lambda *right: astuple(self.found.sensitivity(*right)), r_x, r_s)
 
 
 @dataclass
@@ -59,34 +53,40 @@ class Outcome:
             constraints: whether the gradient in A or b will be used, so that the certificate speaks of it.
         """
         start = time.perf_counter()
-        if self._in_one_piece:
-            total, residual = self.pieces[0].adjoint(c_x, c_y)
-        else:
-            batch, n, m = len(self.x), self.x.shape[1], self.y.shape[1]
-            total = DataGradient(*(np.zeros((batch, k)) for k in (n, m, n, m, m)))
-            residual = np.full(batch, np.nan)
-            for piece in self.pieces:
-                part, residual[piece.samples] = piece.adjoint(c_x[piece.samples], c_y[piece.samples])
-                for name in ("x", "y", "u", "v", "db"):
-                    getattr(total, name)[piece.samples] = getattr(part, name)
-        self.info.add_pass(residual, constraints, time.perf_counter() - start)
-        return total
+        u, w, residual = self._sensitivity(-c_x, -c_y)
+        self._report(residual, constraints, start)
+        return DataGradient(*self._solved, u, w, -w)
 
     def tangent(self, change: ConeProgram) -> tuple[Array, Array]:
         """Derivative (dx, dy) along a change of the data; zero for failed samples."""
         start = time.perf_counter()
-        dx, dy = np.zeros_like(self.x), np.zeros_like(self.y)
-        residual = np.full(len(dx), np.nan)
-        for piece in self.pieces:
-            part = change if self._in_one_piece else change.take(piece.samples)
-            dx[piece.samples], dy[piece.samples], residual[piece.samples] = piece.tangent(part)
-        constraints = bool(np.any(change.A.values) or np.any(change.b))
-        self.info.add_pass(residual, constraints, time.perf_counter() - start)
+        x, y = self._solved
+        dx, dy, residual = self._sensitivity(-change.stationarity(x, y), change.slack(x))
+        self._report(residual, bool(np.any(change.A.values) or np.any(change.b)), start)
         return dx, dy
 
     @property
-    def _in_one_piece(self) -> bool:
-        return len(self.pieces) == 1 and len(self.pieces[0].samples) == len(self.x)
+    def _solved(self) -> tuple[Array, Array]:
+        """x and y, zero where a sample failed."""
+        ok = self.info.ok
+        return (self.x, self.y) if ok.all() else (np.where(ok[:, None], self.x, 0), np.where(ok[:, None], self.y, 0))
+
+    def _sensitivity(self, r_x: Array, r_s: Array) -> Triple:
+        """u, w of all samples' ghost systems, and the residual; zero and NaN for failed samples."""
+        if len(self.pieces) == 1 and len(self.pieces[0].samples) == len(self.x):
+            return self.pieces[0].sensitivity(r_x, r_s)
+        u, w, residual = np.zeros_like(self.x), np.zeros_like(self.y), np.full(len(self.x), np.nan)
+        for piece in self.pieces:
+            k = piece.samples
+            u[k], w[k], residual[k] = piece.sensitivity(r_x[k], r_s[k])
+        return u, w, residual
+
+    def _report(self, residual: Array, constraints: bool, start: float) -> None:
+        dependent = np.zeros(len(self.x), dtype=bool)
+        if constraints:
+            for piece in self.pieces:
+                dependent[piece.samples] = piece.found.dependent
+        self.info.add_pass(residual, dependent if constraints else None, time.perf_counter() - start)
 
 
 def merged_certificate(pieces: Sequence[SolvedPart], batch: int) -> Certificate:

@@ -42,7 +42,7 @@ class Certificate:
             gradients in costs and matrices are one choice of many, and are not flagged.
         dependent: active constraints, not all of them equalities, depend on each other: the solution has
             one-sided derivatives in their right-hand sides and coefficients only. Derivatives in the
-            objective are not touched.
+            objective are not touched: where only these are asked for, nobody looks.
         constraints: whether derivatives in constraints were asked for.
         indefinite: a direction of negative curvature was met on the active constraints: the point is
             stationary but no minimum (problems given by functions need not be convex).
@@ -106,12 +106,19 @@ class Certificate:
         bad |= self.ghost_residual > RESIDUAL  # not before any backward, where it is NaN
         return (self.margin_ratio <= MARGIN_RATIO) & (self.error <= ERROR) & ~bad
 
-    def with_ghost_residual(self, residual: Array) -> Certificate:
-        return replace(self, ghost_residual=residual)
-
-    def asked(self, constraints: bool) -> Certificate:
-        """The same for a backward pass that was asked for derivatives in A or b, or was not."""
-        return replace(self, constraints=np.full(len(self.unsettled), constraints))
+    def after_backward(self, residual: Array, dependent: Array | None) -> Certificate:
+        """The same after another pass through the derivative: with the residual of its ghost solve (NaN: none), and
+        dependent constraints (None: derivatives in constraints were not asked for). The worst of all passes stays."""
+        asked = dependent is not None
+        if not np.isnan(self.ghost_residual).all():
+            residual = np.fmax(self.ghost_residual, residual)
+            asked = asked or bool(self.constraints.any())
+        return replace(
+            self,
+            ghost_residual=residual,
+            dependent=self.dependent if dependent is None else self.dependent | dependent,
+            constraints=np.full(len(self.unsettled), asked),
+        )
 
     def reasons(self, sample: int) -> list[str]:
         """Why the gradient of a sample is not called good; empty if it is."""

@@ -7,6 +7,7 @@ the factors of the last Newton step serve the backward pass.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -57,6 +58,10 @@ class Compiled(Linearization):
         mine = np.arange(len(self.x)) if samples is None else samples
         return Sensitivity(*self.plan.sensitivity(self.state, mine, r_x, r_s))
 
+    @cached_property
+    def dependent(self) -> Array:
+        return self.plan.dependent(self.state)
+
 
 def newton(
     program: ConeProgram, x: Array, y: Array, s: Array, steps: int = POLISHING, full: Full = FACTORS
@@ -66,7 +71,7 @@ def newton(
     state = State(plan.pattern if full.iterations else plan.structure, program.batch, full)
     x, y, s = (np.array(v, dtype=float, order="C") for v in (x, y, s))
     plan.newton(values_of(program), x, y, s, state, steps)
-    return Compiled(program, x, y, s, _certificate(plan, state), plan, state)
+    return Compiled(program, x, y, s, _certificate(state), plan, state)
 
 
 def from_nothing(program: ConeProgram) -> Compiled:
@@ -75,7 +80,7 @@ def from_nothing(program: ConeProgram) -> Compiled:
     return newton(program, np.zeros(program.q.shape), np.zeros(s.shape), s, FROM_NOTHING)
 
 
-def _certificate(plan: KernelPlan, state: State) -> Certificate:
+def _certificate(state: State) -> Certificate:
     evidence = state.evidence
     return Certificate.before_backward(
         unsettled=evidence[:, columns.IS_SETTLED] == 0,
@@ -83,5 +88,4 @@ def _certificate(plan: KernelPlan, state: State) -> Certificate:
         weakly_active=evidence[:, columns.NEAREST] <= WEAK,
         error=evidence[:, columns.ERROR].copy(),
         natural_residual=evidence[:, columns.RESIDUAL].copy(),
-        dependent=plan.dependent(state),
     )

@@ -57,6 +57,12 @@ class Linearization(ABC):
     def sensitivity(self, r_x: Array, r_s: Array, samples: Array | None = None) -> Sensitivity:
         """Solve the ghost systems of some samples (None: of all); r_x (samples, n), r_s (samples, m)."""
 
+    @property
+    def dependent(self) -> Array:
+        """(batch,) whether active constraints, not all of them equalities, depend on each other. Looked for where
+        derivatives in constraints are asked for, which alone it touches."""
+        return self.certificate.dependent
+
     def take(self, samples: Array) -> Linearization:
         """The linearization of some (distinct) samples; factors are shared with this one."""
         certificate = Certificate(**{k: v[samples] for k, v in vars(self.certificate).items()})
@@ -88,6 +94,10 @@ class _Some(Linearization):
 
     def sensitivity(self, r_x: Array, r_s: Array, samples: Array | None = None) -> Sensitivity:
         return self.whole.sensitivity(r_x, r_s, self.samples if samples is None else self.samples[samples])
+
+    @property
+    def dependent(self) -> Array:
+        return self.whole.dependent[self.samples]
 
 
 class Way(ABC):

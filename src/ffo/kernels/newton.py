@@ -133,15 +133,18 @@ def _direction(
     face: Face,
     r_x: Array,
     r_s: Array,
-    target: float,
+    old: float,
     borrowed: bool,
     dx: Array,
     dy: Array,
     full: Full | None,
 ) -> tuple[float, float, bool]:
     """Newton's direction; returns the relative residual of its system, the smallest pivot if it was factorized
-    (else inf), and whether it was. The residual is UNKNOWN where the system is singular, and `full` None."""
-    size = S.sign.size
+    (else inf), and whether it was. The residual is UNKNOWN where the system is singular, and `full` None.
+
+    `old` is the natural residual here: what the system leaves of its own need not be smaller than rounding."""
+    size, rounding = S.sign.size, ROUNDING / max(old, ROUNDING)
+    target = min(max(rounding, system.EXACT), 1e-3)
     rhs, z, left = np.zeros(size), np.empty(size), np.empty(size)
     _gather(S, face, r_x, r_s, rhs)
     if full is not None and full.iterations > 0:
@@ -157,9 +160,11 @@ def _direction(
         pivot, fresh = system.factorize(S, F), True
         relative, error = system.refine(S, F, rhs, z, left, target, np.inf, system.STALLED)
     if fresh and pivot <= system.SMALL_PIVOT and not error <= ROUGH:
-        if full is None:
-            return UNKNOWN, pivot, fresh
-        relative, _ = system.least_squares(S, F, rhs, z, left)
+        relative, error = system.without_null(S, F, rhs, z, left)
+        if not (error <= ROUGH and relative <= rounding):
+            if full is None:
+                return UNKNOWN, pivot, fresh
+            relative, _ = system.least_squares(S, F, rhs, z, left)
     _scatter(S, face, z, dx, dy)
     return relative, pivot, fresh
 
@@ -205,6 +210,41 @@ def _arrive(S: Structure, D: Data, z: Sizes, at: Iterate, face: Face, full: Full
 
 
 @inner_kernel
+def _set_out(S: Structure, D: Data, z: Sizes, given: Iterate, at: Iterate) -> None:
+    """w of the given point."""
+    for i in range(S.m):
+        at.w[i] = np.inf if D.b[i] == np.inf else given.s[i] - z.tau[i] * given.y[i]
+
+
+@inner_kernel
+def _own(S: Structure, D: Data, at: Iterate) -> float:
+    """Natural residual of a point in its own sizes."""
+    return judge(S, D, sizes(S, D, at.x, at.y, at.s), at.x, at.y, at.s, at.r_x, at.r_s)
+
+
+@inner_kernel
+def _back(
+    S: Structure, D: Data, z: Sizes, given: Iterate, as_given: float, here: Iterate, face: Face, there: Iterate,
+    other: Face, full: Full | None,
+) -> float:  # fmt: skip
+    """To the given point if that is better than `here`: cleaned, or as it is, since cleaning for a wrong face may cost
+    more than the solver's error; returns what complementarity lacks. `there` and `other` are memory."""
+    found = _own(S, D, here)
+    copy(there.x, given.x)
+    _set_out(S, D, z, given, there)
+    clean(S, there.w, z, there.s, there.y, other, full)
+    cleaned = _own(S, D, there)
+    if cleaned < found:
+        found = cleaned
+        _copy(there, here)
+        _copy_face(other, face)
+    if as_given < found:
+        _copy(given, here)
+        return as_given
+    return 0.0
+
+
+@inner_kernel
 def _measure(
     S: Structure, z: Sizes, before: Face, after: Face, dx: Array, dy: Array, unsolved: float, old: float, new: float,
     evidence: Array,
@@ -245,8 +285,7 @@ def _start(
     fill(evidence, np.inf)
     evidence[STEPS], evidence[IS_SETTLED] = 0.0, 0.0
     as_given = judge(S, D, z, given.x, given.y, given.s, here.r_x, here.r_s)
-    for i in range(S.m):
-        here.w[i] = np.inf if D.b[i] == np.inf else given.s[i] - z.tau[i] * given.y[i]
+    _set_out(S, D, z, given, here)
     cleaned = _arrive(S, D, z, here, face, full)
     as_given = max(as_given, distance(S, z, given.s, here.s))
     merit = _merit(S, z, here)
@@ -281,8 +320,7 @@ def newton(
         if exact or not np.isfinite(old):
             break
         assemble(S, D.Pv, D.Av, face, face.u, np.zeros(S.aux), F.Kx)
-        target = min(max(ROUNDING / max(old, ROUNDING), system.EXACT), 1e-3)
-        unsolved, new_pivot, fresh = _direction(S, F, face, here.r_x, here.r_s, target, borrowed, dx, dy, full)
+        unsolved, new_pivot, fresh = _direction(S, F, face, here.r_x, here.r_s, old, borrowed, dx, dy, full)
         if full is None and unsolved == UNKNOWN:
             _copy(given, here)
             evidence[STEPS] = UNKNOWN
@@ -311,9 +349,7 @@ def newton(
     if evidence[IS_SETTLED] == 0.0:  # the best point, at its own face
         _copy(best, here)
         _arrive(S, D, z, here, face, full)
-        if as_given < lowest:  # cleaning for a wrong face may cost more than the solver's error
-            _copy(given, here)
-            known = as_given
+        known = _back(S, D, z, given, as_given, here, face, there, other, full)
     _finish(S, D, x, y, s, face, F, evidence, pivot, known, steps > 0, full)
 
 

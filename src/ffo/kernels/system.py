@@ -66,7 +66,7 @@ def factor(S: Structure, F: Factors, shift: float) -> float:
     """Factor K, equilibrated and regularised; returns the smallest pivot."""
     Kp, Lp, Rp = part(S.wide, KP), part(S.wide, LP), part(S.wide, RP)
     Ki, Li, Ri = part(S.slim, KI), part(S.slim, LI), part(S.slim, RI)
-    return ldl.factor(Kp, Ki, Lp, Li, Rp, Ri, S.sign, F.Kx, F.scale, shift, F.Lx, F.Dinv)
+    return ldl.factor(S.head, Kp, Ki, Lp, Li, Rp, Ri, S.sign, F.Kx, F.scale, shift, F.Lx, F.Dinv)
 
 
 @inner_kernel
@@ -114,7 +114,7 @@ def refine(
     for turn in range(REFINEMENTS):
         for i in range(r.size):
             step[i] = r[i] * F.scale[i]
-        ldl.solve(Lp, Li, F.Lx, F.Dinv, step)
+        ldl.solve(S.head, Lp, Li, F.Lx, F.Dinv, step)
         for i in range(r.size):
             step[i] *= F.scale[i]
             at[i] += step[i]
@@ -135,7 +135,7 @@ def refine(
 
 
 @inner_kernel
-def _least_squares(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -> tuple[float, float]:
+def without_null(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -> tuple[float, float]:
     """z without the part `left` of the right-hand side that refinement cannot remove; its share and the error of z."""
     size = max(norm(rhs, F.unit), 1e-300)
     rest, residual = rhs.copy(), np.empty(rhs.size)
@@ -160,7 +160,7 @@ def sharpen(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -> tupl
     sharp = Factors(F.Kx, F.scale, np.empty(F.Lx.size), np.empty(F.Dinv.size), F.unit)
     for shift in SHARP:
         factor(S, sharp, shift)
-        new_share, new_error = _least_squares(S, sharp, rhs, other, remaining)
+        new_share, new_error = without_null(S, sharp, rhs, other, remaining)
         if max(new_share, new_error) < 0.1 * doubt:  # where K is singular, less regularisation is more noise
             share, error = new_share, new_error
             doubt = max(share, error)
@@ -342,8 +342,7 @@ def dependent(S: Structure, F: Factors, face: Face, full: Full | None) -> float:
     A vector v with v'TA = 0 leaves a pivot of the size of the regularisation; a random right-hand side then tells
     dependent rows (its share along such a v cannot be met) from nearly dependent ones.
     """
-    kinds, owner, inv = part(S.wide, KIND), part(S.wide, OWNER), part(S.wide, INV)
-    size, n = S.sign.size, S.n
+    inv, size, n = part(S.wide, INV), S.sign.size, S.n
     rhs, z, left = np.zeros(size), np.empty(size), np.empty(size)
     for i in range(S.m):
         if face.on[i]:  # a sequence that no data is drawn with
@@ -351,16 +350,24 @@ def dependent(S: Structure, F: Factors, face: Face, full: Full | None) -> float:
     relative, _ = refine(S, F, rhs, z, left, MET, np.inf, STALLED)
     if relative <= MET:
         return 0.0
+    without_null(S, F, rhs, z, left)
+    if not _is_unequal(S, F, left):
+        return 0.0
     if full is None:
         return UNKNOWN
     share, _ = least_squares(S, F, rhs, z, left)
-    if not share > 0.0:
-        return 0.0
+    return 1.0 if share > 0.0 and norm(left, F.unit) > LEFT and _is_unequal(S, F, left) else 0.0
+
+
+@inner_kernel
+def _is_unequal(S: Structure, F: Factors, left: Array) -> bool:
+    """Whether what is left of a right-hand side has a part in rows that are no equalities."""
+    kinds, owner, inv = part(S.wide, KIND), part(S.wide, OWNER), part(S.wide, INV)
     total, unequal = 0.0, 0.0
     for i in range(S.m):
-        place = inv[n + i]
+        place = inv[S.n + i]
         v = (F.scale[place] ** 2 * left[place] / F.unit[place]) ** 2
         total += v
         if kinds[owner[i]] != ZERO:
             unequal += v
-    return 1.0 if unequal > LEFT**2 * total and norm(left, F.unit) > LEFT else 0.0
+    return unequal > LEFT**2 * total

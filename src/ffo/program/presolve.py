@@ -1,31 +1,29 @@
 """Presolve: reductions of a program that are undone exactly on the way out.
 
 A step maps the data of a program to that of a reduced one, and points of the reduced program back to points of
-the program. Let x = X(x'), y = Y(y') be that map on points, linear in all steps here, and R the linear part of
-the map on data. The derivative of the reduced solution is known; by the chain rule the program's own is
-
-    forward mode   dx = X dx',  dy = Y dy'           along the change  R(dP, dq, dA, db)   of the reduced data,
-    reverse mode   dL/d(P, q, A, b) = R^T dL/d(P', q', A', b')   at the loss gradients  X^T c_x,  Y^T c_y.
-
-`Presolve` composes steps, and is a step itself.
+the program. Derivatives in both directions are solutions of the program's ghost system K [u; t] = [r_x; T r_s], w = T't
+(`ffo.ghost.oracle`): a step maps its right-hand sides to those of the reduced program's ghost system, and
+the solutions of that one back.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from ffo.cones import Nonneg, Product
-from ffo.program.affine import DataGradient
 from ffo.program.cone import ConeProgram
 from ffo.program.sparse import SparseBatch, distinct, equal_rows
 
 Array = np.ndarray
 #: x (batch, n), y and s (batch, m)
 Triple = tuple[Array, Array, Array]
+#: right-hand sides r_x (batch, n), r_s (batch, m) -> u, w, and the residual (batch,)
+GhostSolve = Callable[[Array, Array], Triple]
 
 
 class PresolveStep(ABC):
@@ -35,10 +33,6 @@ class PresolveStep(ABC):
     def apply(self, program: ConeProgram) -> ConeProgram:
         """The reduced data."""
 
-    def change(self, change: ConeProgram) -> ConeProgram:
-        """The change of the reduced data along a change of the data: R."""
-        return self.apply(change)
-
     def inward(self, x: Array, y: Array, s: Array) -> Triple:
         """The point of the reduced program that a point of the program corresponds to."""
         return x, y, s
@@ -47,17 +41,13 @@ class PresolveStep(ABC):
         """The point of the program that a point of the reduced one stands for."""
         return x, y, s
 
-    def tangent(self, dx: Array, dy: Array) -> tuple[Array, Array]:
-        """The motion of the program's solution for a motion of the reduced one's: X, Y."""
-        return dx, dy
+    def reduce(self, r_x: Array, r_s: Array) -> tuple[Array, Array]:
+        """The right-hand side of the reduced ghost system, from that of the program's."""
+        return r_x, r_s
 
-    def adjoint(self, c_x: Array, c_y: Array) -> tuple[Array, Array]:
-        """Loss gradients in the reduced program's solution, from those in the program's: X^T, Y^T."""
-        return c_x, c_y
-
-    def gradient(self, found: DataGradient) -> DataGradient:
-        """The gradient in the program's data, from that in the reduced data: R^T."""
-        return found
+    def restore(self, u: Array, w: Array, r_x: Array, r_s: Array) -> tuple[Array, Array]:
+        """The solution (u, w) of the ghost system with this right-hand side, from that of the reduced one."""
+        return u, w
 
     def take(self, samples: Array) -> PresolveStep:
         """The same step for some samples."""
@@ -65,7 +55,7 @@ class PresolveStep(ABC):
 
 
 @dataclass(frozen=True)
-class Presolve(PresolveStep):
+class Presolve:
     """Steps, one after the other; without any, the identity."""
 
     steps: tuple[PresolveStep, ...] = ()
@@ -79,11 +69,6 @@ class Presolve(PresolveStep):
             program = step.apply(program)
         return program
 
-    def change(self, change: ConeProgram) -> ConeProgram:
-        for step in self.steps:
-            change = step.change(change)
-        return change
-
     def inward(self, x: Array, y: Array, s: Array) -> Triple:
         for step in self.steps:
             x, y, s = step.inward(x, y, s)
@@ -94,20 +79,15 @@ class Presolve(PresolveStep):
             x, y, s = step.outward(x, y, s)
         return x, y, s
 
-    def tangent(self, dx: Array, dy: Array) -> tuple[Array, Array]:
-        for step in reversed(self.steps):
-            dx, dy = step.tangent(dx, dy)
-        return dx, dy
-
-    def adjoint(self, c_x: Array, c_y: Array) -> tuple[Array, Array]:
+    def solve(self, ghost: GhostSolve, r_x: Array, r_s: Array) -> Triple:
+        """u, w and the residual of the program's ghost system, by a function that solves the reduced one."""
+        right = [(r_x, r_s)]
         for step in self.steps:
-            c_x, c_y = step.adjoint(c_x, c_y)
-        return c_x, c_y
-
-    def gradient(self, found: DataGradient) -> DataGradient:
+            right.append(step.reduce(*right[-1]))
+        u, w, residual = ghost(*right.pop())
         for step in reversed(self.steps):
-            found = step.gradient(found)
-        return found
+            u, w = step.restore(u, w, *right.pop())
+        return u, w, residual
 
     def take(self, samples: Array) -> Presolve:
         return Presolve(tuple(step.take(samples) for step in self.steps)) if self.steps else self
@@ -127,9 +107,6 @@ class SharedMatrices(PresolveStep):
         if not A.shared:
             A = A.with_values(equal_rows(A.values))
         return program.with_matrices(P, A)
-
-    def change(self, change: ConeProgram) -> ConeProgram:
-        return change
 
 
 @dataclass(frozen=True)
@@ -168,15 +145,11 @@ class MissingRows(PresolveStep):
     def outward(self, x: Array, y: Array, s: Array) -> Triple:
         return x, self._on_all_rows(y), self._on_all_rows(s, np.inf)
 
-    def tangent(self, dx: Array, dy: Array) -> tuple[Array, Array]:
-        return dx, self._on_all_rows(dy)
+    def reduce(self, r_x: Array, r_s: Array) -> tuple[Array, Array]:
+        return r_x, r_s[:, self.rows]
 
-    def adjoint(self, c_x: Array, c_y: Array) -> tuple[Array, Array]:
-        return c_x, c_y[:, self.rows]
-
-    def gradient(self, found: DataGradient) -> DataGradient:
-        y, v, db = (self._on_all_rows(part) for part in (found.y, found.v, found.db))
-        return replace(found, y=y, v=v, db=db)
+    def restore(self, u: Array, w: Array, r_x: Array, r_s: Array) -> tuple[Array, Array]:
+        return u, self._on_all_rows(w)
 
     def _on_all_rows(self, v: Array, missing: float = 0.0) -> Array:
         """(batch, rows) -> (batch, m)."""

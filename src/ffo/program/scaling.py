@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ffo.program.affine import DataGradient
 from ffo.program.cone import ConeProgram
 from ffo.program.presolve import PresolveStep, Triple
 from ffo.program.sparse import SparseBatch, SymmetricBatch, distinct
@@ -69,17 +68,11 @@ class Scaling(PresolveStep):
     def outward(self, x: Array, y: Array, s: Array) -> Triple:
         return x * self.length * self.D, y * self.force * self.E, s * self.length / self.E
 
-    def tangent(self, dx: Array, dy: Array) -> tuple[Array, Array]:
-        return dx * self.length * self.D, dy * self.force * self.E
+    def reduce(self, r_x: Array, r_s: Array) -> tuple[Array, Array]:
+        return r_x * self.D / self.force, r_s * self.E / self.length
 
-    def adjoint(self, c_x: Array, c_y: Array) -> tuple[Array, Array]:
-        return c_x * self.length * self.D, c_y * self.force * self.E
-
-    def gradient(self, found: DataGradient) -> DataGradient:
-        # dL/dA = E (y' u'^T + v' x'^T) D = y u^T + v x^T  with  y = f E y', x = l D x', and likewise P
-        x, y = self.tangent(found.x, found.y)
-        over = self.E / self.length
-        return DataGradient(x, y, found.u * self.D / self.force, found.v * over, found.db * over)
+    def restore(self, u: Array, w: Array, r_x: Array, r_s: Array) -> tuple[Array, Array]:
+        return u * self.length * self.D, w * self.force * self.E
 
 
 class Moderate:
