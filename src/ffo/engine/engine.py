@@ -33,6 +33,7 @@ from ffo.program.cone import ConeProgram
 from ffo.program.epigraph import Epigraphs, epigraphs
 from ffo.program.presolve import MissingRows, Presolve, SharedMatrices, missing_rows
 from ffo.program.scaling import Moderate, scaling
+from ffo.program.substitution import Substitution
 from ffo.solvers.base import Solver
 from ffo.solvers.registry import choose, further, get_solver
 
@@ -128,28 +129,35 @@ class Engine:
             hidden: (n,) variables that nobody sees.
         """
         start = time.perf_counter()
-        program = self._matrices.recognized(SharedMatrices().apply(program.pruned()))
-        batch = Batch.of(program)
-        known = None if keys is None else self._memory.recall(keys, program.n, program.m, program.m)
+        given = self._matrices.recognized(SharedMatrices().apply(program.pruned()))
+        batch = Batch.of(given)
+        known = None if keys is None else self._memory.recall(keys, given.n, given.m, given.m)
+        program, first = given, self._substitution(given)
+        if first is not None:
+            program, hidden = first.apply(given), None if hidden is None else hidden[first.of.places.kept]
         units = None if self._moderate.holds(program) else scaling(program)
         groups = missing_rows(program) if open_sides else None
         lids = None if groups else epigraphs(program, hidden)
         parts: list[tuple[Array, MissingRows | None]] = [*groups] if groups else [(np.arange(program.batch), None)]
         stages = partial(self._stages, overrides=overrides)
         for samples, rows in parts:
-            presolve = Presolve.of(units and units.take(samples), rows, lids)
+            presolve = Presolve.of(first and first.take(samples), units and units.take(samples), rows, lids)
             part = _reduced(batch, samples, presolve)
             stages(part, check_convexity=check_convexity, recalled=_recalled(known, samples, presolve))
             if part is not batch:
                 batch.put(samples, part, presolve)
         if units is not None:
-            self._in_given_units(batch, parts, lids, stages)
+            self._in_given_units(batch, parts, first, lids, stages)
         if self.options.on_fail == "raise":
             batch.raise_failures(copies, partial(self.solver, program, overrides))
         outcome = batch.outcome(time.perf_counter() - start)
         if keys is not None:
             self._remember(keys, outcome)
         return outcome
+
+    def _substitution(self, program: ConeProgram) -> Substitution | None:
+        found = self._matrices.definitions(program)
+        return None if found is None else Substitution(found, program.q, program.b)
 
     def _remember(self, keys: Sequence[Hashable], outcome: Outcome) -> None:
         x, y, s, ok = outcome.x, outcome.y, outcome.s, outcome.info.ok
@@ -203,6 +211,7 @@ class Engine:
     def _in_given_units(
         batch: Batch,
         parts: Sequence[tuple[Array, MissingRows | None]],
+        first: Substitution | None,
         lids: Epigraphs | None,
         stages: Callable[[Batch], None],
     ) -> None:
@@ -213,7 +222,7 @@ class Engine:
         for samples, rows in parts:
             failed = samples[np.isin(batch.status[samples], REPAIRABLE)]
             if len(failed):
-                presolve = Presolve.of(rows, lids)
+                presolve = Presolve.of(first and first.take(failed), rows, lids)
                 again = Batch.of(presolve.apply(batch.part(failed)))
                 stages(again)
                 batch.put(failed, again, presolve, solved_only=True)

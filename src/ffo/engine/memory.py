@@ -11,7 +11,8 @@ import numpy as np
 
 from ffo.engine.convexity import indefinite
 from ffo.program.cone import ConeProgram
-from ffo.program.sparse import SymmetricBatch
+from ffo.program.sparse import SparseBatch, SymmetricBatch
+from ffo.program.substitution import Definitions
 
 Array = np.ndarray
 
@@ -97,6 +98,7 @@ class Matrices:
     def __init__(self) -> None:
         self._last: ConeProgram | None = None
         self._judged: tuple[SymmetricBatch, dict[int, float]] | None = None
+        self._defined: tuple[SymmetricBatch, SparseBatch, Definitions | None] | None = None
 
     def indefinite(self, P: SymmetricBatch) -> dict[int, float]:
         """`convexity.indefinite`, asked once of a matrix that is recognized."""
@@ -104,6 +106,15 @@ class Matrices:
         if judged is None or judged[0] is not P:
             judged = self._judged = P, indefinite(P)
         return judged[1]
+
+    def definitions(self, program: ConeProgram) -> Definitions | None:
+        """`Definitions.of`, asked once of matrices that are recognized."""
+        P, A, known = program.P, program.A, self._defined
+        if known is None or known[0] is not P or known[1] is not A:
+            known = P, A, Definitions.of(program)
+            if program.shared_matrices:
+                self._defined = known
+        return known[2]
 
     def recognized(self, program: ConeProgram) -> ConeProgram:
         """The program, with the matrices used last if they are equal."""
