@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ from ffo.kernels import newton as loop
 from ffo.kernels.group import empty_group, put_sample, take_sample
 from ffo.kernels.interior import interior
 from ffo.kernels.jit import inner_kernel, kernel
-from ffo.kernels.kkt import KI, KIND, LI, LP, NONNEG, Face, Full, Structure, from_face, onto_face, part
+from ffo.kernels.kkt import KI, KIND, LP, NONNEG, Face, Full, Structure, from_face, onto_face, part
 from ffo.kernels.lanes import LANES
+from ffo.kernels.ldl import room
 from ffo.kernels.newton import EVIDENCE
 from ffo.kernels.point import Data
-from ffo.kernels.pool import run_chunks
+from ffo.kernels.pool import one_blas_thread, run_chunks
 from ffo.kernels.system import UNKNOWN, Factors
+from ffo.kernels.trailing import BLOCK
 
 Array = np.ndarray
 logger = logging.getLogger("ffo")
@@ -60,7 +63,7 @@ class State:
     def __init__(self, S: Structure, batch: int, full: Full = FACTORS) -> None:
         self.structure, self.full = S, full
         size = len(S.sign)
-        entries, below = len(part(S.slim, KI)), len(part(S.slim, LI))
+        entries, below = len(part(S.slim, KI)), room(S.head, size, part(S.wide, LP))
         self.face = (
             np.zeros((batch, S.m + S.aux), np.uint8), np.zeros((batch, S.m)), np.zeros((batch, S.m)),
             np.zeros((batch, S.rotation)), np.zeros((batch, S.blocks), np.int64), np.zeros((batch, S.blocks)),
@@ -107,7 +110,7 @@ class KernelPlan:
 
     @cached_property
     def seconds(self) -> float:
-        """About how long one factorization takes."""
+        """About how long one factorization takes, sparse throughout."""
         S = self.structure
         columns = np.diff(part(S.wide, LP)).astype(float)
         return FLOP * float((columns * columns).sum() + 10 * len(part(S.slim, KI)) + 100)
@@ -195,13 +198,16 @@ class KernelPlan:
             samples = run(samples, None)
             self.full = len(samples) > 0
         if len(samples):
-            run(samples, state.full)
+            with one_blas_thread():  # eigenvalues
+                run(samples, state.full)
 
 
 def _run(function: Any, count: int, seconds: float, *arguments: Any) -> None:
-    """A kernel on `count` samples, each of which takes about so many seconds."""
+    """A kernel on `count` samples, each of which takes about so many seconds; the structure is its first argument."""
     _announce(function)
-    run_chunks(function, count, count * seconds, *arguments)
+    S: Structure = arguments[0]
+    with one_blas_thread() if len(S.sign) - S.head >= BLOCK else nullcontext():
+        run_chunks(function, count, count * seconds, *arguments)
 
 
 def _announce(function: Any) -> None:

@@ -20,7 +20,7 @@ import qdldl
 import scipy.sparse as sp
 
 from ffo.kernels.jit import inner_kernel, kernel
-from ffo.kernels.ldl import symbolic
+from ffo.kernels.ldl import dense_from, symbolic
 from ffo.kernels.vectors import fill
 
 Array = np.ndarray
@@ -46,6 +46,7 @@ class Structure(NamedTuple):
 
     Attributes:
         n, m, aux, rotation, blocks: numbers of variables, rows, auxiliary unknowns, entries of all rotations, blocks.
+        head: the unknown (in K's order) from which on K is factorized as a dense matrix.
         alpha: (blocks,) exponents of power cones; sign: (n + m + aux,) signs of the pivots, in K's order.
         wide: KIND, START, DIM, EXTRA of each block: kind, first row, rows, number of its auxiliary unknown (-1: none)
             or offset of its rotation; OWNER: block of each row; PROW, PCOL, PPOS: entries of P (upper triangle) and
@@ -61,6 +62,7 @@ class Structure(NamedTuple):
     aux: int
     rotation: int
     blocks: int
+    head: int
     alpha: Array
     sign: Array
     wide: Array
@@ -140,6 +142,7 @@ def build(
     in_order = np.empty(size)
     in_order[inv] = sign
     Lp, Li, Rp, Ri = symbolic(size, Kp, Ki) if factors else (every[:0],) * 4
+    head = dense_from(Lp) if factors else 0
     fan = where[ends[1] : ends[2]]
     wide = _packed(
         [
@@ -150,7 +153,7 @@ def build(
     )  # fmt: skip
     slim = _packed([Ki, Li, Ri], np.uint32)
     alpha = np.array(blocks.alpha, dtype=float)
-    return Structure(n, m, aux, rotation, len(start), alpha, in_order, wide, slim)
+    return Structure(n, m, aux, rotation, len(start), head, alpha, in_order, wide, slim)
 
 
 def _packed(parts: list[Array], dtype: type[np.generic]) -> Array:

@@ -3,16 +3,40 @@
 The symbolic work is done once per pattern: `symbolic` writes down the pattern of L by columns and by rows, so that
 the numeric factorization walks no tree. A matrix is quasi-definite where the signs of its pivots are known
 in advance: then every symmetric ordering is stable enough for iterative refinement to repair (Vanderbei 1995).
+
+From the unknown `head` on, where L is full or nearly so, the rest is factorized as a dense matrix (`trailing`), which
+takes a third of the time at 200 unknowns. Lx holds the columns of L before `head`, the matrix, and the marks of
+unknowns in use.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from ffo.kernels import trailing
 from ffo.kernels.jit import inner_kernel, kernel
 from ffo.kernels.vectors import fill
 
 Array = np.ndarray
+
+#: time of one multiplication in a dense factorization, as a share of one in a sparse one
+DENSE = 0.2
+#: share of the work in a sparse factorization that a dense rest must save
+PAYING = 0.2
+
+
+def dense_from(Lp: Array) -> int:
+    """`head` for columns of L of these lengths; their number, where the factorization should be sparse altogether."""
+    n = len(Lp) - 1
+    sparse = np.concatenate([np.cumsum(np.diff(Lp)[::-1].astype(float) ** 2 / 2)[::-1], [0.0]])
+    saved = sparse - DENSE * np.arange(n, -1, -1.0) ** 3 / 6
+    return int(np.argmax(saved)) if saved.max() > PAYING * sparse[0] else n
+
+
+@kernel
+def room(head: int, n: int, Lp: Array) -> int:
+    """Length of Lx; none where there is no pattern."""
+    return Lp[head] + (n - head) * (n - head + 1) if Lp.size else 0
 
 
 @kernel
@@ -66,17 +90,24 @@ def _fill_pattern(n: int, Kp: Array, Ki: Array, parent: Array, Lp: Array, Li: Ar
 
 
 @inner_kernel
+def _rest(Lx: Array, start: int, size: int) -> tuple[Array, Array]:
+    """The dense matrix in Lx and the marks of unknowns in use."""
+    end = start + size * size
+    return Lx[start:end].reshape((size, size)), Lx[end : end + size]
+
+
+@inner_kernel
 def factor(
-    Kp: Array, Ki: Array, Lp: Array, Li: Array, Rp: Array, Ri: Array, sign: Array,
+    head: int, Kp: Array, Ki: Array, Lp: Array, Li: Array, Rp: Array, Ri: Array, sign: Array,
     Kx: Array, scale: Array, shift: float, Lx: Array, Dinv: Array,
 ) -> float:  # fmt: skip
     """LDL' of diag(scale) K diag(scale) + shift * diag(sign); returns the smallest pivot in magnitude.
 
-    Zero entries (rows that are switched off) cost nothing. In exact arithmetic no pivot is smaller than `shift` or of
-    another sign: one that is, by rounding, is set to it.
+    Zero entries (rows that are switched off) cost nothing.
     """
     n = sign.size
-    y, place, smallest = np.zeros(n), Lp[:n].copy(), np.inf
+    y, place, smallest = np.zeros(n), Lp[:head].copy(), np.inf
+    dense, used = _rest(Lx, Lp[head], n - head)
     for k in range(n):
         d = shift * sign[k]
         for p in range(Kp[k], Kp[k + 1]):
@@ -86,7 +117,9 @@ def factor(
             else:
                 y[i] = Kx[p] * scale[i] * scale[k]
         for t in range(Rp[k], Rp[k + 1]):
-            c = Ri[t]
+            c = np.int64(Ri[t])
+            if c >= head:
+                continue
             v, end, entry = y[c], place[c], 0.0
             if v != 0.0:
                 y[c] = 0.0
@@ -96,23 +129,33 @@ def factor(
                 d -= v * entry
             Lx[end] = entry
             place[c] = end + 1
-        if not d * sign[k] > 0.5 * shift:
-            d = shift * sign[k]
-        smallest = min(smallest, abs(d))
-        Dinv[k] = 1.0 / d
+        if k >= head:
+            used[k - head] = 0.0
+            for i in range(head, k):
+                dense[k - head, i - head] = y[i]
+                if y[i] != 0.0:
+                    y[i], used[i - head], used[k - head] = 0.0, 1.0, 1.0
+            dense[k - head, k - head] = d
+            continue
+        d = trailing.pivot(d, sign[k], shift)
+        smallest, Dinv[k] = min(smallest, abs(d)), 1.0 / d
+    if head < n:
+        smallest = min(smallest, trailing.factor(dense, used, sign[head:], shift, Dinv[head:]))
     return smallest
 
 
 @inner_kernel
-def solve(Lp: Array, Li: Array, Lx: Array, Dinv: Array, x: Array) -> None:
+def solve(head: int, Lp: Array, Li: Array, Lx: Array, Dinv: Array, x: Array) -> None:
     """x := (LDL')^-1 x."""
-    n = x.size
-    for i in range(n):
+    for i in range(head):
         v = x[i]
         if v != 0.0:
             for p in range(Lp[i], Lp[i + 1]):
                 x[Li[p]] -= Lx[p] * v
-    for i in range(n - 1, -1, -1):
+    if head < x.size:
+        dense, used = _rest(Lx, Lp[head], x.size - head)
+        trailing.solve(dense, used, Dinv[head:], x[head:])
+    for i in range(head - 1, -1, -1):
         v = x[i] * Dinv[i]
         for p in range(Lp[i], Lp[i + 1]):
             v -= Lx[p] * x[Li[p]]

@@ -7,12 +7,17 @@ threads share it; the calling thread works too, so nothing waits for a pool that
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import cache
 from itertools import pairwise
 from threading import Lock
 from typing import Any
+
+from threadpoolctl import ThreadpoolController
 
 #: chunks per thread: samples take unequal time
 CHUNKS = 4
@@ -68,3 +73,20 @@ def run_chunks(function: Callable[..., Any], count: int, seconds: float, *argume
     for p in pending:
         if not p.cancelled():
             p.result()
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    # Looking the libraries up takes a millisecond; what is loaded later is left alone. SciPy's BLAS, which compiled
+    # kernels call, is another one than NumPy's: it must be there.
+    importlib.import_module("scipy.linalg.cython_blas")
+    return ThreadpoolController()
+
+
+def one_blas_thread() -> AbstractContextManager[Any]:
+    """BLAS and LAPACK run in the calling thread inside; what was set before is restored.
+
+    Matrices of a few hundred rows gain nothing from a second thread and lose a factor of ten to it when
+    the cores are busy, since waiting threads spin.
+    """
+    return _blas().limit(limits=1, user_api="blas")

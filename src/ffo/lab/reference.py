@@ -13,8 +13,8 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
+from ffo.kernels.pool import one_blas_thread
 from ffo.lab.tasks.inner import Inner
-from ffo.threads import one_blas_thread
 
 Array = np.ndarray
 TIGHT, NEWTON, ACCEPT = 1e-12, 6, 1e-8

@@ -19,6 +19,7 @@ import numpy as np
 
 from ffo.cones import Nonneg, Product, Zero
 from ffo.errors import Status, UnsupportedProblemError
+from ffo.kernels.pool import one_blas_thread
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.plan import KEPT
 from ffo.program.sparse import Pattern, SparseBatch
@@ -26,7 +27,6 @@ from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.pool import NOT_FINITE, share
 from ffo.solvers.split import Split, find_rows, rows_by_kind
 from ffo.solvers.workspace import Workspace
-from ffo.threads import one_blas_thread
 
 if TYPE_CHECKING:  # the kernels import Numba
     from ffo.kernels.triplets import Triplets

@@ -15,10 +15,9 @@ import numpy as np
 
 from ffo.cones import PSD
 from ffo.errors import FFOError, Status
-from ffo.kernels.pool import cpus, executor
+from ffo.kernels.pool import cpus, executor, one_blas_thread
 from ffo.program.cone import ConeProgram
 from ffo.solvers.workspace import Point, Workspace, failed
-from ffo.threads import one_blas_thread
 
 #: the samples' answers in order, and the seconds of set-up in the calling thread
 Answers = tuple[list[Point], float]

@@ -1,0 +1,88 @@
+"""Dense LDL' of the last unknowns of a sparse factorization, where its factor is full anyway.
+
+Unknowns that take no part (rows that are switched off) are left out: L, a unit lower triangle, stands in the leading
+rows and columns of M for the others, whose places are marked in `used` by whoever fills M.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ffo.kernels.blas import multiply, solve_lower, solve_lower_rows, solve_upper
+from ffo.kernels.jit import inner_kernel, inner_reducing_kernel
+
+Array = np.ndarray
+
+#: rows that are factorized by plain loops; with more of them, block by block, BLAS does most of the work
+BLOCK = 64
+
+
+@inner_kernel
+def pivot(d: float, sign: float, shift: float) -> float:
+    """In exact arithmetic no pivot is smaller than the regularisation or of another sign: one that is, by rounding, is
+    set to it."""
+    return d if d * sign > 0.5 * shift else shift * sign
+
+
+@inner_kernel
+def factor(M: Array, used: Array, sign: Array, shift: float, Dinv: Array) -> float:
+    """Factor the lower triangle of M in place; returns the smallest pivot."""
+    at, smallest = np.flatnonzero(used), np.inf
+    for k in range(used.size):
+        if used[k] == 0.0:
+            d = pivot(M[k, k], sign[k], shift)
+            smallest, Dinv[k] = min(smallest, abs(d)), 1.0 / d
+    for r in range(at.size):
+        for c in range(r + 1):
+            M[r, c] = M[at[r], at[c]]
+    scaled = np.empty((min(at.size, BLOCK), at.size))
+    for first in range(0, at.size, BLOCK):
+        last = min(at.size, first + BLOCK)
+        if first:
+            solve_lower_rows(M, first, M, first, last)
+            for i in range(first, last):
+                for k in range(first):
+                    scaled[i - first, k] = M[i, k] * Dinv[at[k]]
+                multiply(scaled, i + 1 - first, first, M[i], M[i, first:], -1.0, 1.0)
+            for i in range(first, last):
+                for k in range(first):
+                    M[i, k] = scaled[i - first, k]
+        smallest = min(smallest, _factor_rows(M, at, first, last, sign, shift, Dinv))
+    return smallest
+
+
+@inner_reducing_kernel
+def _factor_rows(
+    M: Array, at: Array, first: int, last: int, sign: Array, shift: float, Dinv: Array
+) -> float:  # fmt: skip
+    """Factor a block on the diagonal, row by row: LD first, then L; L's own diagonal is written too."""
+    smallest = np.inf
+    for i in range(first, last):
+        for j in range(first, i):
+            v = M[i, j]
+            for k in range(first, j):
+                v -= M[i, k] * M[j, k]
+            M[i, j] = v
+        d = M[i, i]
+        for k in range(first, i):
+            v = M[i, k]
+            M[i, k] = v * Dinv[at[k]]
+            d -= v * M[i, k]
+        d = pivot(d, sign[at[i]], shift)
+        M[i, i], Dinv[at[i]], smallest = 1.0, 1.0 / d, min(smallest, abs(d))
+    return smallest
+
+
+@inner_kernel
+def solve(M: Array, used: Array, Dinv: Array, x: Array) -> None:
+    """x := (LDL')^-1 x."""
+    at = np.flatnonzero(used)
+    z = x[at]
+    solve_lower(M, at.size, z)
+    for i in range(x.size):
+        x[i] *= Dinv[i]
+    for r in range(at.size):
+        z[r] *= Dinv[at[r]]
+    solve_upper(M, at.size, z)
+    for r in range(at.size):
+        x[at[r]] = z[r]
