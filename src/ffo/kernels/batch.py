@@ -127,7 +127,8 @@ class KernelPlan:
     def interior(self, values: Values, x: Array, y: Array, s: Array, eps: float, limit: int) -> Array:
         """Solve all samples from nothing, in place; (batch,) iterations, negative where it failed."""
         iterations = np.empty(len(x), np.int64)
-        arguments = (self.structure, *values.arrays, x, y, s, iterations, eps, limit)
+        curved = True if (part(self.structure.wide, KIND) > NONNEG).any() else None  # as `full` elsewhere
+        arguments = (self.structure, *values.arrays, x, y, s, iterations, eps, limit, curved)
         _run(_interior_chunk, -(-len(x) // LANES), 20.0 * self.seconds, *arguments)
         return iterations
 
@@ -230,7 +231,7 @@ def _row(v: Array, k: int) -> Array:
 @kernel
 def _interior_chunk(
     start: int, stop: int, S: Structure, Pv: Array, q: Array, Av: Array, b: Array, x: Array, y: Array, s: Array,
-    iterations: Array, eps: float, limit: int,
+    iterations: Array, eps: float, limit: int, curved: bool | None,
 ) -> None:  # fmt: skip
     """Groups of LANES samples; the last one is filled up with copies of the last sample."""
     G, done = empty_group(S, Pv.shape[1], Av.shape[1]), np.empty(LANES, np.int64)
@@ -238,7 +239,7 @@ def _interior_chunk(
         for lane in range(LANES):
             k = min(group * LANES + lane, x.shape[0] - 1)
             put_sample(S, G, lane, Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k)))
-        interior(S, G, eps, limit, done)
+        interior(S, G, eps, limit, done, curved)
         for lane in range(min(LANES, x.shape[0] - group * LANES)):
             k = group * LANES + lane
             take_sample(G, lane, _row(b, k), x[k], y[k], s[k])

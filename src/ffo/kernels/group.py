@@ -21,16 +21,19 @@ from ffo.kernels.kkt import (
     KP,
     LI,
     LP,
+    NONNEG,
+    OWNER,
     PCOL,
     PPOS,
     PROW,
     RI,
+    ROTATED,
     RP,
     START,
     ZERO,
     Structure,
     part,
-)
+)  # fmt: skip  # isort: skip
 from ffo.kernels.lanes import LANES, choose, clear, largest, load, magnitude, spread, sqrt, store
 from ffo.kernels.point import FLOOR, Data
 
@@ -39,12 +42,13 @@ Array = np.ndarray
 #: regularisation: less than a face's, since the weights span many orders of magnitude anyway
 SHIFT = 1e-9
 #: squares of the relative residual that refinement aims at; refinements of a step
-ACCURATE, REFINEMENTS = 1e-10, 4
+ACCURATE, REFINEMENTS = 1e-24, 4
 
 
 class Group(NamedTuple):
     """Samples side by side, all arrays (., LANES): data, point, residuals, direction; K equilibrated (its scale too),
-    its factors, and right-hand side, solution and residual of its systems, in K's order.
+    its factors, and right-hand side, solution and residual of its systems, in K's order; the scalings of curved blocks
+    (`scaling`).
 
     A sample that lacks an inequality (b = inf) has 0'x <= 1 in its place.
     """
@@ -68,6 +72,12 @@ class Group(NamedTuple):
     rhs: Array
     z: Array
     left: Array
+    w: Array
+    eta: Array
+    lam: Array
+    u: Array
+    R: Array
+    B: Array
 
 
 @inner_kernel
@@ -77,7 +87,7 @@ def empty_group(S: Structure, entries_P: int, entries_A: int) -> Group:
     return Group(
         _rows(entries_P), _rows(n), _rows(entries_A), _rows(m), _rows(n), _rows(m), _rows(m), _rows(n), _rows(m),
         _rows(n), _rows(m), _rows(m), _rows(entries), _rows(size), _rows(below), _rows(size), _rows(size), _rows(size),
-        _rows(size),
+        _rows(size), _rows(m), _rows(S.blocks), _rows(m), _rows(m), _rows(S.rotation), _rows(S.rotation),
     )  # fmt: skip
 
 
@@ -115,16 +125,20 @@ def assemble(S: Structure, G: Group) -> None:
     """K of the starting point, weights 1, equilibrated (Ruiz, three passes)."""
     Kp, Ki, diagonals = part(S.wide, KP), part(S.slim, KI), part(S.wide, DIAGONAL)
     Ppos, fan, fanp = part(S.wide, PPOS), part(S.wide, FAN), part(S.wide, FANP)
+    Arow, owner = part(S.wide, AROW), part(S.wide, OWNER)
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     clear(G.Kx)
     for t in range(Ppos.size):
         store(G.Kx, Ppos[t], load(G.Kx, Ppos[t]) + load(G.Pv, t))
-    for t in range(fanp.size - 1):
-        place = fan[fanp[t]]
+    for t in range(Arow.size):
+        b = owner[Arow[t]]
+        place = fan[fanp[t] + (Arow[t] - starts[b] if kinds[b] >= ROTATED else 0)]
         store(G.Kx, place, load(G.Kx, place) + load(G.Av, t))
     for k in range(S.blocks):
         for i in range(starts[k], starts[k] + dims[k]):
             store(G.Kx, diagonals[S.n + i], spread(0.0 if kinds[k] == ZERO else -1.0))
+    for i in range(S.n + S.m, S.sign.size):
+        store(G.Kx, diagonals[i], spread(1.0))
     for i in range(S.sign.size):
         store(G.scale, i, spread(1.0))
     for _ in range(3):
@@ -244,6 +258,7 @@ def residuals(S: Structure, G: Group) -> tuple[Any, Any, Any]:
 def error(S: Structure, G: Group) -> Any:
     """The largest residual in units of its row: the magnitudes of its terms."""
     Prow, Pcol, Arow, Acol = part(S.wide, PROW), part(S.wide, PCOL), part(S.wide, AROW), part(S.wide, ACOL)
+    kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     n, m = S.n, S.m
     force, length, worst = spread(0.0), spread(0.0), spread(0.0)
     terms, rows = np.empty((n + m, LANES)), np.empty((m, LANES))
@@ -273,10 +288,14 @@ def error(S: Structure, G: Group) -> Any:
         total += v
         count += choose(0.0, v, 1.0, 0.0)
     typical = total / largest(count, spread(1.0))  # of rows of zeros
-    for i in range(m):
-        v = load(rows, i)
-        unit = load(terms, n + i) + FLOOR * length * sqrt(choose(0.0, v, v, typical))
-        worst = largest(worst, _relative(load(G.r_s, i), unit))
+    for k in range(S.blocks):
+        own = spread(0.0)  # rows of a curved block share their units
+        for i in range(starts[k], starts[k] + dims[k]):
+            own = largest(own, load(terms, n + i)) if kinds[k] > NONNEG else own
+        for i in range(starts[k], starts[k] + dims[k]):
+            v = load(rows, i)
+            unit = largest(own, load(terms, n + i)) + FLOOR * length * sqrt(choose(0.0, v, v, typical))
+            worst = largest(worst, _relative(load(G.r_s, i), unit))
     return worst
 
 

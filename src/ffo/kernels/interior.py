@@ -1,12 +1,13 @@
-"""An interior point for linear and quadratic programs on the KKT pattern of the ghost system, several samples at once.
+"""An interior point on the KKT pattern of the ghost system, several samples at once: zero, nonnegative, second-order
+and semidefinite cones.
 
 Mehrotra's predictor-corrector method: every inequality row takes part, with the weight delta_i = s_i / y_i, so that
 
     [ P  A'     ] [dx]   [ -(Px + q + A'y)      ]
     [ A  -s / y ] [dy] = [ b - Ax - s - rc / y  ]        ds = b - Ax - s - A dx,
 
-where rc is what complementarity lacks: sigma mu - s y - ds dy. Near the solution the weights tend to 0 or infinity,
-which is the ghost system of the face: what follows is one Newton step.
+where rc is what complementarity lacks: sigma mu - s y - ds dy. Curved cones have a scaling instead of weights
+(`scaling`). Near the solution this tends to the ghost system of the face: what follows is one Newton step.
 
 Four samples go through the iterations side by side (`lanes`); one that has ended waits for the others. Between
 iterations nothing but the weights changes in K. Steps are refined only once a step has left more of the residuals than
@@ -19,40 +20,48 @@ from typing import Any
 
 import numpy as np
 
+from ffo.kernels import scaling
+from ffo.kernels.cones.psd import order_of
 from ffo.kernels.group import Group, assemble, error, factor, residuals, solve
 from ffo.kernels.jit import inner_kernel
-from ffo.kernels.kkt import ACOL, AROW, DIAGONAL, DIM, INV, KIND, START, ZERO, Structure, part
+from ffo.kernels.kkt import ACOL, AROW, DIAGONAL, DIM, INV, KIND, NONNEG, SECOND_ORDER, START, ZERO, Structure, part
 from ffo.kernels.lanes import LANES, choose, clear, largest, load, spread, store
 
 Array = np.ndarray
 
 #: share of the residuals that may be left beyond what a shorter step leaves, before steps are refined
 SLACK = 0.1
-#: share of the way to the boundary that a step takes
-BACK_OFF = 0.995
+#: relative complementarity from which steps of programs with curved cones are refined: the regularisation is then felt
+#: by weights along the normals of their boundaries, which the residuals do not show
+CLOSE = 1e-3
+#: share of the way to the boundary that a step takes, where all cones are scalar and where some are curved: there the
+#: same share leads twice as many samples of robust least squares into a corner
+BACK_OFF, CURVED_BACK_OFF = 0.995, 0.98
 #: share of the first complementarity that is nothing, where the terms of the gap vanish too (x = 0)
 VANISHED = 1e-13
 #: steps shorter than this share, in a row, mean that the method is stuck (infeasible problems end so)
 SHORT, STUCK = 1e-3, 5
 #: rows of the numbers that decide what becomes of each sample
-DOT, UNIT, LEFT, BEFORE, ALPHA, WORST, FIRST, RUNNING = range(8)
+DOT, UNIT, LEFT, BEFORE, ALPHA, EXPECTED, WORST, FIRST, RUNNING = range(9)
 
 
 @inner_kernel
-def _weigh(S: Structure, G: Group) -> None:
-    """The weights s / y on the diagonal of K."""
+def _weigh(S: Structure, G: Group, curved: bool | None) -> None:
+    """The weights s / y on the diagonal of K, and the scalings of curved blocks."""
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     diagonals, inv = part(S.wide, DIAGONAL), part(S.wide, INV)
     for k in range(S.blocks):
-        if kinds[k] != ZERO:
+        if kinds[k] == NONNEG:
             for i in range(starts[k], starts[k] + dims[k]):
                 scale = load(G.scale, inv[S.n + i])
                 store(G.Kx, diagonals[S.n + i], 0.0 - load(G.s, i) / load(G.y, i) * scale * scale)
+    if curved is not None:
+        scaling.scale(S, G)
 
 
 @inner_kernel
-def _start(S: Structure, G: Group) -> None:
-    """The point of least squares, with slacks and multipliers moved into the interior."""
+def _start(S: Structure, G: Group, curved: bool | None) -> None:
+    """The point of least squares, with slacks and multipliers moved into the interior along the units of the cones."""
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     assemble(S, G)
     factor(S, G)
@@ -63,51 +72,66 @@ def _start(S: Structure, G: Group) -> None:
     solve(S, G, False)
     low, high = spread(-np.inf), spread(-np.inf)
     for k in range(S.blocks):
-        if kinds[k] != ZERO:
+        if kinds[k] == NONNEG:
             for i in range(starts[k], starts[k] + dims[k]):
                 v = load(G.dy, i)
                 low, high = largest(low, 0.0 - v), largest(high, v)
+        elif kinds[k] != ZERO and curved is not None:
+            least, most = scaling.spectrum(kinds[k], G.dy, starts[k], starts[k] + dims[k])
+            low, high = largest(low, 0.0 - least), largest(high, most)
     size = largest(spread(1e-3), largest(low, high))
     up, down = choose(high, -1e-8 * size, 0.0, high + size), choose(low, -1e-8 * size, 0.0, low + size)
     for j in range(S.n):
         store(G.x, j, load(G.dx, j))
     for k in range(S.blocks):
-        equal = kinds[k] == ZERO
-        for i in range(starts[k], starts[k] + dims[k]):
+        for r in range(dims[k]):
+            i = starts[k] + r
             v = load(G.dy, i)
-            store(G.s, i, spread(0.0) if equal else up - v)
-            store(G.y, i, v if equal else v + down)
+            unit = kinds[k] == NONNEG or (kinds[k] != ZERO and scaling.is_unit(kinds[k], r))
+            store(G.s, i, spread(0.0) if kinds[k] == ZERO else up - v if unit else 0.0 - v)
+            store(G.y, i, v + down if unit else v)
 
 
 @inner_kernel
-def _boundary(S: Structure, G: Group) -> Any:
+def _boundary(S: Structure, G: Group, curved: bool | None) -> Any:
     """1 / the largest step that leaves s and y in their cones; 0 if all do."""
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     rate = spread(0.0)
     for k in range(S.blocks):
-        if kinds[k] != ZERO:
+        if kinds[k] == NONNEG:
             for i in range(starts[k], starts[k] + dims[k]):
                 rate = largest(rate, 0.0 - load(G.ds, i) / load(G.s, i))
                 rate = largest(rate, 0.0 - load(G.dy, i) / load(G.y, i))
+    if curved is not None:
+        rate = scaling.boundary(S, G, rate)
     return rate
 
 
 @inner_kernel
-def _direction(S: Structure, G: Group, target: Any, careful: bool) -> None:
-    """dx, dy, ds of the system whose complementarity aims at target - ds dy (of the direction at hand)."""
+def _direction(S: Structure, G: Group, share: Any, target: Any, careful: bool, curved: bool | None) -> None:
+    """dx, dy, ds of the system whose complementarity aims at target - ds dy (of the direction at hand), and whose
+    residuals at all but a share."""
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     Arow, Acol = part(S.wide, AROW), part(S.wide, ACOL)
+    if curved is not None:
+        scaling.aim(S, G, target)
     for j in range(S.n):
-        store(G.dx, j, load(G.r_x, j))
+        store(G.dx, j, (1.0 - share) * load(G.r_x, j))
     for k in range(S.blocks):
         for i in range(starts[k], starts[k] + dims[k]):
-            r = load(G.r_s, i)
-            if kinds[k] != ZERO:
+            r = (1.0 - share) * load(G.r_s, i)
+            if kinds[k] == NONNEG:
                 r += load(G.s, i) - (target - load(G.ds, i) * load(G.dy, i)) / load(G.y, i)
+            elif kinds[k] != ZERO:
+                r += load(G.s, i) - load(G.dy, i)
             store(G.dy, i, r)
+    if curved is not None:
+        scaling.onto(S, G, G.dy, False)
     solve(S, G, careful)
+    if curved is not None:
+        scaling.onto(S, G, G.dy, True)
     for i in range(S.m):
-        store(G.ds, i, load(G.r_s, i))
+        store(G.ds, i, (1.0 - share) * load(G.r_s, i))
     for t in range(Arow.size):
         i = Arow[t]
         store(G.ds, i, load(G.ds, i) - load(G.Av, t) * load(G.dx, Acol[t]))
@@ -118,22 +142,28 @@ def _direction(S: Structure, G: Group, target: Any, careful: bool) -> None:
 
 
 @inner_kernel
-def _step(S: Structure, G: Group, numbers: Array, degree: float, careful: bool) -> None:
+def _step(S: Structure, G: Group, numbers: Array, degree: float, careful: bool, curved: bool | None) -> None:
     """Predictor and corrector; moves the samples that are running, and writes down their step lengths."""
     dot = load(numbers, DOT)
     mu = dot / degree
     clear(G.ds)
-    _direction(S, G, spread(0.0), careful)
-    rate = _boundary(S, G)
+    clear(G.dy)
+    _direction(S, G, spread(0.0), spread(0.0), careful, curved)
+    rate = _boundary(S, G, curved)
     alpha = choose(1.0, rate, 1.0 / rate, 1.0)
     after = spread(0.0)
     for i in range(S.m):
         after += (load(G.s, i) + alpha * load(G.ds, i)) * (load(G.y, i) + alpha * load(G.dy, i))
-    share = largest(spread(0.0), after / dot)
+    share = largest(choose(0.0, dot, after / dot, 0.0), spread(0.0))
     share = choose(share, 1.0, share, 1.0)
-    _direction(S, G, share * share * share * mu, careful)
-    rate = _boundary(S, G)
-    alpha = choose(BACK_OFF, rate, BACK_OFF / rate, 1.0) * load(numbers, RUNNING)
+    share = share * share * share
+    target = share * mu
+    if curved is None:  # whole steps then end residuals exactly, also those of solutions that vanish
+        share = spread(0.0)
+    _direction(S, G, share, target, careful, curved)
+    rate = _boundary(S, G, curved)
+    back = BACK_OFF if curved is None else CURVED_BACK_OFF
+    alpha = choose(back, rate, back / rate, 1.0) * load(numbers, RUNNING)
     for j in range(S.n):
         x = load(G.x, j)
         store(G.x, j, choose(0.0, alpha, x + alpha * load(G.dx, j), x))
@@ -142,22 +172,29 @@ def _step(S: Structure, G: Group, numbers: Array, degree: float, careful: bool) 
         store(G.y, i, choose(0.0, alpha, y + alpha * load(G.dy, i), y))
         store(G.s, i, choose(0.0, alpha, s + alpha * load(G.ds, i), s))
     store(numbers, ALPHA, alpha)
+    store(numbers, EXPECTED, 1.0 - alpha * (1.0 - share))
 
 
 @inner_kernel
 def _degree(S: Structure) -> int:
-    """How many inequalities there are, at least 1."""
+    """Degree of the cones: how many spectral values their points have, at least 1."""
     kinds, dims, total = part(S.wide, KIND), part(S.wide, DIM), 0
     for k in range(S.blocks):
-        total += 0 if kinds[k] == ZERO else dims[k]
+        if kinds[k] == NONNEG:
+            total += dims[k]
+        elif kinds[k] != ZERO:
+            total += 1 if kinds[k] == SECOND_ORDER else order_of(dims[k])
     return max(total, 1)
 
 
 @inner_kernel
-def interior(S: Structure, G: Group, eps: float, limit: int, iterations: Array) -> None:
-    """Solve a group from nothing; writes x, y, s, and the iterations (LANES,), negative where it failed."""
+def interior(S: Structure, G: Group, eps: float, limit: int, iterations: Array, curved: bool | None) -> None:
+    """Solve a group from nothing; writes x, y, s, and the iterations (LANES,), negative where it failed.
+
+    `curved` None leaves out the code of curved cones.
+    """
     numbers, stuck = np.zeros((RUNNING + 1, LANES)), np.zeros(LANES, np.int64)
-    _start(S, G)
+    _start(S, G, curved)
     for lane in range(LANES):
         iterations[lane], numbers[RUNNING, lane] = -limit, 1.0
     careful, degree = False, 1.0 * _degree(S)
@@ -169,13 +206,15 @@ def interior(S: Structure, G: Group, eps: float, limit: int, iterations: Array) 
         if _ended(S, G, numbers, eps, turn, stuck, iterations):
             return
         for lane in range(LANES):
-            expected = (1.0 - numbers[ALPHA, lane]) ** 2 + SLACK**2
+            expected = numbers[EXPECTED, lane] ** 2 + SLACK**2
             if numbers[LEFT, lane] > expected * numbers[BEFORE, lane] and turn > 0:
                 careful = True
+            if curved is not None and numbers[DOT, lane] <= CLOSE * numbers[UNIT, lane]:
+                careful = True
             numbers[BEFORE, lane] = numbers[LEFT, lane]
-        _weigh(S, G)
+        _weigh(S, G, curved)
         factor(S, G)
-        _step(S, G, numbers, degree, careful)
+        _step(S, G, numbers, degree, careful, curved)
 
 
 @inner_kernel

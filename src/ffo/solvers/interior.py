@@ -1,4 +1,5 @@
-"""INTERIOR: this package's own interior point, compiled, for linear and quadratic programs."""
+"""INTERIOR: this package's own interior point, compiled, for linear, quadratic, second-order and
+semidefinite programs."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import time
 
 import numpy as np
 
-from ffo.cones import Nonneg, Zero
+from ffo.cones import PSD, Nonneg, SecondOrder, Zero
 from ffo.errors import Status
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.plan import plan_of, values_of
@@ -22,7 +23,7 @@ class InteriorSolver(Solver):
 
     name = "INTERIOR"
     capabilities = Capabilities(
-        frozenset({Zero, Nonneg}), quadratic=True, module="numba", package="numba", threads=True
+        frozenset({Zero, Nonneg, SecondOrder, PSD}), quadratic=True, module="numba", package="numba", threads=True
     )
     native_settings = frozenset({"limit", "tolerance"})
     tolerances = ("tolerance",)
