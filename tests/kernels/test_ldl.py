@@ -23,14 +23,14 @@ def quasi_definite(n: int, m: int, density: float, seed: int, off: int = 0) -> t
     return K, np.concatenate([np.ones(n), -np.ones(m)])
 
 
-def factorize(K: np.ndarray, sign: np.ndarray, full: bool = True) -> tuple[int, float, np.ndarray]:
-    """`head`, the smallest pivot, and (LDL')^-1 applied to the identity; `full`: the pattern has every entry."""
-    upper = sp.csc_array(np.triu(np.ones_like(K) if full else (K != 0)))
+def factorize(K: np.ndarray, sign: np.ndarray, pattern: np.ndarray | None = None) -> tuple[int, float, np.ndarray]:
+    """`head`, the smallest pivot, and (LDL')^-1 applied to the identity; without a pattern, it has every entry."""
+    upper = sp.csc_array(np.triu(np.ones_like(K) if pattern is None else pattern))
     Kp, Ki = upper.indptr.astype(np.int64), upper.indices.astype(np.uint32)
     cols = np.repeat(np.arange(len(K)), np.diff(Kp))
     size = len(K)
     Lp, Li, Rp, Ri = ldl.symbolic(size, Kp, Ki)
-    head = ldl.dense_from(Lp)
+    head = ldl.dense_from(Lp, Li)
     Lx, Dinv = np.full(ldl.room(head, size, Lp), np.nan), np.empty(size)
     smallest = factor(head, Kp, Ki, Lp, Li, Rp, Ri, sign, K[Ki, cols], np.ones(size), SHIFT, Lx, Dinv)
     columns = np.eye(size)
@@ -53,8 +53,27 @@ def test_a_full_pattern_is_factorized_as_a_dense_matrix(n: int, m: int, off: int
 
 def test_a_sparse_pattern_with_a_dense_corner_has_both_parts() -> None:
     K, sign = quasi_definite(120, 80, 0.02, seed=3)
-    head, _, inverse = factorize(K, sign, full=False)
+    head, _, inverse = factorize(K, sign, K != 0)
     assert 0 < head < len(K)
+    exact = np.linalg.inv(K + SHIFT * np.diag(sign))
+    np.testing.assert_allclose(inverse, exact, atol=1e-11 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("off", [0, 70, 90])
+@pytest.mark.parametrize("upside_down", [False, True])
+def test_columns_that_a_dense_corner_shares_are_gathered(off: int, upside_down: bool) -> None:
+    """Separable costs and dense rows, some of them switched off: what the columns leave of the rows is a product."""
+    rng = np.random.default_rng(off)
+    n, m = 150, 90
+    A = rng.standard_normal((m, n)) * (rng.random(n) < 0.8)
+    A[m - off :] = 0.0
+    K = np.block([[np.diag(rng.uniform(0.5, 2.0, n)), A.T], [A, -np.eye(m)]])
+    sign = np.concatenate([np.ones(n), -np.ones(m)])
+    if upside_down:
+        K, sign = -K, -sign
+    pattern = np.block([[np.eye(n), np.ones((n, m))], [np.ones((m, n)), np.eye(m)]])
+    head, _, inverse = factorize(K, sign, pattern != 0)
+    assert head == n
     exact = np.linalg.inv(K + SHIFT * np.diag(sign))
     np.testing.assert_allclose(inverse, exact, atol=1e-11 * np.abs(exact).max())
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ffo.kernels import minres, system
 from ffo.kernels import newton as loop
+from ffo.kernels.blas import SMALL
 from ffo.kernels.group import empty_group, put_sample, take_sample
 from ffo.kernels.interior import interior
 from ffo.kernels.jit import inner_kernel, kernel
@@ -24,7 +25,6 @@ from ffo.kernels.newton import EVIDENCE
 from ffo.kernels.point import Data
 from ffo.kernels.pool import one_blas_thread, run_chunks
 from ffo.kernels.system import UNKNOWN, Factors
-from ffo.kernels.trailing import BLOCK
 
 Array = np.ndarray
 logger = logging.getLogger("ffo")
@@ -207,7 +207,7 @@ def _run(function: Any, count: int, seconds: float, *arguments: Any) -> None:
     """A kernel on `count` samples, each of which takes about so many seconds; the structure is its first argument."""
     _announce(function)
     S: Structure = arguments[0]
-    with one_blas_thread() if len(S.sign) - S.head >= BLOCK else nullcontext():
+    with one_blas_thread() if len(S.sign) - S.head >= SMALL else nullcontext():
         run_chunks(function, count, count * seconds, *arguments)
 
 

@@ -142,7 +142,7 @@ def build(
     in_order = np.empty(size)
     in_order[inv] = sign
     Lp, Li, Rp, Ri = symbolic(size, Kp, Ki) if factors else (every[:0],) * 4
-    head = dense_from(Lp) if factors else 0
+    head = dense_from(Lp, Li) if factors else 0
     fan = where[ends[1] : ends[2]]
     wide = _packed(
         [

@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from ffo.kernels import trailing
+from ffo.kernels.blas import add_gram
 from ffo.kernels.jit import inner_kernel, kernel
 from ffo.kernels.vectors import fill
 
@@ -25,12 +26,30 @@ DENSE = 0.2
 PAYING = 0.2
 
 
-def dense_from(Lp: Array) -> int:
-    """`head` for columns of L of these lengths; their number, where the factorization should be sparse altogether."""
-    n = len(Lp) - 1
-    sparse = np.concatenate([np.cumsum(np.diff(Lp)[::-1].astype(float) ** 2 / 2)[::-1], [0.0]])
-    saved = sparse - DENSE * np.arange(n, -1, -1.0) ** 3 / 6
-    return int(np.argmax(saved)) if saved.max() > PAYING * sparse[0] else n
+def dense_from(Lp: Array, Li: Array) -> int:
+    """`head` for a pattern of L by columns; their number, where the factorization should be sparse altogether."""
+    cost = works(Lp, Li)
+    best = int(np.argmin(cost))
+    return best if cost[best] < (1 - PAYING) * cost[-1] else len(Lp) - 1
+
+
+def works(Lp: Array, Li: Array) -> Array:
+    """(n + 1,) multiplications of a factorization, in units of sparse ones, for every `head`.
+
+    A column with b entries from the head on costs b^2 / 2 multiplications there, in the sparse way, and those of all
+    such columns together DENSE times what full ones would cost.
+    """
+    n, counts = len(Lp) - 1, np.diff(Lp).astype(float)
+    column, row = np.repeat(np.arange(n), np.diff(Lp)), Li.astype(np.int64)
+    left = counts[column] - (np.arange(len(Li)) - Lp[column])  # entries of the column from this one on
+    filled = np.flatnonzero(counts)
+    added = np.concatenate([[0.0], counts**2 / 2])
+    below = np.cumsum(added + np.bincount(row + 1, weights=0.5 - left, minlength=n + 1))
+    ends = np.bincount(row[Lp[filled + 1] - 1] + 1, minlength=n + 1)
+    columns = np.cumsum(np.concatenate([[0.0], counts > 0]) - ends)
+    size = np.arange(n, -1, -1.0)
+    rest = DENSE * size * (size - 1) * (2 * size - 1) / 12
+    return np.cumsum(added) - below + np.minimum(below, DENSE * size**2 / 2 * columns) + rest
 
 
 @kernel
@@ -97,6 +116,19 @@ def _rest(Lx: Array, start: int, size: int) -> tuple[Array, Array]:
 
 
 @inner_kernel
+def _load(Kp: Array, Ki: Array, Kx: Array, scale: Array, k: int, y: Array) -> float:
+    """y := column k of the scaled K above its diagonal, whose entry is returned."""
+    d = 0.0
+    for p in range(Kp[k], Kp[k + 1]):
+        i = Ki[p]
+        if i == k:
+            d += Kx[p] * scale[k] * scale[k]
+        else:
+            y[i] = Kx[p] * scale[i] * scale[k]
+    return d
+
+
+@inner_kernel
 def factor(
     head: int, Kp: Array, Ki: Array, Lp: Array, Li: Array, Rp: Array, Ri: Array, sign: Array,
     Kx: Array, scale: Array, shift: float, Lx: Array, Dinv: Array,
@@ -107,19 +139,10 @@ def factor(
     """
     n = sign.size
     y, place, smallest = np.zeros(n), Lp[:head].copy(), np.inf
-    dense, used = _rest(Lx, Lp[head], n - head)
-    for k in range(n):
-        d = shift * sign[k]
-        for p in range(Kp[k], Kp[k + 1]):
-            i = Ki[p]
-            if i == k:
-                d += Kx[p] * scale[k] * scale[k]
-            else:
-                y[i] = Kx[p] * scale[i] * scale[k]
+    for k in range(head):
+        d = shift * sign[k] + _load(Kp, Ki, Kx, scale, k, y)
         for t in range(Rp[k], Rp[k + 1]):
-            c = np.int64(Ri[t])
-            if c >= head:
-                continue
+            c = Ri[t]
             v, end, entry = y[c], place[c], 0.0
             if v != 0.0:
                 y[c] = 0.0
@@ -129,19 +152,72 @@ def factor(
                 d -= v * entry
             Lx[end] = entry
             place[c] = end + 1
-        if k >= head:
-            used[k - head] = 0.0
-            for i in range(head, k):
-                dense[k - head, i - head] = y[i]
-                if y[i] != 0.0:
-                    y[i], used[i - head], used[k - head] = 0.0, 1.0, 1.0
-            dense[k - head, k - head] = d
-            continue
         d = trailing.pivot(d, sign[k], shift)
         smallest, Dinv[k] = min(smallest, abs(d)), 1.0 / d
     if head < n:
+        dense, used = _rest(Lx, Lp[head], n - head)
+        _form_rest(Kp, Ki, Lp, Li, Rp, Ri, sign, Kx, scale, shift, Lx, Dinv, place, y, dense, used)
         smallest = min(smallest, trailing.factor(dense, used, sign[head:], shift, Dinv[head:]))
     return smallest
+
+
+@inner_kernel
+def _form_rest(
+    Kp: Array, Ki: Array, Lp: Array, Li: Array, Rp: Array, Ri: Array, sign: Array, Kx: Array, scale: Array,
+    shift: float, Lx: Array, Dinv: Array, place: Array, y: Array, dense: Array, used: Array,
+) -> None:  # fmt: skip
+    """What elimination of the unknowns before leaves of the rest: K22 - L21 D L21'.
+
+    The columns of L21, times the roots of D, are gathered where that pays: those with pivots of either sign become a
+    product by BLAS (249 equalities on 729 variables: 6 ms instead of 38). `place`: where L21 begins in each column.
+    """
+    head, size = place.size, used.size
+    first, at = place.copy(), np.full(head, -1)
+    gathered = _pays(Lp, place, size)
+    ups, downs, up, down = 0, 0, np.zeros((gathered, size)), np.zeros((gathered, size))
+    for k in range(head, head + size):
+        row = k - head
+        d = shift * sign[k] + _load(Kp, Ki, Kx, scale, k, y)
+        used[row] = 0.0
+        for t in range(Rp[k], Rp[k + 1]):
+            c = np.int64(Ri[t])
+            if c >= head:
+                continue
+            v, entry = y[c], 0.0
+            if v != 0.0:
+                y[c], entry = 0.0, v * Dinv[c]
+                for q in range(Lp[c], first[c] if gathered else place[c]):
+                    y[Li[q]] -= Lx[q] * v
+                if not gathered:
+                    d -= v * entry
+                else:
+                    if at[c] < 0:  # columns of rows that are off have no entries
+                        at[c] = ups if Dinv[c] > 0.0 else downs
+                        ups, downs = (ups + 1, downs) if Dinv[c] > 0.0 else (ups, downs + 1)
+                    used[row] = 1.0
+                    (up if Dinv[c] > 0.0 else down)[at[c], row] = v * np.sqrt(abs(Dinv[c]))
+            Lx[place[c]] = entry
+            place[c] += 1
+        for i in range(row):
+            dense[row, i] = y[head + i]
+            if y[head + i] != 0.0:
+                y[head + i], used[i], used[row] = 0.0, 1.0, 1.0
+        dense[row, row] = d
+    if ups:
+        add_gram(up, ups, size, dense, -1.0, 1.0)
+    if downs:
+        add_gram(down, downs, size, dense, 1.0, 1.0)
+
+
+@inner_kernel
+def _pays(Lp: Array, first: Array, size: int) -> int:
+    """Whether to gather L21: how many columns have entries there, 0 where the sparse way is faster."""
+    sparse, count = 0.0, 0
+    for c in range(first.size):
+        below = Lp[c + 1] - first[c]
+        sparse += 0.5 * below * below
+        count += below > 0
+    return count if DENSE * 0.5 * size * size * count < sparse else 0
 
 
 @inner_kernel
