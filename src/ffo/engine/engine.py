@@ -141,8 +141,11 @@ class Engine:
         parts: list[tuple[Array, MissingRows | None]] = [*groups] if groups else [(np.arange(program.batch), None)]
         stages = partial(self._stages, overrides=overrides)
         for samples, rows in parts:
-            presolve = Presolve.of(first and first.take(samples), units and units.take(samples), rows, lids)
-            part = _reduced(batch, samples, presolve)
+            whole = len(samples) == given.batch
+            rest = Presolve.of(units and units.take(samples), rows, lids)
+            mine = first if first is None or whole else first.take(samples)
+            presolve = Presolve.of(mine, *rest.steps)
+            part = Batch.of(rest.apply(program if whole else program.take(samples))) if presolve.steps else batch
             stages(part, check_convexity=check_convexity, recalled=_recalled(known, samples, presolve))
             if part is not batch:
                 batch.put(samples, part, presolve)
@@ -226,13 +229,6 @@ class Engine:
                 again = Batch.of(presolve.apply(batch.part(failed)))
                 stages(again)
                 batch.put(failed, again, presolve, solved_only=True)
-
-
-def _reduced(batch: Batch, samples: Array, presolve: Presolve) -> Batch:
-    """The batch of some samples' reduced programs: the same one where nothing is reduced."""
-    if not presolve.steps and len(samples) == batch.program.batch:
-        return batch
-    return Batch.of(presolve.apply(batch.part(samples)))
 
 
 def _recalled(
