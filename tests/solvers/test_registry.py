@@ -70,7 +70,9 @@ def test_a_missing_package_is_named_with_the_pip_command(name: str, monkeypatch:
 def test_the_default_follows_class_and_size() -> None:
     assert choose(known_program("qp").program) in ("DENSE", "INTERIOR")
     assert choose(known_program("lp").program) == "INTERIOR"
-    assert choose(known_program("sdp").program) == "CLARABEL"
+    assert choose(known_program("sdp").program) == "INTERIOR"
+    assert choose(known_program("socp").program) == "INTERIOR"
+    assert choose(known_program("exp").program) == "CLARABEL"
     n = 101
     square = np.random.default_rng(0).normal(size=(n, n))
     full = square @ square.T
@@ -129,6 +131,7 @@ def test_others_are_asked_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert further(qp, "INTERIOR") == ("CLARABEL", "PIQP")
     assert further(qp, "CLARABEL") == ("PIQP",)
     assert further(lp, "INTERIOR") == ("CLARABEL", "HIGHS")
+    assert further(sdp, "INTERIOR") == ("CLARABEL",)
     assert further(sdp, "CLARABEL") == ()
     monkeypatch.setattr(importlib.util, "find_spec", lambda *a: None)
     assert further(lp, "CLARABEL") == ()
