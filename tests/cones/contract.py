@@ -139,7 +139,8 @@ class ConeContract:
         assert np.all(norms(found.y - y) <= self.rounding * size / tau)
         parts = norms(found.s) * norms(found.y)
         assert np.all(np.abs(np.sum(found.s * found.y, axis=1)) <= self.rounding * parts)
-        np.testing.assert_array_equal(found.s, self.cone.project(w))
+        # the same code, compiled twice: sums may be contracted in other ways
+        np.testing.assert_allclose(found.s, self.cone.project(w), rtol=1e-15, atol=1e-15 * size.max())
 
     def test_weights_are_finite_everywhere(self) -> None:
         w = self.wild()
