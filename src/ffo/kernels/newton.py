@@ -11,15 +11,22 @@ far enough to change its curvature; the factors of that step serve the backward 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from ffo.kernels import minres, system
+from ffo.kernels.iterate import (
+    Iterate,
+    arrive,
+    copied,
+    copy_face,
+    copy_point,
+    go_back,
+    merit_of,
+    move,
+    set_out,
+)
 from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import (
-    ACOL,
-    AROW,
     DIM,
     INV,
     KIND,
@@ -33,9 +40,9 @@ from ffo.kernels.kkt import (
     onto_face,
     part,
 )
-from ffo.kernels.point import Data, Sizes, clean, distance, judge, larger, sizes
+from ffo.kernels.point import Data, Sizes, distance, judge, sizes
 from ffo.kernels.system import UNKNOWN, Factors
-from ffo.kernels.vectors import copy, fill
+from ffo.kernels.vectors import fill
 
 Array = np.ndarray
 
@@ -57,17 +64,6 @@ PATIENCE = 0.4
 #: columns of the evidence; the start is measured as solvers do, in the largest terms of the program
 RESIDUAL, ERROR, RATIO, NEAREST, PIVOT, STEPS, IS_SETTLED, START_RESIDUAL = range(8)
 EVIDENCE = 8
-
-
-class Iterate(NamedTuple):
-    """A point on the way: x, w = s - tau y, the cleaned pair y, s, and the residuals r_x and r_s there."""
-
-    x: Array
-    w: Array
-    y: Array
-    s: Array
-    r_x: Array
-    r_s: Array
 
 
 @inner_kernel
@@ -92,16 +88,6 @@ def _same(S: Structure, a: Face, b: Face) -> bool:
                 if a.on[i] != b.on[i]:
                     return False
     return True
-
-
-@inner_kernel
-def _copy_face(source: Face, target: Face) -> None:
-    copy(target.on, source.on)
-    copy(target.delta, source.delta)
-    copy(target.u, source.u)
-    copy(target.R, source.R)
-    copy(target.case, source.case)
-    copy(target.margin, source.margin)
 
 
 @inner_kernel
@@ -170,81 +156,6 @@ def _direction(
 
 
 @inner_kernel
-def _copied(S: Structure, x: Array, y: Array, s: Array) -> Iterate:
-    return Iterate(x.copy(), np.empty(S.m), y.copy(), s.copy(), np.empty(S.n), np.empty(S.m))
-
-
-@inner_kernel
-def _copy(source: Iterate, target: Iterate) -> None:
-    copy(target.x, source.x)
-    copy(target.w, source.w)
-    copy(target.y, source.y)
-    copy(target.s, source.s)
-    copy(target.r_x, source.r_x)
-    copy(target.r_s, source.r_s)
-
-
-@inner_kernel
-def _move(S: Structure, D: Data, z: Sizes, here: Iterate, dx: Array, dy: Array, share: float, there: Iterate) -> bool:
-    """x and w after a share of a step; whether they are finite."""
-    Arow, Acol = part(S.wide, AROW), part(S.wide, ACOL)
-    for j in range(S.n):
-        there.x[j] = here.x[j] + share * dx[j]
-    for i in range(S.m):
-        there.w[i] = D.b[i] - z.tau[i] * (here.y[i] + share * dy[i])
-    for t in range(D.Av.size):
-        there.w[Arow[t]] -= D.Av[t] * there.x[Acol[t]]
-    total = 0.0
-    for j in range(S.n):
-        total += there.x[j]
-    for i in range(S.m):
-        total += there.w[i] if D.b[i] < np.inf else 0.0
-    return bool(np.isfinite(total))
-
-
-@inner_kernel
-def _arrive(S: Structure, D: Data, z: Sizes, at: Iterate, face: Face, full: Full | None) -> float:
-    """The face at an iterate's x and w, its cleaned pair and its residuals; returns the natural residual."""
-    clean(S, at.w, z, at.s, at.y, face, full)
-    return judge(S, D, z, at.x, at.y, at.s, at.r_x, at.r_s)
-
-
-@inner_kernel
-def _set_out(S: Structure, D: Data, z: Sizes, given: Iterate, at: Iterate) -> None:
-    """w of the given point."""
-    for i in range(S.m):
-        at.w[i] = np.inf if D.b[i] == np.inf else given.s[i] - z.tau[i] * given.y[i]
-
-
-@inner_kernel
-def _own(S: Structure, D: Data, at: Iterate) -> float:
-    """Natural residual of a point in its own sizes."""
-    return judge(S, D, sizes(S, D, at.x, at.y, at.s), at.x, at.y, at.s, at.r_x, at.r_s)
-
-
-@inner_kernel
-def _back(
-    S: Structure, D: Data, z: Sizes, given: Iterate, as_given: float, here: Iterate, face: Face, there: Iterate,
-    other: Face, full: Full | None,
-) -> float:  # fmt: skip
-    """To the given point if that is better than `here`: cleaned, or as it is, since cleaning for a wrong face may cost
-    more than the solver's error; returns what complementarity lacks. `there` and `other` are memory."""
-    found = _own(S, D, here)
-    copy(there.x, given.x)
-    _set_out(S, D, z, given, there)
-    clean(S, there.w, z, there.s, there.y, other, full)
-    cleaned = _own(S, D, there)
-    if cleaned < found:
-        found = cleaned
-        _copy(there, here)
-        _copy_face(other, face)
-    if as_given < found:
-        _copy(given, here)
-        return as_given
-    return 0.0
-
-
-@inner_kernel
 def _measure(
     S: Structure, z: Sizes, before: Face, after: Face, dx: Array, dy: Array, unsolved: float, old: float, new: float,
     evidence: Array,
@@ -285,10 +196,10 @@ def _start(
     fill(evidence, np.inf)
     evidence[STEPS], evidence[IS_SETTLED] = 0.0, 0.0
     as_given = judge(S, D, z, given.x, given.y, given.s, here.r_x, here.r_s)
-    _set_out(S, D, z, given, here)
-    cleaned = _arrive(S, D, z, here, face, full)
+    set_out(S, D, z, given, here)
+    cleaned = arrive(S, D, z, here, face, full)
     as_given = max(as_given, distance(S, z, given.s, here.s))
-    merit = _merit(S, z, here)
+    merit = merit_of(S, z, here)
     evidence[START_RESIDUAL] = as_given if as_given < merit else merit
     return as_given, cleaned
 
@@ -306,13 +217,13 @@ def newton(
     """
     z = sizes(S, D, x, y, s)
     _weights(S, z, F.unit)
-    given, best = _copied(S, x, y, s), _copied(S, x, y, s)
-    here, there = Iterate(x, np.empty(S.m), y, s, np.empty(S.n), np.empty(S.m)), _copied(S, x, y, s)
+    given, best = copied(S, x, y, s), copied(S, x, y, s)
+    here, there = Iterate(x, np.empty(S.m), y, s, np.empty(S.n), np.empty(S.m)), copied(S, x, y, s)
     other = Face(face.on.copy(), face.delta.copy(), face.u.copy(), face.R.copy(), face.case.copy(), face.margin.copy())
     as_given, old = _start(S, D, z, given, here, face, evidence, full)
-    merit = least = _merit(S, z, here)
+    merit = least = merit_of(S, z, here)
     lowest, borrowed, waited, pivot, known = old, steps < 0, 0, np.inf, 0.0
-    _copy(here, best)
+    copy_point(here, best)
     dx, dy = np.zeros(S.n), np.zeros(S.m)
     # from a solution to rounding, such as active-set methods find, a step would be rounding too
     exact = steps > 0 and old <= ROUNDING and _measure(S, z, face, face, dx, dy, 0.0, old, old, evidence)
@@ -322,46 +233,35 @@ def newton(
         assemble(S, D.Pv, D.Av, face, face.u, np.zeros(S.aux), F.Kx)
         unsolved, new_pivot, fresh = _direction(S, F, face, here.r_x, here.r_s, old, borrowed, dx, dy, full)
         if full is None and unsolved == UNKNOWN:
-            _copy(given, here)
+            copy_point(given, here)
             evidence[STEPS] = UNKNOWN
             return
         pivot = new_pivot if fresh else pivot
-        new = _arrive(S, D, z, there, other, full) if _move(S, D, z, here, dx, dy, 1.0, there) else np.inf
+        new = arrive(S, D, z, there, other, full) if move(S, D, z, here, dx, dy, 1.0, there) else np.inf
         evidence[STEPS], evidence[IS_SETTLED] = step + 1.0, 0.0
         if _measure(S, z, face, other, dx, dy, unsolved, old, new, evidence):
             evidence[IS_SETTLED] = 1.0
-        elif old > ROUNDING and not (new < np.inf and _merit(S, z, there) <= FALLING * merit):
+        elif old > ROUNDING and not (new < np.inf and merit_of(S, z, there) <= FALLING * merit):
             if not _shorten(S, D, z, here, dx, dy, new < np.inf, there, other, full):
                 break
-            new = _arrive(S, D, z, there, other, full)
+            new = arrive(S, D, z, there, other, full)
         borrowed = _same(S, face, other)
-        _copy(there, here)
-        _copy_face(other, face)
-        before, old, merit = old, new, _merit(S, z, here)
+        copy_point(there, here)
+        copy_face(other, face)
+        before, old, merit = old, new, merit_of(S, z, here)
         waited = 0 if merit < 0.99 * least else waited + 1
         least = min(least, merit)
         if new <= lowest or evidence[IS_SETTLED] > 0.0:
             lowest = new
-            _copy(here, best)
+            copy_point(here, best)
         improving = new > ROUNDING and new <= 0.1 * before
         if (evidence[IS_SETTLED] > 0.0 and not improving) or waited > PATIENCE * steps:
             break
     if evidence[IS_SETTLED] == 0.0:  # the best point, at its own face
-        _copy(best, here)
-        _arrive(S, D, z, here, face, full)
-        known = _back(S, D, z, given, as_given, here, face, there, other, full)
+        copy_point(best, here)
+        arrive(S, D, z, here, face, full)
+        known = go_back(S, D, z, given, as_given, here, face, there, other, full)
     _finish(S, D, x, y, s, face, F, evidence, pivot, known, steps > 0, full)
-
-
-@inner_kernel
-def _merit(S: Structure, z: Sizes, at: Iterate) -> float:
-    """Largest residual in the sizes of the start: what steps from far away should reduce."""
-    worst = 0.0
-    for j in range(S.n):
-        worst = larger(worst, at.r_x[j], z.dual)
-    for i in range(S.m):
-        worst = larger(worst, at.r_s[i], z.row[i] * z.primal)
-    return worst
 
 
 @inner_kernel
@@ -371,14 +271,14 @@ def _shorten(
 ) -> bool:  # fmt: skip
     """Shorter steps where the whole one (at `there`, if it is finite) did not do: moves to the one with the smallest
     merit; whether there is any."""
-    best_share, best = 1.0, _merit(S, z, there) if finite else np.inf
+    best_share, best = 1.0, merit_of(S, z, there) if finite else np.inf
     for share in SHORTER:
-        if _move(S, D, z, here, dx, dy, share, there):
-            _arrive(S, D, z, there, face, full)
-            merit = _merit(S, z, there)
+        if move(S, D, z, here, dx, dy, share, there):
+            arrive(S, D, z, there, face, full)
+            merit = merit_of(S, z, there)
             if merit < best:
                 best, best_share = merit, share
-    return best < np.inf and _move(S, D, z, here, dx, dy, best_share, there)
+    return best < np.inf and move(S, D, z, here, dx, dy, best_share, there)
 
 
 @inner_kernel

@@ -1,0 +1,121 @@
+"""Points on the way of Newton's method: how it moves between them, and what they are worth."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ffo.kernels.jit import inner_kernel
+from ffo.kernels.kkt import ACOL, AROW, Face, Full, Structure, part
+from ffo.kernels.point import Data, Sizes, clean, judge, larger, sizes
+from ffo.kernels.vectors import copy
+
+Array = np.ndarray
+
+
+class Iterate(NamedTuple):
+    """A point on the way: x, w = s - tau y, the cleaned pair y, s, and the residuals r_x and r_s there."""
+
+    x: Array
+    w: Array
+    y: Array
+    s: Array
+    r_x: Array
+    r_s: Array
+
+
+@inner_kernel
+def copied(S: Structure, x: Array, y: Array, s: Array) -> Iterate:
+    return Iterate(x.copy(), np.empty(S.m), y.copy(), s.copy(), np.empty(S.n), np.empty(S.m))
+
+
+@inner_kernel
+def copy_point(source: Iterate, target: Iterate) -> None:
+    copy(target.x, source.x)
+    copy(target.w, source.w)
+    copy(target.y, source.y)
+    copy(target.s, source.s)
+    copy(target.r_x, source.r_x)
+    copy(target.r_s, source.r_s)
+
+
+@inner_kernel
+def move(S: Structure, D: Data, z: Sizes, here: Iterate, dx: Array, dy: Array, share: float, there: Iterate) -> bool:
+    """x and w after a share of a step; whether they are finite."""
+    Arow, Acol = part(S.wide, AROW), part(S.wide, ACOL)
+    for j in range(S.n):
+        there.x[j] = here.x[j] + share * dx[j]
+    for i in range(S.m):
+        there.w[i] = D.b[i] - z.tau[i] * (here.y[i] + share * dy[i])
+    for t in range(D.Av.size):
+        there.w[Arow[t]] -= D.Av[t] * there.x[Acol[t]]
+    total = 0.0
+    for j in range(S.n):
+        total += there.x[j]
+    for i in range(S.m):
+        total += there.w[i] if D.b[i] < np.inf else 0.0
+    return bool(np.isfinite(total))
+
+
+@inner_kernel
+def arrive(S: Structure, D: Data, z: Sizes, at: Iterate, face: Face, full: Full | None) -> float:
+    """The face at an iterate's x and w, its cleaned pair and its residuals; returns the natural residual."""
+    clean(S, at.w, z, at.s, at.y, face, full)
+    return judge(S, D, z, at.x, at.y, at.s, at.r_x, at.r_s)
+
+
+@inner_kernel
+def set_out(S: Structure, D: Data, z: Sizes, given: Iterate, at: Iterate) -> None:
+    """w of the given point."""
+    for i in range(S.m):
+        at.w[i] = np.inf if D.b[i] == np.inf else given.s[i] - z.tau[i] * given.y[i]
+
+
+@inner_kernel
+def own_residual(S: Structure, D: Data, at: Iterate) -> float:
+    """Natural residual of a point in its own sizes."""
+    return judge(S, D, sizes(S, D, at.x, at.y, at.s), at.x, at.y, at.s, at.r_x, at.r_s)
+
+
+@inner_kernel
+def go_back(
+    S: Structure, D: Data, z: Sizes, given: Iterate, as_given: float, here: Iterate, face: Face, there: Iterate,
+    other: Face, full: Full | None,
+) -> float:  # fmt: skip
+    """To the given point if that is better than `here`: cleaned, or as it is, since cleaning for a wrong face may cost
+    more than the solver's error; returns what complementarity lacks. `there` and `other` are memory."""
+    found = own_residual(S, D, here)
+    copy(there.x, given.x)
+    set_out(S, D, z, given, there)
+    clean(S, there.w, z, there.s, there.y, other, full)
+    cleaned = own_residual(S, D, there)
+    if cleaned < found:
+        found = cleaned
+        copy_point(there, here)
+        copy_face(other, face)
+    if as_given < found:
+        copy_point(given, here)
+        return as_given
+    return 0.0
+
+
+@inner_kernel
+def merit_of(S: Structure, z: Sizes, at: Iterate) -> float:
+    """Largest residual in the sizes of the start: what steps from far away should reduce."""
+    worst = 0.0
+    for j in range(S.n):
+        worst = larger(worst, at.r_x[j], z.dual)
+    for i in range(S.m):
+        worst = larger(worst, at.r_s[i], z.row[i] * z.primal)
+    return worst
+
+
+@inner_kernel
+def copy_face(source: Face, target: Face) -> None:
+    copy(target.on, source.on)
+    copy(target.delta, source.delta)
+    copy(target.u, source.u)
+    copy(target.R, source.R)
+    copy(target.case, source.case)
+    copy(target.margin, source.margin)
