@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -121,6 +121,16 @@ class Batch:
         good = (found.certificate.natural_residual <= ACCEPT) & among
         self.accept(samples, found, good)
         return np.asarray(good)
+
+    def only(self, kept: Array) -> Batch:
+        """The batch with all answers withdrawn but those of some samples; (batch,) mask."""
+        pieces = []
+        for piece in self.pieces:
+            mine = kept[piece.samples]
+            if mine.any():
+                found = piece.found if mine.all() else piece.found.take(np.flatnonzero(mine))
+                pieces.append(SolvedPart(piece.samples[mine], piece.presolve, found))
+        return replace(self, pieces=pieces, status=np.where(kept, self.status, OPEN))
 
     def put(self, samples: Array, other: Batch, presolve: Presolve, solved_only: bool = False) -> None:
         """Take over what another batch, of these samples' reduced programs, has found out."""

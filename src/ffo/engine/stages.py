@@ -13,7 +13,7 @@ from ffo.errors import SOLVED, Status
 from ffo.ghost.direct import from_nothing
 from ffo.ghost.oracle import Way
 from ffo.program.cone import Solution
-from ffo.program.presolve import Triple
+from ffo.program.presolve import Presolve, Triple
 from ffo.program.sparse import SymmetricBatch
 from ffo.solvers.base import Solver
 from ffo.solvers.forward import default_tolerance, describe, solve_checked
@@ -32,6 +32,8 @@ REPAIRABLE = (
     Status.INFEASIBLE,
     Status.UNBOUNDED,
 )
+#: natural residual of an answer beyond which another solver is asked for a better one
+COARSE = 1e-8
 #: there is no solution
 VERDICTS = (Status.INFEASIBLE, Status.UNBOUNDED)
 #: natural residual of a point from which a verdict of infeasibility or unboundedness is not disputed (that of a
@@ -81,14 +83,28 @@ def solve_from_nothing(batch: Batch) -> None:
 
 
 def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
-    """Solvers in order: a sample that one fails on, or whose answer is not verified, goes on to the next alone."""
+    """Solvers in order: a sample that one fails on, or whose answer is not verified, goes on to the next alone. So does
+    one whose answer is coarse, if there is another solver: the better answer stands."""
     todo = batch.open
     for place, solver in enumerate(solvers):
-        batch.retried[todo] = place > 0
-        _ask_one(batch, solver, way, todo)
-        todo = todo[batch.status[todo] != SOLVED]
+        fresh = todo[batch.status[todo] != SOLVED]
+        batch.retried[fresh] = place > 0
+        if len(fresh):
+            _ask_one(batch, solver, way, fresh)
+        if len(fresh) < len(todo):
+            _ask_again(batch, solver, way, np.setdiff1d(todo, fresh))
+        todo = todo[(batch.status[todo] != SOLVED) | (batch.residual[todo] > COARSE)]
         if not len(todo):
             return
+
+
+def _ask_again(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
+    """Another solver about samples that have an answer, which stands unless the new one is better."""
+    other = Batch.of(batch.part(samples))
+    _ask_one(other, solver, way, np.arange(len(samples)))
+    better = (other.status == SOLVED) & (other.residual < batch.residual[samples])
+    other.retried[:] = True
+    batch.put(samples, other.only(better), Presolve(), solved_only=True)
 
 
 def _ask_one(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
