@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from ffo.cones import Nonneg, Product, Zero
+from ffo.engine import Engine, Options
 from ffo.engine.convexity import indefinite
+from ffo.errors import Status
+from ffo.program.cone import ConeProgram
 from ffo.program.sparse import SparseBatch, SymmetricBatch
 
 
@@ -70,3 +74,16 @@ def test_variables_that_do_not_appear_are_no_matter() -> None:
 
 def test_shared_is_reported_as_sample_zero() -> None:
     assert indefinite(batch_of(with_smallest(4, -1.0), shared=True)).keys() == {0}
+
+
+def test_an_indefinite_objective_is_refused_although_the_equalities_make_it_convex() -> None:
+    """-x^2/2 + 2 r^2 with r = x: putting r in would leave 3 x^2/2, and the data is no less wrong for that."""
+    program = ConeProgram.from_matrices(
+        np.diag([-1.0, 4.0]),
+        np.ones((1, 2)),
+        np.array([[1.0, -1.0], [1.0, 0.0]]),
+        np.array([[0.0, 1.0]]),
+        Product([(Zero(), 1), (Nonneg(), 1)]),
+    )
+    outcome = Engine(Options(on_fail="nan")).run(program)
+    assert outcome.info.status == [Status.INVALID_INPUT]

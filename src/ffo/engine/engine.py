@@ -132,7 +132,7 @@ class Engine:
         given = self._matrices.recognized(SharedMatrices().apply(program.pruned()))
         batch = Batch.of(given)
         known = None if keys is None else self._memory.recall(keys, given.n, given.m, given.m)
-        program, first = given, self._substitution(given)
+        program, first = given, self._substitution(given, check_convexity)
         if first is not None:
             program, hidden = first.apply(given), None if hidden is None else hidden[first.of.places.kept]
         units = None if self._moderate.holds(program) else scaling(program)
@@ -158,9 +158,11 @@ class Engine:
             self._remember(keys, outcome)
         return outcome
 
-    def _substitution(self, program: ConeProgram) -> Substitution | None:
+    def _substitution(self, program: ConeProgram, check_convexity: bool) -> Substitution | None:
         found = self._matrices.definitions(program)
-        return None if found is None else Substitution(found, program.q, program.b)
+        if found is None or (check_convexity and len(found.places.in_P)):  # what is put in could hide an indefinite P
+            return None
+        return Substitution(found, program.q, program.b)
 
     def _remember(self, keys: Sequence[Hashable], outcome: Outcome) -> None:
         x, y, s, ok = outcome.x, outcome.y, outcome.s, outcome.info.ok
