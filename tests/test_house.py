@@ -95,16 +95,11 @@ def test_files_and_functions_are_short_and_silent(path: Path) -> None:
             assert node.func.id != "print", f"print at line {node.lineno}"
 
 
-#: a solver's answer about one sample, and a batch of points on the device; blocks of one cone, and samples that a
-#: kernel solves side by side: they never meet
-TWICE = {"Point", "Group"}
-
-
 def test_a_class_name_means_one_class() -> None:
     names = [
         node.name for path in FILES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
     ]
-    assert {name for name in names if names.count(name) > 1} <= TWICE
+    assert {name for name in names if names.count(name) > 1} == set()
 
 
 def test_import_ffo_imports_no_framework_and_no_solver() -> None:

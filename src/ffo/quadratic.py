@@ -71,7 +71,8 @@ def solve_qp_batch(
         solver: a name, a `Solver`, or None for the default of the problem's class and size.
         solver_args: settings of the solver; `eps` and `max_iters` are understood by all.
         on_fail: "raise" an `ffo.errors.SolverError`, or "nan" to keep the rest of the batch.
-        retry: solvers to ask, in order, about samples that the first one failed on. None: a second one where
+        retry: solvers to ask, in order, about samples that the first one failed on or answered coarsely (natural
+            residual above 1e-8 after polish; the better answer stands). None: a second one where
             the first is the default too and has its own settings (`info` says who answered).
         polish: has no effect: answers are always refined by Newton steps, typically to 1e-12.
         verbose: whether the solver may print.

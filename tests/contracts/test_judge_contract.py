@@ -31,7 +31,7 @@ from ffo.program.sparse import SparseBatch, SymmetricBatch
 from ffo.solvers.clarabel import ClarabelSolver
 from ffo.solvers.verdict import judge as measured
 from ffo.torch.dense import verify
-from ffo.torch.dense.program import DenseProgram, Point
+from ffo.torch.dense.program import DensePoint, DenseProgram
 
 Array = np.ndarray
 #: residual up to which a point counts as a solution
@@ -82,7 +82,7 @@ def engine_outcome(program: ConeProgram, given: Solution, way: Way) -> Outcome:
     return Engine(Options(solver=solver, on_fail="nan", backward=way)).run(program)
 
 
-def dense(program: ConeProgram, given: Solution) -> tuple[DenseProgram, Point]:
+def dense(program: ConeProgram, given: Solution) -> tuple[DenseProgram, DensePoint]:
     """A QP with its equalities first, in the form of the dense path; slacks are not part of a point there."""
     order = np.concatenate([rows_of(program, kind) for kind in (Zero, Nonneg)])
     equalities = len(rows_of(program, Zero))
@@ -94,7 +94,7 @@ def dense(program: ConeProgram, given: Solution) -> tuple[DenseProgram, Point]:
     wide = np.full_like(program.q, np.inf)
     t = torch.tensor
     qp = DenseProgram(t(Q), t(program.q), t(R), t(low), t(upp), t(-wide), t(wide), equalities)
-    return qp, Point(t(given.x), t(given.y[:, order]), t(np.zeros_like(given.x)))
+    return qp, DensePoint(t(given.x), t(given.y[:, order]), t(np.zeros_like(given.x)))
 
 
 @dataclass(frozen=True)

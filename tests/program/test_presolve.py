@@ -7,13 +7,14 @@ from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
+from dense_ghost import holding
 
 from ffo.cones import Nonneg, Product, SecondOrder, Zero
 from ffo.ghost.direct import Direct
 from ffo.ghost.oracle import Linearization, linearize
 from ffo.program.affine import DataGradient
 from ffo.program.cone import ConeProgram
-from ffo.program.presolve import GhostSolve, MissingRows, Presolve, SharedMatrices, Triple, missing_rows
+from ffo.program.presolve import MissingRows, Presolve, SharedMatrices, Triple, missing_rows
 from ffo.program.scaling import scaling
 from ffo.program.sparse import SparseBatch, SymmetricBatch, equal_rows
 from ffo.solvers import get_solver
@@ -129,21 +130,6 @@ def test_solutions_of_the_reduced_program_are_solutions(build: Build) -> None:
     assert (np.abs(given.slack(x)[there] - s[there]) <= 1e-7).all()
     assert np.isposinf(s[~there]).all()
     assert (y[~there] == 0).all()
-
-
-def holding(given: ConeProgram, held: np.ndarray) -> GhostSolve:
-    """The ghost system with some rows held as equalities and the others free, solved densely."""
-
-    def solve(r_x: np.ndarray, r_s: np.ndarray) -> Triple:
-        u, w = np.zeros(r_x.shape), np.zeros(r_s.shape)
-        for k in range(BATCH):
-            A = given.A.matrix(k).toarray()[held]
-            K = np.block([[given.P.full(k).toarray(), A.T], [A, np.zeros((len(A), len(A)))]])
-            found = np.linalg.solve(K, np.concatenate([r_x[k], r_s[k, held]]))
-            u[k], w[k, held] = found[: given.n], found[given.n :]
-        return u, w, np.zeros(BATCH)
-
-    return solve
 
 
 @pytest.mark.parametrize("build", STEPS)

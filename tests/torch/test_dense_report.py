@@ -13,7 +13,7 @@ import torch
 
 from ffo.engine.info import Times
 from ffo.torch import FFOQPLayer
-from ffo.torch.dense.program import DenseProgram, Point
+from ffo.torch.dense.program import DensePoint, DenseProgram
 from ffo.torch.dense.report import Backward, DenseReport
 from ffo.torch.dense.solve import DenseSolution
 from ffo.torch.dense.verify import Verdict
@@ -85,7 +85,7 @@ def test_the_worst_of_a_batch_is_judged_as_the_certificate_judges_it(
     verdict = Verdict(batch(natural, 0.0), batch(margin, 1.0), sides, sides)
     empty = torch.zeros(3, 1, dtype=D)
     solution = DenseSolution(
-        Point(empty, empty, empty), sides, sides, verdict, True, torch.zeros(3, dtype=torch.long), ("DAQP",) * 3
+        DensePoint(empty, empty, empty), sides, sides, verdict, True, torch.zeros(3, dtype=torch.long), ("DAQP",) * 3
     )
     report, done = DenseReport(solution, Times()), Backward(batch(residual, 0.0), None, True, 0.0)
     report.backward = done

@@ -12,7 +12,7 @@ from ffo.torch import FFOQPLayer
 from ffo.torch.dense import interior, solve
 from ffo.torch.dense.ghost import DenseGhost
 from ffo.torch.dense.interior import interior_point
-from ffo.torch.dense.program import DenseProgram, Point
+from ffo.torch.dense.program import DensePoint, DenseProgram
 from ffo.torch.dense.solve import solve_dense
 
 INF = torch.inf
@@ -140,7 +140,7 @@ def test_the_ghost_of_verification_serves_the_gradient(monkeypatch: pytest.Monke
 
 
 def test_points_are_merged_by_sample() -> None:
-    a, b = (Point(*(torch.full((2, k), v) for k in (3, 2, 3))) for v in (1.0, 2.0))
+    a, b = (DensePoint(*(torch.full((2, k), v) for k in (3, 2, 3))) for v in (1.0, 2.0))
     merged = a.where(torch.tensor([True, False]), b)
     assert merged.z.tolist() == [[1.0] * 3, [2.0] * 3]
     assert merged.lam.tolist() == [[1.0] * 2, [2.0] * 2]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ffo.torch.dense.program import DenseProgram, Point
+from ffo.torch.dense.program import DensePoint, DenseProgram
 from ffo.torch.dense.verify import judge
 
 BATCH, N, EQUALITIES, ROWS = 3, 6, 1, 5
@@ -16,7 +16,7 @@ SIDES = np.array([1, 1, -1, 0, 0])  # of the rows: an equality, upper, lower, tw
 BOUNDS = np.array([1, -1, 0, 0, 0, 0])
 
 
-def known(bounded: bool = True) -> tuple[DenseProgram, Point]:
+def known(bounded: bool = True) -> tuple[DenseProgram, DensePoint]:
     """A program around a solution that is chosen first, multipliers and slacks of moderate size."""
     rng = np.random.default_rng(0)
     size = lambda *shape: rng.uniform(0.5, 1.0, size=(BATCH, *shape))  # noqa: E731
@@ -34,7 +34,7 @@ def known(bounded: bool = True) -> tuple[DenseProgram, Point]:
     lb = z - np.where(BOUNDS < 0, 0.0, size(N)) if bounded else -wide
     t = torch.tensor
     program = DenseProgram(t(Q), t(p), t(R), t(below), t(upp), t(lb), t(ub), EQUALITIES, bounded)
-    return program, Point(t(z), t(lam), t(mu))
+    return program, DensePoint(t(z), t(lam), t(mu))
 
 
 @pytest.mark.parametrize("bounded", [True, False], ids=["bounds", "no bounds"])
@@ -71,8 +71,8 @@ def test_units_do_not_matter(units: tuple[float, float, float]) -> None:
         *(length * side for side in (program.lb, program.ub)),
         EQUALITIES,
     )
-    moved = Point(length * (point.z + 1e-3), costs / rows * point.lam, costs / length * point.mu)
-    expected = judge(program, Point(point.z + 1e-3, point.lam, point.mu))
+    moved = DensePoint(length * (point.z + 1e-3), costs / rows * point.lam, costs / length * point.mu)
+    expected = judge(program, DensePoint(point.z + 1e-3, point.lam, point.mu))
     found = judge(scaled, moved)
     torch.testing.assert_close(found.natural, expected.natural, rtol=1e-6, atol=0)
     torch.testing.assert_close(found.margin, expected.margin, rtol=1e-6, atol=0)

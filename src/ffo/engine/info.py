@@ -43,7 +43,8 @@ class Info:
             from holding, each in its own units; NaN where a sample failed.
         iterations: of the solver, or steps of Newton's method; -1 where unknown, 0 for warm start hits.
         warm_hits: how many samples were solved from their remembered active set alone.
-        retried: samples that the first solver failed on and another was asked about (see `retry=`).
+        retried: samples that the first solver failed on and another was asked about, or whose answer by the first
+            was coarse and another's was better (see `retry=`).
         rescued: samples whose solver failed but whose point Newton steps made a solution.
         certificate: how far to trust the gradients; complete once they have been taken. None where no
             derivative can be taken (problems given by functions, called without gradients).

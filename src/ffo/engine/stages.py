@@ -32,7 +32,7 @@ REPAIRABLE = (
     Status.INFEASIBLE,
     Status.UNBOUNDED,
 )
-#: natural residual of an answer beyond which another solver is asked for a better one
+#: natural residual of a polished answer beyond which another solver is asked for a better one
 COARSE = 1e-8
 #: there is no solution
 VERDICTS = (Status.INFEASIBLE, Status.UNBOUNDED)
@@ -84,7 +84,7 @@ def solve_from_nothing(batch: Batch) -> None:
 
 def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
     """Solvers in order: a sample that one fails on, or whose answer is not verified, goes on to the next alone. So does
-    one whose answer is coarse, if there is another solver: the better answer stands."""
+    one whose answer is coarse although it was polished, if there is another solver: the better answer stands."""
     todo = batch.open
     for place, solver in enumerate(solvers):
         fresh = todo[batch.status[todo] != SOLVED]
@@ -93,7 +93,8 @@ def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
             _ask_one(batch, solver, way, fresh)
         if len(fresh) < len(todo):
             _ask_again(batch, solver, way, np.setdiff1d(todo, fresh))
-        todo = todo[(batch.status[todo] != SOLVED) | (batch.residual[todo] > COARSE)]
+        coarse = way.polishes & (batch.residual[todo] > COARSE)
+        todo = todo[(batch.status[todo] != SOLVED) | coarse]
         if not len(todo):
             return
 

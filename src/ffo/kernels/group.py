@@ -45,7 +45,7 @@ SHIFT = 1e-9
 ACCURATE, REFINEMENTS = 1e-24, 4
 
 
-class Group(NamedTuple):
+class Samples(NamedTuple):
     """Samples side by side, all arrays (., LANES): data, point, residuals, direction; K equilibrated (its scale too),
     its factors, and right-hand side, solution and residual of its systems, in K's order; the scalings of curved blocks
     (`scaling`).
@@ -81,10 +81,10 @@ class Group(NamedTuple):
 
 
 @inner_kernel
-def empty_group(S: Structure, entries_P: int, entries_A: int) -> Group:
+def empty_group(S: Structure, entries_P: int, entries_A: int) -> Samples:
     n, m, size = S.n, S.m, S.sign.size
     entries, below = part(S.slim, KI).size, part(S.slim, LI).size
-    return Group(
+    return Samples(
         _rows(entries_P), _rows(n), _rows(entries_A), _rows(m), _rows(n), _rows(m), _rows(m), _rows(n), _rows(m),
         _rows(n), _rows(m), _rows(m), _rows(entries), _rows(size), _rows(below), _rows(size), _rows(size), _rows(size),
         _rows(size), _rows(m), _rows(S.blocks), _rows(m), _rows(m), _rows(S.rotation), _rows(S.rotation),
@@ -97,7 +97,7 @@ def _rows(count: int) -> Array:
 
 
 @inner_kernel
-def put_sample(S: Structure, G: Group, lane: int, D: Data) -> None:
+def put_sample(S: Structure, G: Samples, lane: int, D: Data) -> None:
     """The data of a sample into a lane."""
     Arow = part(S.wide, AROW)
     for t in range(D.Pv.size):
@@ -111,7 +111,7 @@ def put_sample(S: Structure, G: Group, lane: int, D: Data) -> None:
 
 
 @inner_kernel
-def take_sample(G: Group, lane: int, b: Array, x: Array, y: Array, s: Array) -> None:
+def take_sample(G: Samples, lane: int, b: Array, x: Array, y: Array, s: Array) -> None:
     """The answer in a lane."""
     for j in range(x.size):
         x[j] = G.x[j, lane]
@@ -121,7 +121,7 @@ def take_sample(G: Group, lane: int, b: Array, x: Array, y: Array, s: Array) -> 
 
 
 @inner_kernel
-def assemble(S: Structure, G: Group) -> None:
+def assemble(S: Structure, G: Samples) -> None:
     """K of the starting point, weights 1, equilibrated (Ruiz, three passes)."""
     Kp, Ki, diagonals = part(S.wide, KP), part(S.slim, KI), part(S.wide, DIAGONAL)
     Ppos, fan, fanp = part(S.wide, PPOS), part(S.wide, FAN), part(S.wide, FANP)
@@ -161,14 +161,14 @@ def assemble(S: Structure, G: Group) -> None:
 
 
 @inner_kernel
-def factor(S: Structure, G: Group) -> None:
+def factor(S: Structure, G: Samples) -> None:
     Kp, Lp, Rp = part(S.wide, KP), part(S.wide, LP), part(S.wide, RP)
     Ki, Li, Ri = part(S.slim, KI), part(S.slim, LI), part(S.slim, RI)
     lanes.factor(Kp, Ki, Lp, Li, Rp, Ri, S.sign, G.Kx, SHIFT, G.left, G.Lx, G.Dinv)
 
 
 @inner_kernel
-def solve(S: Structure, G: Group, careful: bool) -> None:
+def solve(S: Structure, G: Samples, careful: bool) -> None:
     """dx, dy of the system with the right-hand side (dx, dy), refined if `careful`."""
     Lp, Li, inv = part(S.wide, LP), part(S.slim, LI), part(S.wide, INV)
     n, m, size = S.n, S.m, S.sign.size
@@ -190,7 +190,7 @@ def solve(S: Structure, G: Group, careful: bool) -> None:
 
 
 @inner_kernel
-def _refine(S: Structure, G: Group) -> None:
+def _refine(S: Structure, G: Samples) -> None:
     """Refine z while its residual falls in any lane."""
     Kp, Lp, Ki, Li = part(S.wide, KP), part(S.wide, LP), part(S.slim, KI), part(S.slim, LI)
     size = S.sign.size
@@ -220,7 +220,7 @@ def _refine(S: Structure, G: Group) -> None:
 
 
 @inner_kernel
-def residuals(S: Structure, G: Group) -> tuple[Any, Any, Any]:
+def residuals(S: Structure, G: Samples) -> tuple[Any, Any, Any]:
     """Writes r_x = -(Px + q + A'y), r_s = b - Ax - s; returns s'y, the size of the terms of the duality gap, and
     the sum of the squares of the residuals in the units of K."""
     Prow, Pcol, Arow, Acol = part(S.wide, PROW), part(S.wide, PCOL), part(S.wide, AROW), part(S.wide, ACOL)
@@ -255,7 +255,7 @@ def residuals(S: Structure, G: Group) -> tuple[Any, Any, Any]:
 
 
 @inner_kernel
-def error(S: Structure, G: Group) -> Any:
+def error(S: Structure, G: Samples) -> Any:
     """The largest residual in units of its row: the magnitudes of its terms."""
     Prow, Pcol, Arow, Acol = part(S.wide, PROW), part(S.wide, PCOL), part(S.wide, AROW), part(S.wide, ACOL)
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)

@@ -22,7 +22,7 @@ import numpy as np
 
 from ffo.kernels import scaling
 from ffo.kernels.cones.psd import order_of
-from ffo.kernels.group import Group, assemble, error, factor, residuals, solve
+from ffo.kernels.group import Samples, assemble, error, factor, residuals, solve
 from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import ACOL, AROW, DIAGONAL, DIM, INV, KIND, NONNEG, SECOND_ORDER, START, ZERO, Structure, part
 from ffo.kernels.lanes import LANES, choose, clear, largest, load, spread, store
@@ -46,7 +46,7 @@ DOT, UNIT, LEFT, BEFORE, ALPHA, EXPECTED, WORST, FIRST, RUNNING = range(9)
 
 
 @inner_kernel
-def _weigh(S: Structure, G: Group, curved: bool | None) -> None:
+def _weigh(S: Structure, G: Samples, curved: bool | None) -> None:
     """The weights s / y on the diagonal of K, and the scalings of curved blocks."""
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     diagonals, inv = part(S.wide, DIAGONAL), part(S.wide, INV)
@@ -60,7 +60,7 @@ def _weigh(S: Structure, G: Group, curved: bool | None) -> None:
 
 
 @inner_kernel
-def _start(S: Structure, G: Group, curved: bool | None) -> None:
+def _start(S: Structure, G: Samples, curved: bool | None) -> None:
     """The point of least squares, with slacks and multipliers moved into the interior along the units of the cones."""
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     assemble(S, G)
@@ -93,7 +93,7 @@ def _start(S: Structure, G: Group, curved: bool | None) -> None:
 
 
 @inner_kernel
-def _boundary(S: Structure, G: Group, curved: bool | None) -> Any:
+def _boundary(S: Structure, G: Samples, curved: bool | None) -> Any:
     """1 / the largest step that leaves s and y in their cones; 0 if all do."""
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     rate = spread(0.0)
@@ -108,7 +108,7 @@ def _boundary(S: Structure, G: Group, curved: bool | None) -> Any:
 
 
 @inner_kernel
-def _direction(S: Structure, G: Group, share: Any, target: Any, careful: bool, curved: bool | None) -> None:
+def _direction(S: Structure, G: Samples, share: Any, target: Any, careful: bool, curved: bool | None) -> None:
     """dx, dy, ds of the system whose complementarity aims at target - ds dy (of the direction at hand), and whose
     residuals at all but a share."""
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
@@ -142,7 +142,7 @@ def _direction(S: Structure, G: Group, share: Any, target: Any, careful: bool, c
 
 
 @inner_kernel
-def _step(S: Structure, G: Group, numbers: Array, degree: float, careful: bool, curved: bool | None) -> None:
+def _step(S: Structure, G: Samples, numbers: Array, degree: float, careful: bool, curved: bool | None) -> None:
     """Predictor and corrector; moves the samples that are running, and writes down their step lengths."""
     dot = load(numbers, DOT)
     mu = dot / degree
@@ -188,7 +188,7 @@ def _degree(S: Structure) -> int:
 
 
 @inner_kernel
-def interior(S: Structure, G: Group, eps: float, limit: int, iterations: Array, curved: bool | None) -> None:
+def interior(S: Structure, G: Samples, eps: float, limit: int, iterations: Array, curved: bool | None) -> None:
     """Solve a group from nothing; writes x, y, s, and the iterations (LANES,), negative where it failed.
 
     `curved` None leaves out the code of curved cones.
@@ -218,7 +218,7 @@ def interior(S: Structure, G: Group, eps: float, limit: int, iterations: Array, 
 
 
 @inner_kernel
-def _ended(S: Structure, G: Group, numbers: Array, eps: float, turn: int, stuck: Array, iterations: Array) -> bool:
+def _ended(S: Structure, G: Samples, numbers: Array, eps: float, turn: int, stuck: Array, iterations: Array) -> bool:
     """Looks at every sample that is running: solved, failed or on its way; whether none is."""
     store(numbers, WORST, spread(np.inf))
     for lane in range(LANES):

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ffo.kernels import semidefinite
-from ffo.kernels.group import Group
+from ffo.kernels.group import Samples
 from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import (
     ACOL,
@@ -65,8 +65,8 @@ def _root(v: Array, i: int, j: int) -> Any:
 
 
 @inner_kernel
-def _scale_second_order(S: Structure, G: Group, k: int, i: int, j: int) -> None:
-    """w, eta (in the last row of the block's lambda's room: see `Group`), the weights, u, column and corner in K."""
+def _scale_second_order(S: Structure, G: Samples, k: int, i: int, j: int) -> None:
+    """w, eta, lambda and u of a block; its weights, column and corner in K."""
     diagonals, inv, couplings = part(S.wide, DIAGONAL), part(S.wide, INV), part(S.wide, COUPLING)
     ns, ny, dot = _root(G.s, i, j), _root(G.y, i, j), spread(0.0)
     for r in range(i, j):
@@ -101,7 +101,7 @@ def _scale_second_order(S: Structure, G: Group, k: int, i: int, j: int) -> None:
 
 
 @inner_kernel
-def _apply(G: Group, k: int, i: int, j: int, v: Array, out: Array, sign: float) -> None:
+def _apply(G: Samples, k: int, i: int, j: int, v: Array, out: Array, sign: float) -> None:
     """out := W v (sign 1), or W^-1 v (sign -1), on the rows i to j of a second-order block."""
     eta, w0, v0, dot = load(G.eta, k), load(G.w, i), load(v, i), spread(0.0)
     factor = eta if sign > 0.0 else 1.0 / eta
@@ -114,7 +114,7 @@ def _apply(G: Group, k: int, i: int, j: int, v: Array, out: Array, sign: float) 
 
 
 @inner_kernel
-def _aim_second_order(G: Group, k: int, i: int, j: int, target: Any) -> None:
+def _aim_second_order(G: Samples, k: int, i: int, j: int, target: Any) -> None:
     """dy := W (lambda \\ (target e - (W^-1 ds) o (W dy)))."""
     a, v = G.ds, G.dy
     _apply(G, k, i, j, G.ds, a, -1.0)
@@ -151,7 +151,7 @@ def _boundary_second_order(i: int, j: int, v: Array, d: Array) -> Any:
 
 
 @inner_kernel
-def scale(S: Structure, G: Group) -> None:
+def scale(S: Structure, G: Samples) -> None:
     """The scalings of curved blocks, and what they change in K."""
     kinds, starts, dims, extras = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), part(S.wide, EXTRA)
     diagonals, inv = part(S.wide, DIAGONAL), part(S.wide, INV)
@@ -168,7 +168,7 @@ def scale(S: Structure, G: Group) -> None:
 
 
 @inner_kernel
-def _rotate(S: Structure, G: Group) -> None:
+def _rotate(S: Structure, G: Samples) -> None:
     """The rows T A of curved blocks in K."""
     kinds, starts, dims, extras = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), part(S.wide, EXTRA)
     owner, inv, fan, fanp = part(S.wide, OWNER), part(S.wide, INV), part(S.wide, FAN), part(S.wide, FANP)
@@ -196,7 +196,7 @@ def _rotate(S: Structure, G: Group) -> None:
 
 
 @inner_kernel
-def onto(S: Structure, G: Group, v: Array, back: bool) -> None:
+def onto(S: Structure, G: Samples, v: Array, back: bool) -> None:
     """v := T v, or T'v if `back`, on curved blocks."""
     kinds, starts, dims, extras = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), part(S.wide, EXTRA)
     for k in range(S.blocks):
@@ -221,7 +221,7 @@ def onto(S: Structure, G: Group, v: Array, back: bool) -> None:
 
 
 @inner_kernel
-def aim(S: Structure, G: Group, target: Any) -> None:
+def aim(S: Structure, G: Samples, target: Any) -> None:
     """dy := what s + ds - W'W dy should be on curved blocks, for complementarity of `target` with the second-order
     terms of the direction at hand; overwrites ds."""
     kinds, starts, dims, extras = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), part(S.wide, EXTRA)
@@ -233,7 +233,7 @@ def aim(S: Structure, G: Group, target: Any) -> None:
 
 
 @inner_kernel
-def boundary(S: Structure, G: Group, rate: Any) -> Any:
+def boundary(S: Structure, G: Samples, rate: Any) -> Any:
     """The largest of rate and 1 / the steps to the boundaries of curved blocks."""
     kinds, starts, dims, extras = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), part(S.wide, EXTRA)
     for k in range(S.blocks):

@@ -1,7 +1,7 @@
 """Semidefinite blocks of the interior point, samples side by side: small dense matrices in lanes.
 
 Matrices are (k * k, LANES), row by row; vectors are svec as everywhere. Eigenvalues are Jacobi's: rotations are the
-same for all samples but for their angles, so four matrices of order 8 take as long as one does with LAPACK.
+same for all samples but for their angles.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ffo.kernels.cones.psd import order_of
-from ffo.kernels.group import Group
+from ffo.kernels.group import Samples
 from ffo.kernels.jit import inner_kernel
 from ffo.kernels.lanes import LANES, choose, clear, largest, load, magnitude, spread, sqrt, store
 
@@ -148,7 +148,7 @@ def _inverse(L: Array, k: int) -> Array:
 
 
 @inner_kernel
-def scale(G: Group, i: int, d: int, offset: int) -> None:
+def scale(G: Samples, i: int, d: int, offset: int) -> None:
     """B and its inverse (into G.B), lambda (into G.lam), rows of the block (G.R) and their weights (G.u)."""
     k = order_of(d)
     L, Y = _matrix(G.s, i, k), _matrix(G.y, i, k)
@@ -180,7 +180,7 @@ def scale(G: Group, i: int, d: int, offset: int) -> None:
 
 
 @inner_kernel
-def _scaled(G: Group, i: int, k: int, offset: int, primal: bool) -> Array:
+def _scaled(G: Samples, i: int, k: int, offset: int, primal: bool) -> Array:
     """B^-1 dS B^-T, or B'dY B."""
     if primal:
         M = _product(_matrix(G.ds, i, k), 0, False, G.B, offset + k * k, True, k)
@@ -190,7 +190,7 @@ def _scaled(G: Group, i: int, k: int, offset: int, primal: bool) -> Array:
 
 
 @inner_kernel
-def aim(G: Group, i: int, d: int, offset: int, target: Any) -> None:
+def aim(G: Samples, i: int, d: int, offset: int, target: Any) -> None:
     """dy := B (lambda \\ (target I - dS o dY, scaled)) B'."""
     k = order_of(d)
     C = _product(_scaled(G, i, k, offset, True), 0, False, _scaled(G, i, k, offset, False), 0, False, k)
@@ -226,7 +226,7 @@ def spectrum(v: Array, i: int, d: int) -> tuple[Any, Any]:
 
 
 @inner_kernel
-def boundary(G: Group, i: int, d: int, offset: int) -> Any:
+def boundary(G: Samples, i: int, d: int, offset: int) -> Any:
     """1 / the step from s along ds, or y along dy, to the boundary; negative where there is none."""
     k, rate = order_of(d), spread(-np.inf)
     for primal in (True, False):

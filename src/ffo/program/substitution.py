@@ -5,8 +5,7 @@ products with other variables in the objective. With C r + A_r v = b_r, D the di
 
     r = C^-1 b_r - M v,     P' = P + M'DM,     q' = q - M'(q_r + D C^-1 b_r),     y_r = -C^-1 (q_r + D r).
 
-The ghost system loses the same unknowns by the same elimination. About half of the unknowns of most quadratic
-programs written in CVXPY go this way.
+The ghost system loses the same unknowns by the same elimination.
 """
 
 from __future__ import annotations

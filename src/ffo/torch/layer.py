@@ -46,7 +46,8 @@ class FFOLayer(OptimizationLayer):
             contributes no gradient.
         warm_start: remember the last solution at each batch position (or for each of `keys`) and try
             its active set before calling the solver.
-        retry: solvers to ask, in order, about samples that the first one failed on. None: a second one where
+        retry: solvers to ask, in order, about samples that the first one failed on or answered coarsely (natural
+            residual above 1e-8 after polish; the better answer stands). None: a second one where
             the first is the default too and has its own settings (`layer.info` says who answered).
         smoothing: radius of uniform perturbations of the right-hand sides (or an `ffo.torch.Smoothing`).
 

@@ -22,8 +22,8 @@ from ffo.ghost.certificate import WEAK
 from ffo.probes import PROBE
 from ffo.torch.dense.program import (
     SINGULAR,
+    DensePoint,
     DenseProgram,
-    Point,
     Tensor,
     largest,
     plus,
@@ -301,7 +301,7 @@ class DenseGhost:
         part = (y.abs() > LEFT).any(dim=1) & (largest(on_bounds) > LEFT * largest(program.norms * v))
         return part | ((y * inequality).abs() > LEFT).any(dim=1)
 
-    def polished(self, point: Point) -> Point:
+    def polished(self, point: DensePoint) -> DensePoint:
         """The solution of the equality-constrained program on the active set, from a point near it."""
         program = self.program
         on_row, held = self.row_side != 0, self.bound_side != 0
@@ -312,7 +312,7 @@ class DenseGhost:
         r_rows = torch.where(on_row, target - program.rows(z), 0.0)
         u, t, _ = self.solve(-program.stationarity(z, lam), r_rows)
         z, lam = z + u, lam + t
-        return Point(z, lam, self.on_bounds(-program.p, z, lam))
+        return DensePoint(z, lam, self.on_bounds(-program.p, z, lam))
 
 
 def _pinched(active: Tensor, low: Tensor, upp: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ffo.torch.dense.program import DenseProgram, Point, Tensor, largest, times
+from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor, largest, times
 
 ITERATIONS = 60
 #: iterations without a better point after which a sample is given up, and what counts as better
@@ -33,7 +33,7 @@ class _Standard:
     b: Tensor
 
 
-def interior_point(program: DenseProgram, eps: float = 1e-9) -> tuple[Point, Tensor, Tensor]:
+def interior_point(program: DenseProgram, eps: float = 1e-9) -> tuple[DensePoint, Tensor, Tensor]:
     """A point, the worst relative residual (batch,) and the iterations taken (batch,)."""
     form = _standard(program)
     state = _State(program, form)
@@ -176,7 +176,7 @@ class _State:
                 longest = torch.minimum(longest, ratio.amin(dim=1))
         return longest.unsqueeze(1)
 
-    def point(self) -> Point:
+    def point(self) -> DensePoint:
         """The best point, multipliers of sides gathered into signed ones."""
         p = self.program
         z, _, found, nu = self.kept
@@ -189,7 +189,7 @@ class _State:
         full[:, used] = found
         k = int(uneven.sum())
         lam[:, uneven] = full[:, :k] - full[:, k : 2 * k]
-        return Point(z, lam, full[:, 2 * k : 2 * k + p.n] - full[:, 2 * k + p.n :])
+        return DensePoint(z, lam, full[:, 2 * k : 2 * k + p.n] - full[:, 2 * k + p.n :])
 
 
 def _either(mine: Tensor, first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

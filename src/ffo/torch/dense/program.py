@@ -148,17 +148,17 @@ class White:
 
 
 @dataclass(frozen=True)
-class Point:
+class DensePoint:
     """z and mu (batch, n), lam (batch, r)."""
 
     z: Tensor
     lam: Tensor
     mu: Tensor
 
-    def where(self, mine: Tensor, other: Point) -> Point:
+    def where(self, mine: Tensor, other: DensePoint) -> DensePoint:
         """This one where `mine` (batch,), else the other."""
         mine = mine.unsqueeze(1)
-        return Point(
+        return DensePoint(
             torch.where(mine, self.z, other.z),
             torch.where(mine, self.lam, other.lam),
             torch.where(mine, self.mu, other.mu),

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from ffo.torch.dense.ghost import Chosen, picked
-from ffo.torch.dense.program import DenseProgram, Point, Tensor, largest, positive, raised, times
+from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor, largest, positive, raised, times
 
 ITERATIONS, HALVINGS = 25, 10
 #: residual of the rows, relative to their terms, at which Newton's method has arrived
@@ -87,7 +87,7 @@ class _Dual:
         )
 
 
-def separable(program: DenseProgram, diagonal: Tensor) -> tuple[Point, Tensor]:
+def separable(program: DenseProgram, diagonal: Tensor) -> tuple[DensePoint, Tensor]:
     """A point and the iterations taken (batch,), -1 where it was not found.
 
     Args:
@@ -103,7 +103,7 @@ def separable(program: DenseProgram, diagonal: Tensor) -> tuple[Point, Tensor]:
     last = dual.at(lam)
     z, lam = last.w / root, lam / length
     force = -program.stationarity(z, lam)
-    return Point(z, lam, torch.where(last.free, 0.0, force)), iterations
+    return DensePoint(z, lam, torch.where(last.free, 0.0, force)), iterations
 
 
 def _newton(dual: _Dual) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ import torch
 from ffo.solvers.pool import share
 from ffo.torch.dense.ghost import DenseGhost
 from ffo.torch.dense.interior import interior_point
-from ffo.torch.dense.program import DenseProgram, Point, Tensor, triangular
+from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor, triangular
 from ffo.torch.dense.separable import separable
 from ffo.torch.dense.verify import Verdict, judge
 
@@ -44,7 +44,7 @@ class DenseSolution:
     set satisfies the conditions. `ghost` is the one of these active sets, if verification had to make it;
     `warm_hits` counts the samples for which no solver was asked."""
 
-    point: Point
+    point: DensePoint
     rows: Tensor
     bounds: Tensor
     verdict: Verdict
@@ -69,7 +69,7 @@ def solve_dense(program: DenseProgram, eps: float = 1e-7, guess: Guess | None = 
     if guess is None:
         return _verified(program, *_points(program, eps))
     ghost = DenseGhost(program, guess.rows, guess.bounds)
-    point = ghost.polished(Point(*(torch.zeros_like(v) for v in (program.p, program.upp, program.p))))
+    point = ghost.polished(DensePoint(*(torch.zeros_like(v) for v in (program.p, program.upp, program.p))))
     verdict = judge(program, point)
     right = guess.known & (verdict.natural <= ACCEPT)
     hits = int(right.sum())
@@ -85,7 +85,7 @@ def solve_dense(program: DenseProgram, eps: float = 1e-7, guess: Guess | None = 
     return replace(_verified(program, point, iterations, solver), warm_hits=hits)
 
 
-def _verified(program: DenseProgram, point: Point, iterations: Tensor, solver: tuple[str, ...]) -> DenseSolution:
+def _verified(program: DenseProgram, point: DensePoint, iterations: Tensor, solver: tuple[str, ...]) -> DenseSolution:
     """The solution near a point, which is polished where it is not exact."""
     verdict = judge(program, point)
     rows, bounds = verdict.rows, verdict.bounds
@@ -104,13 +104,13 @@ def _verified(program: DenseProgram, point: Point, iterations: Tensor, solver: t
     return DenseSolution(point, rows, bounds, verdict, False, iterations, solver)
 
 
-def _put(point: Point, which: Tensor, other: Point) -> Point:
+def _put(point: DensePoint, which: Tensor, other: DensePoint) -> DensePoint:
     """The point with some samples (by number) replaced."""
     pairs = ((point.z, other.z), (point.lam, other.lam), (point.mu, other.mu))
-    return Point(*(mine.index_put((which,), theirs) for mine, theirs in pairs))
+    return DensePoint(*(mine.index_put((which,), theirs) for mine, theirs in pairs))
 
 
-def _points(program: DenseProgram, eps: float) -> tuple[Point, Tensor, tuple[str, ...]]:
+def _points(program: DenseProgram, eps: float) -> tuple[DensePoint, Tensor, tuple[str, ...]]:
     """A point near the solution, the iterations it took, and whose it is, by sample."""
     batch = program.batch
     if program.p.device.type != "cpu":
@@ -128,7 +128,7 @@ def _points(program: DenseProgram, eps: float) -> tuple[Point, Tensor, tuple[str
     return point, iterations, tuple("DAQP" if m else "dual Newton" for m in missed.tolist())
 
 
-def _daqp(program: DenseProgram) -> tuple[Point, Tensor]:
+def _daqp(program: DenseProgram) -> tuple[DensePoint, Tensor]:
     """One DAQP solve a sample; a sample that fails is left at zero, for verification to find.
 
     Half of its time would go into the factors of Q and what they make of the rows. Where no bounds are
@@ -139,10 +139,10 @@ def _daqp(program: DenseProgram) -> tuple[Point, Tensor]:
         return _daqp_on(program, _samples(program.Q), program.p, program.R)
     point, iterations = _daqp_on(program, _identity(program.n), white.p, white.R)
     z = triangular(white.L.mT, point.z.unsqueeze(2), upper=True).squeeze(2)
-    return Point(z, point.lam, point.mu), iterations
+    return DensePoint(z, point.lam, point.mu), iterations
 
 
-def _daqp_on(program: DenseProgram, H: Array, p: Tensor, R: Tensor) -> tuple[Point, Tensor]:
+def _daqp_on(program: DenseProgram, H: Array, p: Tensor, R: Tensor) -> tuple[DensePoint, Tensor]:
     """DAQP on these matrices and costs within the sides of the program."""
     import daqp
 
@@ -173,7 +173,7 @@ def _daqp_on(program: DenseProgram, H: Array, p: Tensor, R: Tensor) -> tuple[Poi
     share(run, program.batch, cheap=n < THREADED)
     mu = lam[:, :first].copy() if first else np.zeros(F.shape)
     rest = np.ascontiguousarray(lam[:, first:])
-    return Point(torch.from_numpy(z), torch.from_numpy(rest), torch.from_numpy(mu)), torch.from_numpy(iterations)
+    return DensePoint(torch.from_numpy(z), torch.from_numpy(rest), torch.from_numpy(mu)), torch.from_numpy(iterations)
 
 
 @lru_cache(maxsize=8)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ffo.torch.dense.program import DenseProgram, Point, Tensor, added, largest, unit
+from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor, added, largest, unit
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Verdict:
     bounds: Tensor
 
 
-def judge(program: DenseProgram, point: Point) -> Verdict:
+def judge(program: DenseProgram, point: DensePoint) -> Verdict:
     """Judge a point, in units in which variables and costs have size 1."""
     z, norms, lam = point.z, program.norms, point.lam * program.norms
     gradient = program.gradient(z)
