@@ -1,4 +1,4 @@
-"""The report of a dense call: made when asked for, and saying the same whenever that is."""
+"""The report of a call on a device: made when asked for, and saying the same whenever that is."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ import pytest
 import torch
 
 from ffo.engine.info import Times
-from ffo.torch import FFOQPLayer
-from ffo.torch.dense.program import DensePoint, DenseProgram
+from ffo.engine.outcome import Outcome
+from ffo.torch import FFOQPLayer, qp
+from ffo.torch.dense.program import DenseProgram, DensePoint
 from ffo.torch.dense.report import Backward, DenseReport
 from ffo.torch.dense.solve import DenseSolution
 from ffo.torch.dense.verify import Verdict
 
 D = torch.float64
+
+
+@pytest.fixture(autouse=True)
+def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of the CPU are treated as those of a device."""
+    monkeypatch.setattr(qp, "worthwhile", lambda given: True)
 
 
 def solved() -> tuple[FFOQPLayer, torch.Tensor]:
@@ -85,7 +92,7 @@ def test_the_worst_of_a_batch_is_judged_as_the_certificate_judges_it(
     verdict = Verdict(batch(natural, 0.0), batch(margin, 1.0), sides, sides)
     empty = torch.zeros(3, 1, dtype=D)
     solution = DenseSolution(
-        DensePoint(empty, empty, empty), sides, sides, verdict, True, torch.zeros(3, dtype=torch.long), ("DAQP",) * 3
+        DensePoint(empty, empty, empty), sides, sides, verdict, True, torch.zeros(3, dtype=torch.long), ("somebody",) * 3
     )
     report, done = DenseReport(solution, Times()), Backward(batch(residual, 0.0), None, True, 0.0)
     report.backward = done
@@ -94,13 +101,15 @@ def test_the_worst_of_a_batch_is_judged_as_the_certificate_judges_it(
     assert report._quiet(done) == certificate.good.all()
 
 
+@pytest.mark.parametrize("kept", [DenseProgram, Outcome], ids=["device", "core"])
 @pytest.mark.parametrize("change", ["state", "cost", "side"])
-def test_inputs_that_take_in_outputs_are_freed(change: str) -> None:
+def test_inputs_that_take_in_outputs_are_freed(change: str, kept: type, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state that is updated in place by the solution must not keep the graphs of all steps alive."""
+    monkeypatch.setattr(qp, "worthwhile", lambda given: kept is DenseProgram)
     layer, eye = FFOQPLayer(), torch.eye(3, dtype=D)
     weight = torch.ones((), dtype=D, requires_grad=True)
     gc.collect()
-    before = sum(type(o) is DenseProgram for o in gc.get_objects())
+    before = sum(type(o) is kept for o in gc.get_objects())
     for _ in range(10):
         state, side = torch.ones(4, 3, dtype=D), torch.ones(3, dtype=D)
         z = layer((eye + 0.1) * weight, state, eye, side)
@@ -113,4 +122,4 @@ def test_inputs_that_take_in_outputs_are_freed(change: str) -> None:
             side += z.sum()
     del z, state, side
     gc.collect()
-    assert sum(type(o) is DenseProgram for o in gc.get_objects()) <= before + 1
+    assert sum(type(o) is kept for o in gc.get_objects()) <= before + 1

@@ -23,7 +23,6 @@ from ffo.errors import (
     UnboundedError,
 )
 from ffo.torch import FFOQPLayer
-from ffo.torch.dense.warm import ActiveSets
 
 #: the layer's own choice of route, and the sparse core
 ROUTES = {"own": {}, "core": {"solver": "CLARABEL"}}
@@ -274,11 +273,10 @@ def test_wrong_memory_is_never_accepted() -> None:
 def test_memory_is_bounded(options: dict[str, object]) -> None:
     layer = FFOQPLayer(**options)
     layer.engine._memory = Memory(max_bytes=4 * 8 * (3 + 2 * 3))  # four solutions of three variables and bounds
-    layer._sets = ActiveSets(Memory(max_bytes=4 * 3, dtype=np.int8))  # four active sets
     p = torch.randn(6, 3, dtype=D, generator=torch.Generator().manual_seed(0))
     for _ in range(2):
         layer(torch.eye(3, dtype=D), p, lb=torch.zeros(3, dtype=D), keys=range(6))
-    assert max(len(layer.engine._memory), len(layer._sets.memory)) == 4
+    assert len(layer.engine._memory) == 4
     assert layer.info.warm_hits == 4
 
 

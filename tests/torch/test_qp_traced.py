@@ -21,7 +21,7 @@ def test_a_failed_export_leaves_nothing_behind() -> None:
         def forward(self, *values: torch.Tensor) -> object:
             return call(layer, dict(zip(blocks, values, strict=True)))
 
-    with pytest.raises(Exception, match="equal"):  # a solve is no graph
+    with pytest.raises(Exception, match="numpy"):  # a solve is no graph
         torch.export.export(Model(), tuple(tensors(blocks, requires_grad=False).values()), strict=False)
     own, _ = gradients(layer, blocks)
     core, _ = gradients(FFOQPLayer(solver_args={"eps": 1e-10}), blocks)

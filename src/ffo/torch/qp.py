@@ -144,7 +144,7 @@ class FFOQPLayer(OptimizationLayer):
         return QPSolution(*found) if self.duals else found[0]
 
     def _dense(self, given: Given, keys: list[Hashable] | None) -> tuple[torch.Tensor, ...] | None:
-        """The solution by dense batched algebra; None where that does not apply or does not verify."""
+        """The solution by dense batched algebra on a device; None where that does not apply or does not verify."""
         options = self.engine.options
         plain = not (options.solver_args or options.smoothing or options.verbose)
         if not plain or options.solver is not None or options.backward not in ("auto", "direct"):

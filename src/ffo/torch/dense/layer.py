@@ -1,4 +1,4 @@
-"""The dense path of FFOQPLayer through autograd: everything stays on the tensors' device."""
+"""FFOQPLayer on dense tensors of other devices than the CPU, through autograd: everything stays on the device."""
 
 from __future__ import annotations
 
@@ -11,85 +11,35 @@ from typing import Any, Literal
 import torch
 
 from ffo.engine.info import Times
-from ffo.program.blocks import MATRICES, SIDES
+from ffo.program.blocks import SIDES
 from ffo.program.quadratic import Name
 from ffo.torch.blocks import Form, Given
 from ffo.torch.dense.ghost import DenseGhost
-from ffo.torch.dense.program import DenseProgram, Tensor, diagonal_only
+from ffo.torch.dense.program import DenseProgram, Tensor
 from ffo.torch.dense.report import Backward, DenseReport
 from ffo.torch.dense.solve import DenseSolution, solve_dense
 from ffo.torch.dense.warm import Remembered
 from ffo.torch.function import Once, refuse_legacy_batches
 
-#: variables up to which dense tensors are treated as dense programs on the CPU (the second where Q is
-#: diagonal and all rows are equalities), and everywhere else
-CPU_SIZE, SEPARABLE_SIZE, DEVICE_SIZE = 500, 4000, 2000
-#: numbers that the matrices of a batch may have on the CPU, were they not shared
-ENTRIES = 100_000_000
-#: variables up to which they are even if most entries are zero; the share of nonzeros beyond, in a sample of
-#: about so many matrices and rows of each
-TINY, FILL, SAMPLED = 30, 0.25, 16
+#: variables and rows up to which programs are treated as dense ones
+LARGEST = 2000
 
 
 def worthwhile(given: Given) -> bool:
-    """Whether dense batched algebra beats the sparse core on these blocks.
+    """Whether dense batched algebra on their device beats the core on these blocks: not on the CPU.
 
     What is not finite shows in the residual of any point; the core then says what is wrong.
     """
     form = given.form
-    if not form.dense:
+    if form.device.type == "cpu" or not form.dense:
         return False
     if torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0:
         return False  # torch.func and forward mode go through the core
-    if form.device.type != "cpu":
-        return form.n + form.equalities + form.inequalities <= DEVICE_SIZE
-    return _suits_cpu(given)
-
-
-def _suits_cpu(given: Given) -> bool:
-    n, rows, batch = given.form.n, given.form.equalities + given.form.inequalities, given.form.batch or 1
-    small = n <= CPU_SIZE and rows <= 4 * n + 4 * TINY and batch * n * (n + rows) <= ENTRIES
-    if small and n <= TINY:
-        return True
-    if not small and (n > SEPARABLE_SIZE or given.form.inequalities or batch * n * given.form.equalities > ENTRIES):
-        return False
-    matrices = {name: v.detach() for name, v in given.tensors.items() if name in MATRICES}
-    with OneThread(given.form.device):
-        shares = {name: _share(v) for name, v in matrices.items()}
-        if max(shares.values(), default=0.0) < FILL:
-            return False
-        diagonal = "Q" in matrices and diagonal_only(_three(matrices["Q"]))
-    sizes = {name: v.numel() for name, v in matrices.items() if not (diagonal and name == "Q")}
-    filled = sum(shares[name] * size for name, size in sizes.items())
-    return (small or diagonal) and filled >= FILL * sum(sizes.values())
-
-
-def _share(M: Tensor) -> float:
-    """Nonzeros among the entries of some rows of a matrix or of a batch of them."""
-    some = M[(*(slice(None, None, 1 + size // SAMPLED) for size in M.shape[:-1]),)]
-    return int(torch.count_nonzero(some)) / max(1, some.numel())
+    return form.n + form.equalities + form.inequalities <= LARGEST
 
 
 class UnverifiedError(Exception):
-    """Some sample could not be verified: the whole batch goes to the sparse core."""
-
-
-class OneThread:
-    """One CPU thread inside: batches of small matrices lose more to threads than they gain (ten times,
-    measured on two cores). What the caller has set is restored."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.here = device.type == "cpu"
-
-    def __enter__(self) -> None:
-        if self.here:
-            # Even where it is 1 already: other libraries set OpenMP's number, which torch reports, but not MKL's.
-            self.threads = torch.get_num_threads()
-            torch.set_num_threads(1)
-
-    def __exit__(self, *_: object) -> None:
-        if self.here:
-            torch.set_num_threads(self.threads)
+    """Some sample could not be verified: the whole batch goes to the core."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +129,7 @@ class DenseSolve(torch.autograd.Function):
         start = time.perf_counter()
         ctx.set_materialize_grads(False)
         # Nothing in here is differentiated; in inference mode operations take a tenth less time.
-        with torch.inference_mode(), OneThread(plan.form.device):
+        with torch.inference_mode():
             # Detached: an input that is changed in place later, by what is computed from the output, would keep
             # itself alive through ctx.
             wide = {name: v.detach().to(torch.float64) for name, v in zip(plan.form.names, values, strict=True)}
@@ -214,7 +164,7 @@ class DenseSolve(torch.autograd.Function):
                 refuse_legacy_batches(g)
         values = ctx.saved_tensors  # complains of values that were changed in place, which the program may share
         wanted = dict(zip(ctx.plan.form.names, ctx.needs_input_grad[3:], strict=True))
-        with torch.no_grad(), OneThread(ctx.plan.form.device):
+        with torch.no_grad():
             found, residual, dependent = _adjoint(ctx, gradients, wanted)
         constraints = any(want for name, want in wanted.items() if name not in ("Q", "p"))
         ctx.report.finish(Backward(residual, dependent, constraints, time.perf_counter() - start))

@@ -1,4 +1,4 @@
-"""Newton's method on the dual: programs with diagonal Q, dense equalities and bounds."""
+"""FFOQPLayer on programs with diagonal Q, dense equalities and bounds, however these are written."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import torch
 
 from ffo.errors import InfeasibleError
 from ffo.torch import FFOQPLayer
-from ffo.torch.dense import separable as module
-from ffo.torch.dense.program import DenseProgram
-from ffo.torch.dense.separable import separable
 
 Array = np.ndarray
 BATCH, N, ROWS = 4, 170, 40
@@ -43,26 +40,26 @@ def tensors(blocks: dict[str, Array]) -> dict[str, torch.Tensor]:
     return {k: torch.tensor(v, requires_grad=True) for k, v in blocks.items()}
 
 
-def program_of(blocks: dict[str, Array]) -> DenseProgram:
-    t = {k: torch.tensor(v) for k, v in blocks.items()}
-    three = lambda M: M if M.ndim == 3 else M.unsqueeze(0)  # noqa: E731
-    return DenseProgram(three(t["Q"]), t["p"], three(t["A"]), t["b"], t["b"], t["lb"], t["ub"], ROWS)
-
-
+@pytest.mark.parametrize("form", ["bounds", "rows"])
 @pytest.mark.parametrize("shared", [(), ("Q",), ("A",), ("Q", "A")], ids=lambda s: "+".join(s) or "batched")
-def test_known_solutions_are_found_in_a_few_steps(shared: tuple[str, ...]) -> None:
+def test_known_solutions_are_found_in_a_few_steps(shared: tuple[str, ...], form: str) -> None:
     blocks, (z, nu, mu) = known(0, shared)
-    program = program_of(blocks)
-    point, iterations = separable(program, program.diagonal)
-    assert iterations.min() >= 1
-    assert iterations.max() <= 15
-    np.testing.assert_allclose(point.z.numpy(), z, atol=1e-10)
-    np.testing.assert_allclose(point.lam.numpy(), nu, atol=1e-9)
-    np.testing.assert_allclose(point.mu.numpy(), mu, atol=1e-9)
+    if form == "rows":  # bounds as rows of G, the way qpth's users write them
+        blocks["h"] = np.concatenate([blocks.pop("ub"), -blocks.pop("lb")], axis=1)
+        blocks["G"] = np.vstack([np.eye(N), -np.eye(N)])
+    layer = FFOQPLayer(duals=True)
+    found = layer(**tensors(blocks))
+    assert set(layer.info.solver) == {"SEPARABLE"}
+    assert layer.info.iterations.max() <= 15
+    np.testing.assert_allclose(found.z.detach().numpy(), z, atol=1e-10)
+    np.testing.assert_allclose(found.nu.detach().numpy(), nu, atol=1e-9)
+    lam = found.lam.detach().numpy()
+    on_bounds = lam[:, :N] - lam[:, N:] if form == "rows" else found.mu.detach().numpy()
+    np.testing.assert_allclose(on_bounds, mu, atol=1e-9)
 
 
 @pytest.mark.parametrize("shared", [(), ("Q", "A")], ids=["batched", "shared"])
-def test_gradients_agree_with_the_sparse_core(shared: tuple[str, ...]) -> None:
+def test_gradients_agree_with_those_of_an_interior_point(shared: tuple[str, ...]) -> None:
     blocks, _ = known(1, shared)
     weights = torch.tensor(np.random.default_rng(7).normal(size=(BATCH, 2 * N + ROWS)))
     found = {}
@@ -72,7 +69,7 @@ def test_gradients_agree_with_the_sparse_core(shared: tuple[str, ...]) -> None:
         loss = (torch.cat([solution.z, solution.nu, solution.mu], dim=1) * weights).sum()
         found[solver] = (solution.z, torch.autograd.grad(loss, list(t.values())))
         assert layer.info.certificate.good.all()
-        assert set(layer.info.solver) == {"dual Newton" if solver is None else "CLARABEL"}
+        assert set(layer.info.solver) == {solver or "SEPARABLE"}
     torch.testing.assert_close(found[None][0], found["CLARABEL"][0], rtol=0, atol=1e-9)
     for name, mine, other in zip(blocks, found[None][1], found["CLARABEL"][1], strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-7, atol=1e-8, msg=name)
@@ -96,14 +93,13 @@ def test_gradients_agree_with_differences(block: str) -> None:
     assert float(np.vdot(gradient.numpy(), direction)) == pytest.approx(expected, rel=1e-5)
 
 
-def test_samples_that_do_not_arrive_are_left_to_another_solver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_that_do_not_arrive_are_left_to_another_solver() -> None:
     easy, hard = known(4, ("Q", "A"), held=0.02), known(4, ("Q", "A"), held=0.5)
     blocks = {k: v if v.shape[0] != BATCH else np.concatenate([v[:2], hard[0][k][2:]]) for k, v in easy[0].items()}
     z = np.concatenate([easy[1][0][:2], hard[1][0][2:]])
-    monkeypatch.setattr(module, "ITERATIONS", 4)
-    layer = FFOQPLayer()
+    layer = FFOQPLayer(solver="SEPARABLE", solver_args={"max_iters": 4}, retry=["DENSE"])
     found = layer(**tensors(blocks))
-    assert set(layer.info.solver) == {"dual Newton", "DAQP"}
+    assert set(layer.info.solver) == {"SEPARABLE", "DENSE"}
     assert (layer.info.iterations > 0).all()
     np.testing.assert_allclose(found.detach().numpy(), z, atol=1e-9)
 
@@ -117,11 +113,11 @@ def test_infeasible_samples_are_named() -> None:
         FFOQPLayer()(**tensors(blocks))
 
 
-def test_few_nonzeros_are_left_to_the_sparse_core() -> None:
+def test_few_nonzeros_are_left_to_a_sparse_solver() -> None:
     n = 300
-    A = torch.zeros(20, n, dtype=torch.float64)
-    A[torch.arange(20), torch.arange(20)] = 1.0
+    A = torch.zeros(60, n, dtype=torch.float64)
+    A[torch.arange(60), torch.arange(60)] = 1.0
     layer = FFOQPLayer()
     Q = torch.eye(n, dtype=torch.float64)
-    layer(Q, torch.zeros(2, n, dtype=torch.float64), A=A, b=torch.ones(20, dtype=torch.float64))
-    assert "dual Newton" not in layer.info.solver
+    layer(Q, torch.zeros(2, n, dtype=torch.float64), A=A, b=torch.ones(60, dtype=torch.float64))
+    assert set(layer.info.solver) == {"INTERIOR"}
