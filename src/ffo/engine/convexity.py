@@ -7,80 +7,91 @@ import qdldl
 import scipy.linalg
 import scipy.sparse as sp
 
+from ffo.kernels.pool import one_blas_thread, run_chunks
 from ffo.program.sparse import SymmetricBatch
 
 Array = np.ndarray
 
 #: negative eigenvalues up to this share of the largest entry count as rounding
 TOLERANCE = 1e-9
-DENSE = 0.2
+#: order up to which matrices are factorized as dense ones, and the share of entries from which larger ones are
+SMALL, DENSE = 100, 0.2
+#: numbers in a stack of dense matrices
+STACK = 2**18
+#: order up to which the smallest eigenvalue is computed
 EXACT = 3000
-#: order up to which a batch is factorized as one stack of dense matrices
-STACKED = 100
 
 
 def indefinite(P: SymmetricBatch) -> dict[int, float]:
-    """Samples whose P is not positive semidefinite, with (an estimate of) the smallest eigenvalue.
+    """Samples whose P is not positive semidefinite, with the smallest eigenvalue (NaN: unknown, P is large).
 
     A matrix shared by the batch is reported as sample 0 alone. P must be finite.
     """
     if not P.nnz:
         return {}
+    values = np.atleast_2d(P.values)
+    largest = np.abs(values).max(axis=1)
     if np.array_equal(P.indices, P.columns):  # diagonal: no factorization
-        smallest = np.atleast_2d(P.values).min(axis=1)
-        largest = np.abs(np.atleast_2d(P.values)).max(axis=1)
+        smallest = values.min(axis=1)
         return {int(k): float(smallest[k]) for k in np.flatnonzero(smallest < -TOLERANCE * largest)}
-    count = 1 if P.shared else len(P.values)
-    if count > 1 and P.shape[0] <= STACKED and _all_definite(P):
-        return {}
-    found = {k: _negative(P.matrix(k)) for k in range(count)}
-    return {k: v for k, v in found.items() if v is not None}
-
-
-def _all_definite(P: SymmetricBatch) -> bool:
-    """Whether every sample passes, found out for all of them at once."""
-    n = P.shape[0]
-    largest = np.abs(P.values).max(axis=1)
-    full = np.zeros((len(P.values), n, n))
-    full[:, P.indices, P.columns] = full[:, P.columns, P.indices] = P.values
+    used, place = np.unique(np.concatenate([P.indices, P.columns]), return_inverse=True)
+    size, row, column = len(used), *np.split(place, 2)
     shift = TOLERANCE * np.where(largest > 0, largest, 1.0)
-    full[:, np.arange(n), np.arange(n)] += shift[:, None]
+    definite = _dense if size <= SMALL or P.nnz > DENSE * size * size / 2 else _sparse
+    found = {}
+    for k in np.flatnonzero(~definite(values, row, column, size, shift)).tolist():
+        smallest = _smallest(values[k], row, column, size)
+        if not smallest >= -shift[k] * np.sqrt(size):
+            found[k] = smallest
+    return found
+
+
+def _dense(values: Array, row: Array, column: Array, size: int, shift: Array) -> Array:
+    """(batch,) whether P + shift has a Cholesky factor; stacks of matrices, over threads."""
+    count, diagonal = len(values), np.arange(size)
+    definite, stack = np.ones(count, dtype=bool), max(1, STACK // size**2)
+
+    def check(start: int, stop: int) -> None:
+        for first in range(start, stop, stack):
+            some = slice(first, min(stop, first + stack))
+            full = np.zeros((some.stop - some.start, size, size))
+            full[:, column, row] = values[some]  # the lower triangle, which is the one that is read
+            full[:, diagonal, diagonal] += shift[some, None]
+            try:
+                np.linalg.cholesky(full)
+            except np.linalg.LinAlgError:
+                definite[some] = [_has_factor(M) for M in full]
+
+    with one_blas_thread():
+        run_chunks(check, count, 1e-10 * count * size**3)
+    return definite
+
+
+def _has_factor(M: Array) -> bool:
     try:
-        np.linalg.cholesky(full)
+        np.linalg.cholesky(M)
     except np.linalg.LinAlgError:
         return False
     return True
 
 
-def _negative(upper: sp.csc_array) -> float | None:
-    """The smallest eigenvalue if it is negative beyond rounding, else None."""
-    used = np.unique(np.concatenate([upper.indices, np.flatnonzero(np.diff(upper.indptr))]))
-    sub = sp.csc_array(upper[used][:, used])
-    size, largest = len(used), np.abs(sub.data).max(initial=0.0)
-    if largest == 0:
-        return None
-    shift = TOLERANCE * largest * max(np.sqrt(size), 1.0)
-    if _definite(sub, shift):
-        return None
+def _sparse(values: Array, row: Array, column: Array, size: int, shift: Array) -> Array:
+    """(batch,) whether P + shift has positive pivots."""
+    definite = np.ones(len(values), dtype=bool)
+    for k, entries in enumerate(values):
+        upper = sp.csc_array((entries, (row, column)), shape=(size, size))
+        try:
+            pivots = qdldl.Solver(sp.csc_array(upper + shift[k] * sp.eye_array(size)), upper=True).factors()[1]
+            definite[k] = bool((pivots > 0).all())
+        except RuntimeError:
+            definite[k] = False
+    return definite
+
+
+def _smallest(entries: Array, row: Array, column: Array, size: int) -> float:
+    """The smallest eigenvalue; NaN where that would take too long."""
     if size > EXACT:
         return float("nan")
-    full = sub.toarray()
-    smallest = float(scipy.linalg.eigvalsh(full + np.triu(full, 1).T, subset_by_index=[0, 0])[0])
-    return smallest if smallest < -shift else None
-
-
-def _definite(upper: sp.csc_array, shift: float) -> bool:
-    size = upper.shape[0]
-    if upper.nnz > DENSE * size * size / 2:
-        full = upper.toarray()
-        np.fill_diagonal(full, full.diagonal() + shift)
-        try:
-            scipy.linalg.cholesky(full, lower=False, overwrite_a=True, check_finite=False)
-        except scipy.linalg.LinAlgError:
-            return False
-        return True
-    try:
-        D = qdldl.Solver(sp.csc_array(upper + shift * sp.eye_array(size)), upper=True).factors()[1]
-    except RuntimeError:
-        return False
-    return bool((D > 0).all())
+    full = np.zeros((size, size))
+    full[column, row] = entries
+    return float(scipy.linalg.eigvalsh(full, lower=True, subset_by_index=[0, 0])[0])
