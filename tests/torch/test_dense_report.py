@@ -14,7 +14,7 @@ import torch
 from ffo.engine.info import Times
 from ffo.engine.outcome import Outcome
 from ffo.torch import FFOQPLayer, qp
-from ffo.torch.dense.program import DenseProgram, DensePoint
+from ffo.torch.dense.program import DensePoint, DenseProgram
 from ffo.torch.dense.report import Backward, DenseReport
 from ffo.torch.dense.solve import DenseSolution
 from ffo.torch.dense.verify import Verdict
@@ -92,7 +92,7 @@ def test_the_worst_of_a_batch_is_judged_as_the_certificate_judges_it(
     verdict = Verdict(batch(natural, 0.0), batch(margin, 1.0), sides, sides)
     empty = torch.zeros(3, 1, dtype=D)
     solution = DenseSolution(
-        DensePoint(empty, empty, empty), sides, sides, verdict, True, torch.zeros(3, dtype=torch.long), ("somebody",) * 3
+        DensePoint(empty, empty, empty), sides, sides, verdict, True, torch.zeros(3, dtype=int), ("somebody",) * 3
     )
     report, done = DenseReport(solution, Times()), Backward(batch(residual, 0.0), None, True, 0.0)
     report.backward = done

@@ -13,7 +13,7 @@ import torch
 
 from ffo.torch.dense.ghost import DenseGhost
 from ffo.torch.dense.interior import interior_point
-from ffo.torch.dense.program import DenseProgram, DensePoint, Tensor
+from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor
 from ffo.torch.dense.verify import Verdict, judge
 
 STEPS = 6
