@@ -259,5 +259,7 @@ def distance(S: Structure, z: Sizes, s: Array, cleaned: Array) -> float:
 @inner_kernel
 def larger(worst: float, residual: float, unit: float) -> float:
     """max(worst, |residual| / unit); a plain maximum would swallow a NaN."""
+    if abs(residual) <= worst * unit:  # almost always: no division
+        return worst
     value = abs(residual) / unit if residual != 0.0 else 0.0
     return value if value > worst or value != value else worst
