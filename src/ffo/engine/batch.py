@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -66,10 +66,20 @@ class Batch:
             rescued=np.zeros(batch, dtype=bool),
         )
 
+    @classmethod
+    def joined(cls, program: ConeProgram, parts: Sequence[tuple[Array, Batch]]) -> Batch:
+        """One batch of several, each of some samples of a program."""
+        if len(parts) == 1:
+            return parts[0][1]
+        whole = cls.of(program)
+        for samples, part in parts:
+            whole.put(samples, part)
+        return whole
+
     @property
     def open(self) -> Array:
         """Numbers of the samples that nobody has answered yet."""
-        return np.flatnonzero(self.status == OPEN)
+        return (self.status == OPEN).nonzero()[0]
 
     def part(self, samples: Array) -> ConeProgram:
         """The program of some samples."""
@@ -92,15 +102,10 @@ class Batch:
         for mine, new in zip(self.point, point, strict=True):
             mine[samples] = new
 
-    def points(self, samples: Array) -> Triple:
-        """The points of some samples."""
-        x, y, s = self.point
-        return (x, y, s) if len(samples) == len(x) else (x[samples], y[samples], s[samples])
-
-    def linearized(self, samples: Array, point: Triple, way: Way) -> Linearization:
+    def linearized(self, samples: Array, solution: Solution, way: Way) -> Linearization:
         """Newton's method on some samples from these points; nothing is taken over yet."""
         start = time.perf_counter()
-        found = linearize(self.part(samples), Solution(*point, self.status[samples], self.iterations[samples]), way)
+        found = linearize(self.part(samples), solution, way)
         self.polish_time += time.perf_counter() - start
         return found
 
@@ -132,18 +137,26 @@ class Batch:
                 pieces.append(SolvedPart(piece.samples[mine], piece.presolve, found))
         return replace(self, pieces=pieces, status=np.where(kept, self.status, OPEN))
 
-    def put(self, samples: Array, other: Batch, presolve: Presolve, solved_only: bool = False) -> None:
-        """Take over what another batch, of these samples' reduced programs, has found out."""
+    def undo(self, presolve: Presolve, program: ConeProgram) -> Batch:
+        """The same batch, of the program that a presolve made this one of."""
+        self.program, self._point = program, presolve.outward(*self.point)
+        for k, piece in enumerate(self.pieces):
+            steps = presolve if len(piece.samples) == program.batch else presolve.take(piece.samples)
+            self.pieces[k] = SolvedPart(piece.samples, steps, piece.found)
+        return self
+
+    def put(self, samples: Array, other: Batch, solved_only: bool = False) -> None:
+        """Take over what another batch, of these samples, has found out."""
         kept = other.status == SOLVED if solved_only else np.ones(len(samples), dtype=bool)
         mine = samples[kept]
-        x, y, s = presolve.outward(*other.point)
+        x, y, s = other.point
         self.put_point(mine, (x[kept], y[kept], s[kept]))
         for name in ("status", "solver", "residual", "iterations", "retried", "rescued"):
             getattr(self, name)[mine] = getattr(other, name)[kept]
         self._forget_details(mine)
         self.detail.update({int(samples[k]): text for k, text in other.detail.items() if kept[k]})
         for piece in other.pieces:
-            self.pieces.append(SolvedPart(samples[piece.samples], presolve.take(piece.samples), piece.found))
+            self.pieces.append(SolvedPart(samples[piece.samples], piece.presolve, piece.found))
         self.hits += other.hits
         for name in ("setup_time", "solve_time", "polish_time"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -168,11 +181,11 @@ class Batch:
 
     def outcome(self, seconds: float) -> Outcome:
         """What became of the samples, NaN where they failed; `seconds`: that the call took."""
+        solved = None
         if self.status.any():
-            failed = self.status != SOLVED
-            for v in self.point:
-                v[failed] = np.nan
-            self.residual[failed] = np.nan
+            solved = self.status == SOLVED
+            for v in (*self.point, self.residual):
+                v[~solved] = np.nan
         info = Info(
             status=[STATUSES[k] for k in self.status.tolist()],
             solver=tuple(self.solver.tolist()),
@@ -185,4 +198,4 @@ class Batch:
             times=Times(self.setup_time, self.solve_time, self.polish_time, seconds),
             detail=self.detail,
         )
-        return Outcome(self.program, *self.point, self.pieces, info)
+        return Outcome(self.program, *self.point, self.pieces, info, solved)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from ffo.engine.engine import Engine
 from ffo.engine.info import Info
-from ffo.engine.outcome import Outcome
+from ffo.engine.outcome import Outcome, only
 from ffo.engine.smoothing import Sampler, centred
 from ffo.errors import GradientWarning, InputError
 from ffo.program.affine import DataGradient
@@ -34,11 +33,11 @@ class LayerRecord:
     draws: int
     score: Array | None = None
 
-    @cached_property
+    @property
     def solved(self) -> Array | None:
         """(batch * draws,) true where the sample was solved in all of its draws; None: everywhere."""
-        ok = self.outcome.info.ok
-        return None if ok.all() else np.repeat(ok.reshape(-1, self.draws).all(axis=1), self.draws)
+        ok = self.outcome.solved
+        return None if ok is None else np.repeat(ok.reshape(-1, self.draws).all(axis=1), self.draws)
 
 
 @dataclass(frozen=True)
@@ -103,10 +102,10 @@ class LayerCall:
         outcome, recovery = record.outcome, self.canonical.recovery
         spread = [None if g is None else self._spread(g, record.draws) for g in gradients]
         solved = record.solved
-        c_x, c_y = recovery.adjoint(spread, _only(solved, outcome.x))
+        c_x, c_y = recovery.adjoint(spread, only(solved, outcome.x))
         constraints = self.canonical.map.touches("A", "b", wanted=wanted)
         if record.score is None or self.canonical.map.touches("P", "A", "b", wanted=wanted):
-            data = outcome.adjoint(_only(solved, c_x), _only(solved, c_y), constraints)
+            data = outcome.adjoint(only(solved, c_x), only(solved, c_y), constraints)
             warn_of_doubt(outcome.info)
         else:  # the solutions alone say it all
             data = DataGradient(outcome.x, outcome.y, *(np.zeros_like(v) for v in (c_x, c_y, c_y)))
@@ -136,7 +135,7 @@ class LayerCall:
         along = None if record.score is None else np.einsum("ij,ij->i", record.score, change.q)
         dx, dy = outcome.tangent(change if along is None else change.with_vectors(q=np.zeros_like(change.q)))
         warn_of_doubt(outcome.info)
-        found = self.canonical.recovery.tangent(dx, dy, _only(outcome.info.ok, outcome.x))
+        found = self.canonical.recovery.tangent(dx, dy, only(outcome.solved, outcome.x))
         if along is not None:
             outputs = self.canonical.recovery.apply(*self._solved_points(record))
             found = [
@@ -157,7 +156,7 @@ class LayerCall:
 
     @staticmethod
     def _solved_points(record: LayerRecord) -> tuple[Array, Array]:
-        return _only(record.solved, record.outcome.x), _only(record.solved, record.outcome.y)
+        return only(record.solved, record.outcome.x), only(record.solved, record.outcome.y)
 
     def _flat(self, values: list[Array]) -> list[Array]:
         sizes = self.canonical.map.sizes
@@ -168,10 +167,10 @@ class LayerCall:
         return self.sampler is None or self.sampler.smoothing.average
 
     def _averaged(self, v: Array, draws: int) -> Array:
-        apart = v.reshape(len(v) // draws, draws, *v.shape[1:])
-        if not self._averages:
-            return apart.swapaxes(0, 1) if self.batch is not None else apart[0]
-        if draws > 1:
+        if self.sampler is not None:
+            apart = v.reshape(len(v) // draws, draws, *v.shape[1:])
+            if not self._averages:
+                return apart.swapaxes(0, 1) if self.batch is not None else apart[0]
             v = apart.mean(axis=1)
         return v if self.batch is not None else v[0]
 
@@ -181,11 +180,6 @@ class LayerCall:
             return apart.swapaxes(0, 1).reshape(len(g) * apart.shape[1], *apart.shape[2:])
         full = g if self.batch is not None else g[None]
         return np.repeat(full / draws, draws, axis=0) if draws > 1 else full
-
-
-def _only(solved: Array | None, v: Array) -> Array:
-    """(batch, ·) with zeros where a sample was not solved; None: all were."""
-    return v if solved is None else np.where(solved[:, None], v, 0.0)
 
 
 def call_keys(
@@ -221,10 +215,7 @@ def sample_keys(keys: Iterable[Hashable] | None, batch: int | None) -> list[Hash
 def warn_of_doubt(info: Info) -> None:
     """Say so when a gradient that was just computed cannot be fully trusted."""
     certificate = info.certificate
-    if certificate is None:
-        return
-    good = certificate.good
-    if good.all():
+    if certificate is None or (good := certificate.good).all():
         return
     doubtful = np.flatnonzero(~good & info.ok)
     if len(doubtful):

@@ -33,7 +33,7 @@ from ffo.program.cone import ConeProgram
 from ffo.program.epigraph import Epigraphs, epigraphs
 from ffo.program.presolve import MissingRows, Presolve, SharedMatrices, missing_rows
 from ffo.program.scaling import Moderate, scaling
-from ffo.program.substitution import Substitution
+from ffo.program.substitution import Definitions, Substitution
 from ffo.solvers.base import Solver
 from ffo.solvers.registry import choose, further, get_solver
 
@@ -43,6 +43,7 @@ Array = np.ndarray
 PAYING = 0.5
 #: unknowns of one sample's ghost system beyond which factors are no longer tried by default
 DIRECT_LIMIT = 200_000
+_ALIKE = SharedMatrices()
 
 
 class Engine:
@@ -69,7 +70,7 @@ class Engine:
 
     def solver(self, program: ConeProgram, overrides: dict[str, object] | None = None) -> Solver:
         """The configured solver for a program."""
-        chosen = self.options.solver or choose(program)
+        chosen = self.options.solver or self._matrices.once(choose, program)
         if isinstance(chosen, Solver):
             return get_solver(chosen, overrides)
         return self._configured(chosen, {**self.options.solver_args, **(overrides or {})})
@@ -129,8 +130,7 @@ class Engine:
             hidden: (n,) variables that nobody sees.
         """
         start = time.perf_counter()
-        given = self._matrices.recognized(SharedMatrices().apply(program.pruned()))
-        batch = Batch.of(given)
+        given = self._matrices.recognized(_ALIKE.apply(program.pruned()))
         known = None if keys is None else self._memory.recall(keys, given.n, given.m, given.m)
         program, first = given, self._substitution(given, check_convexity)
         if first is not None:
@@ -140,15 +140,16 @@ class Engine:
         lids = None if groups else epigraphs(program, hidden)
         parts: list[tuple[Array, MissingRows | None]] = [*groups] if groups else [(np.arange(program.batch), None)]
         stages = partial(self._stages, overrides=overrides)
+        solved = []
         for samples, rows in parts:
-            whole = len(samples) == given.batch
-            rest = Presolve.of(units and units.take(samples), rows, lids)
-            mine = first if first is None or whole else first.take(samples)
-            presolve = Presolve.of(mine, *rest.steps)
-            part = Batch.of(rest.apply(program if whole else program.take(samples))) if presolve.steps else batch
+            before, rest, origin, reduced = Presolve.of(first), Presolve.of(units, rows, lids), given, program
+            if len(parts) > 1:
+                before, rest = before.take(samples), rest.take(samples)
+                origin, reduced = origin.take(samples), reduced.take(samples)
+            presolve, part = before.then(rest), Batch.of(rest.apply(reduced))
             stages(part, check_convexity=check_convexity, recalled=_recalled(known, samples, presolve))
-            if part is not batch:
-                batch.put(samples, part, presolve)
+            solved.append((samples, part.undo(presolve, origin)))
+        batch = Batch.joined(given, solved)
         if units is not None:
             self._in_given_units(batch, parts, first, lids, stages)
         if self.options.on_fail == "raise":
@@ -159,7 +160,7 @@ class Engine:
         return outcome
 
     def _substitution(self, program: ConeProgram, check_convexity: bool) -> Substitution | None:
-        found = self._matrices.definitions(program)
+        found = self._matrices.once(Definitions.of, program)
         if found is None or (check_convexity and len(found.places.in_P)):  # what is put in could hide an indefinite P
             return None
         return Substitution(found, program.q, program.b)
@@ -188,12 +189,12 @@ class Engine:
             from_memory(batch, way, recalled[0], recalled[1:])
         if self._ours(overrides) and isinstance(way, Direct):
             self._try_newton(batch)
-        if len(batch.open):
-            ask(batch, self._in_turn(program, find(), overrides), way)
+        ask(batch, self._in_turn(program, overrides), way)
         rescue(batch, way)
 
-    def _in_turn(self, program: ConeProgram, first: Solver, overrides: dict[str, object] | None) -> Iterator[Solver]:
+    def _in_turn(self, program: ConeProgram, overrides: dict[str, object] | None) -> Iterator[Solver]:
         """The solver and those that it leaves samples to; all that the user named must be fit for the program."""
+        first = self.solver(program, overrides)
         first.check(program)
         others = None if self.options.retry is None else self.others(program, first, overrides)
         for solver in others or ():
@@ -227,10 +228,10 @@ class Engine:
         for samples, rows in parts:
             failed = samples[np.isin(batch.status[samples], REPAIRABLE)]
             if len(failed):
-                presolve = Presolve.of(first and first.take(failed), rows, lids)
-                again = Batch.of(presolve.apply(batch.part(failed)))
+                presolve, origin = Presolve.of(first and first.take(failed), rows, lids), batch.part(failed)
+                again = Batch.of(presolve.apply(origin))
                 stages(again)
-                batch.put(failed, again, presolve, solved_only=True)
+                batch.put(failed, again.undo(presolve, origin), solved_only=True)
 
 
 def _recalled(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -73,4 +73,4 @@ class Info:
         and how long it took."""
         assert self.certificate is not None
         self.certificate = self.certificate.after_backward(residual, dependent)
-        self.times = replace(self.times, backward=seconds)
+        self.times = Times(**{**vars(self.times), "backward": seconds})

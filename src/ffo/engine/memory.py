@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate, pairwise
 from threading import Lock
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ffo.engine.convexity import indefinite
 from ffo.program.cone import ConeProgram
-from ffo.program.sparse import SparseBatch, SymmetricBatch
-from ffo.program.substitution import Definitions
+from ffo.program.sparse import SymmetricBatch
 
 Array = np.ndarray
+Fact = TypeVar("Fact")
 
 #: memory given to remembered solutions
 MAX_BYTES = 256 * 2**20
@@ -98,7 +99,7 @@ class Matrices:
     def __init__(self) -> None:
         self._last: ConeProgram | None = None
         self._judged: tuple[SymmetricBatch, dict[int, float]] | None = None
-        self._defined: tuple[SymmetricBatch, SparseBatch, Definitions | None] | None = None
+        self._facts: dict[Callable[[ConeProgram], Any], tuple[ConeProgram, Any]] = {}
 
     def indefinite(self, P: SymmetricBatch) -> dict[int, float]:
         """`convexity.indefinite`, asked once of a matrix that is recognized."""
@@ -107,18 +108,23 @@ class Matrices:
             judged = self._judged = P, indefinite(P)
         return judged[1]
 
-    def definitions(self, program: ConeProgram) -> Definitions | None:
-        """`Definitions.of`, asked once of matrices that are recognized."""
-        P, A, known = program.P, program.A, self._defined
-        if known is None or known[0] is not P or known[1] is not A:
-            known = P, A, Definitions.of(program)
-            if program.shared_matrices:
-                self._defined = known
-        return known[2]
+    def once(self, find: Callable[[ConeProgram], Fact], program: ConeProgram) -> Fact:
+        """find(program), which depends on matrices and cones alone: asked once of matrices that are recognized."""
+        known = self._facts.get(find)
+        if known is not None:
+            last = known[0]
+            if last.P is program.P and last.A is program.A and last.cones == program.cones:
+                return known[1]  # type: ignore[no-any-return]
+        found = find(program)
+        if program.shared_matrices and program.P.own and program.A.own:
+            self._facts[find] = program, found
+        return found
 
     def recognized(self, program: ConeProgram) -> ConeProgram:
         """The program, with the matrices used last if they are equal."""
         last, P, A = self._last, program.P, program.A
+        if last is not None and last.P is P and last.A is A:
+            return program
         if P.shared:
             P = last.P if last is not None and last.P.same(P) else P.owned()
         if A.shared:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class SolvedPart:
 
     def sensitivity(self, r_x: Array, r_s: Array) -> Triple:
         """u, w of these samples' ghost systems, and the residual."""
-        return self.presolve.solve(lambda *right: astuple(self.found.sensitivity(*right)), r_x, r_s)
+        return self.presolve.solve(self.found.sensitivity, r_x, r_s)
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Outcome:
     """A solved batch: x (batch, n), y and s (batch, m), NaN where a sample failed.
 
     `pieces` hold the linearizations; samples in none of them failed. `info` is the report on this call:
-    derivatives add to it whenever they are taken.
+    derivatives add to it whenever they are taken. `solved`: (batch,) true where a sample was solved; None: everywhere.
     """
 
     program: ConeProgram
@@ -45,6 +45,7 @@ class Outcome:
     s: Array
     pieces: list[SolvedPart]
     info: Info
+    solved: Array | None
 
     def adjoint(self, c_x: Array, c_y: Array, constraints: bool = True) -> DataGradient:
         """Loss gradients in x and y -> gradient in the data; failed samples contribute zero.
@@ -55,25 +56,19 @@ class Outcome:
         start = time.perf_counter()
         u, w, residual = self._sensitivity(-c_x, -c_y)
         self._report(residual, constraints, start)
-        return DataGradient(*self._solved, u, w, -w)
+        return DataGradient(only(self.solved, self.x), only(self.solved, self.y), u, w, -w)
 
     def tangent(self, change: ConeProgram) -> tuple[Array, Array]:
         """Derivative (dx, dy) along a change of the data; zero for failed samples."""
         start = time.perf_counter()
-        x, y = self._solved
+        x, y = only(self.solved, self.x), only(self.solved, self.y)
         dx, dy, residual = self._sensitivity(-change.stationarity(x, y), change.slack(x))
         self._report(residual, bool(np.any(change.A.values) or np.any(change.b)), start)
         return dx, dy
 
-    @property
-    def _solved(self) -> tuple[Array, Array]:
-        """x and y, zero where a sample failed."""
-        ok = self.info.ok
-        return (self.x, self.y) if ok.all() else (np.where(ok[:, None], self.x, 0), np.where(ok[:, None], self.y, 0))
-
     def _sensitivity(self, r_x: Array, r_s: Array) -> Triple:
         """u, w of all samples' ghost systems, and the residual; zero and NaN for failed samples."""
-        if len(self.pieces) == 1 and len(self.pieces[0].samples) == len(self.x):
+        if is_whole(self.pieces, len(self.x)):
             return self.pieces[0].sensitivity(r_x, r_s)
         u, w, residual = np.zeros_like(self.x), np.zeros_like(self.y), np.full(len(self.x), np.nan)
         for piece in self.pieces:
@@ -82,16 +77,27 @@ class Outcome:
         return u, w, residual
 
     def _report(self, residual: Array, constraints: bool, start: float) -> None:
-        dependent = np.zeros(len(self.x), dtype=bool)
+        dependent = None
         if constraints:
+            dependent = np.zeros(len(self.x), dtype=bool)
             for piece in self.pieces:
                 dependent[piece.samples] = piece.found.dependent
-        self.info.add_pass(residual, dependent if constraints else None, time.perf_counter() - start)
+        self.info.add_pass(residual, dependent, time.perf_counter() - start)
+
+
+def only(solved: Array | None, v: Array) -> Array:
+    """(batch, ·) with zeros where a sample was not solved; None: all were."""
+    return v if solved is None else np.where(solved[:, None], v, 0.0)
+
+
+def is_whole(pieces: Sequence[SolvedPart], batch: int) -> bool:
+    """Whether all samples were linearized together."""
+    return len(pieces) == 1 and len(pieces[0].samples) == batch
 
 
 def merged_certificate(pieces: Sequence[SolvedPart], batch: int) -> Certificate:
     """One certificate for the batch; samples in no piece were not solved."""
-    if len(pieces) == 1 and len(pieces[0].samples) == batch:
+    if is_whole(pieces, batch):
         return pieces[0].found.certificate
     merged = Certificate.unsolved(batch)
     for piece in pieces:

@@ -13,7 +13,7 @@ from ffo.errors import SOLVED, Status
 from ffo.ghost.direct import from_nothing
 from ffo.ghost.oracle import Way
 from ffo.program.cone import Solution
-from ffo.program.presolve import Presolve, Triple
+from ffo.program.presolve import Triple
 from ffo.program.sparse import SymmetricBatch
 from ffo.solvers.base import Solver
 from ffo.solvers.forward import default_tolerance, describe, solve_checked
@@ -67,7 +67,7 @@ def from_memory(batch: Batch, way: Way, known: Array, point: Triple) -> None:
     if not len(known) or not way.polishes:
         return
     with np.errstate(all="ignore"):
-        hit = batch.accept_solutions(known, batch.linearized(known, (x, y, s), way))
+        hit = batch.accept_solutions(known, batch.linearized(known, _unsolved(x, y, s), way))
     batch.iterations[known[hit]] = 0
     batch.hits = int(hit.sum())
 
@@ -85,10 +85,13 @@ def solve_from_nothing(batch: Batch) -> None:
 def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
     """Solvers in order: a sample that one fails on, or whose answer is not verified, goes on to the next alone. So does
     one whose answer is coarse although it was polished, if there is another solver: the better answer stands."""
-    todo = batch.open
+    todo = fresh = batch.open
+    if not len(todo):
+        return
     for place, solver in enumerate(solvers):
-        fresh = todo[batch.status[todo] != SOLVED]
-        batch.retried[fresh] = place > 0
+        if place:
+            fresh = todo[batch.status[todo] != SOLVED]
+            batch.retried[fresh] = True
         if len(fresh):
             _ask_one(batch, solver, way, fresh)
         if len(fresh) < len(todo):
@@ -105,7 +108,7 @@ def _ask_again(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
     _ask_one(other, solver, way, np.arange(len(samples)))
     better = (other.status == SOLVED) & (other.residual < batch.residual[samples])
     other.retried[:] = True
-    batch.put(samples, other.only(better), Presolve(), solved_only=True)
+    batch.put(samples, other.only(better), solved_only=True)
 
 
 def _ask_one(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
@@ -114,43 +117,39 @@ def _ask_one(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
     batch.setup_time += answer.setup_time
     batch.solve_time += answer.solve_time
     solved = answer.status == SOLVED
-    if solved.all():
-        keep, rows = slice(None), samples
-    else:
+    if not solved.all():
         undecided = ~np.isin(batch.status[samples], VERDICTS)
         first = (batch.solver[samples] == "") | (undecided & np.isin(answer.status, VERDICTS))
         batch.detail.update({int(samples[k]): text for k, text in (answer.detail or {}).items() if first[k]})
-        keep = first | solved
-        rows, samples = samples[keep], samples[solved]
-    batch.put_point(rows, (answer.x[keep], answer.y[keep], answer.s[keep]))
-    batch.status[rows], batch.residual[rows] = answer.status[keep], residual[keep]
-    batch.solver[rows], batch.iterations[rows] = solver.name, answer.iterations[keep]
-    _verify(batch, samples, way, default_tolerance(solver))
+        keep = first & ~solved
+        rows = samples[keep]
+        batch.put_point(rows, (answer.x[keep], answer.y[keep], answer.s[keep]))
+        batch.status[rows], batch.residual[rows] = answer.status[keep], residual[keep]
+        batch.solver[rows], batch.iterations[rows] = solver.name, answer.iterations[keep]
+        samples, answer = samples[solved], answer.take(solved)
+    if len(samples):
+        batch.solver[samples], batch.iterations[samples] = solver.name, answer.iterations
+        _verify(batch, samples, answer, way, default_tolerance(solver))
 
 
-def _verify(batch: Batch, samples: Array, way: Way, tolerance: float) -> None:
-    """Polish the answers of a solver, and see whether they hold in the units of every row.
+def _verify(batch: Batch, samples: Array, answer: Solution, way: Way, tolerance: float) -> None:
+    """Polish the answers of a solver that it calls solved, and see whether they hold in the units of every row.
 
     Where Newton's method does not converge, the solver's own point stands if it holds to its tolerance: the
     certificate says so. The residual of an answer to a tolerance may be its square root (a slack and a multiplier of
     that size: solvers measure their product); one that is farther off is no answer, even if Newton's method gets
     from there to the solution.
     """
-    if not len(samples):
-        return
-    points = batch.points(samples)
-    found = batch.linearized(samples, points, way)
+    found = batch.linearized(samples, answer, way)
     natural, start = found.certificate.natural_residual, found.start_residual
     good = (natural <= tolerance) & (start <= math.sqrt(tolerance))
-    if good.all():
-        batch.accept(samples, found, good)
-        return
-    x, y, s = (v.copy() for v in points)
-    batch.put_point(samples, (x, y, s))  # the arrays may be the solver's own, and some of their rows are replaced
     batch.accept(samples, found, good)
-    bad = np.flatnonzero(~good)
-    mine, claimed = samples[bad], Solution(*points, np.full(len(samples), SOLVED), np.full(len(samples), -1)).take(bad)
+    bad = (~good).nonzero()[0]
+    if not len(bad):
+        return
+    mine, claimed = samples[bad], answer.take(bad)
     residual, status = judge(claimed, batch.part(mine), tolerance, np.fmax(natural, start)[bad])
+    batch.put_point(mine, (claimed.x, claimed.y, claimed.s))
     batch.status[mine], batch.residual[mine] = status, residual
     batch.detail.update({int(k): describe(claimed, i, status, residual) for i, k in enumerate(mine)})
 
@@ -165,6 +164,12 @@ def rescue(batch: Batch, way: Way) -> None:
     if not len(failed):
         return
     with np.errstate(all="ignore"):
-        found = batch.linearized(failed, batch.points(failed), way)
+        found = batch.linearized(failed, _unsolved(*(v[failed] for v in batch.point)), way)
         saved = batch.accept_solutions(failed, found)
     batch.rescued[failed[saved]] = True
+
+
+def _unsolved(x: Array, y: Array, s: Array) -> Solution:
+    """Points that no solver claims to be solutions."""
+    nobody = np.full(len(x), OPEN)
+    return Solution(x, y, s, nobody, nobody)

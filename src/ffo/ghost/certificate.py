@@ -8,7 +8,7 @@ backward solve itself succeed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -113,12 +113,10 @@ class Certificate:
         if not np.isnan(self.ghost_residual).all():
             residual = np.fmax(self.ghost_residual, residual)
             asked = asked or bool(self.constraints.any())
-        return replace(
-            self,
-            ghost_residual=residual,
-            dependent=self.dependent if dependent is None else self.dependent | dependent,
-            constraints=np.full(len(self.unsettled), asked),
-        )
+        known = {**vars(self), "ghost_residual": residual, "constraints": np.full(len(self.unsettled), asked)}
+        if dependent is not None:
+            known["dependent"] = self.dependent | dependent
+        return Certificate(**known)
 
     def reasons(self, sample: int) -> list[str]:
         """Why the gradient of a sample is not called good; empty if it is."""

@@ -55,7 +55,7 @@ class Compiled(Linearization):
         return self.state.face[5].min(axis=1, initial=np.inf)
 
     def sensitivity(self, r_x: Array, r_s: Array, samples: Array | None = None) -> Sensitivity:
-        mine = np.arange(len(self.x)) if samples is None else samples
+        mine = self.state.samples if samples is None else samples
         return Sensitivity(*self.plan.sensitivity(self.state, mine, r_x, r_s))
 
     @cached_property
@@ -84,8 +84,8 @@ def _certificate(state: State) -> Certificate:
     evidence = state.evidence
     return Certificate.before_backward(
         unsettled=evidence[:, columns.IS_SETTLED] == 0,
-        margin_ratio=evidence[:, columns.RATIO].copy(),
+        margin_ratio=evidence[:, columns.RATIO],
         weakly_active=evidence[:, columns.NEAREST] <= WEAK,
-        error=evidence[:, columns.ERROR].copy(),
-        natural_residual=evidence[:, columns.RESIDUAL].copy(),
+        error=evidence[:, columns.ERROR],
+        natural_residual=evidence[:, columns.RESIDUAL],
     )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +26,7 @@ from ffo.program.cone import ConeProgram, Solution
 Array = np.ndarray
 
 
-@dataclass(frozen=True)
-class Sensitivity:
+class Sensitivity(NamedTuple):
     """A solution of the ghost system: u (batch, n), w (batch, m), relative residual (batch,)."""
 
     u: Array

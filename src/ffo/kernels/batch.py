@@ -32,6 +32,7 @@ logger = logging.getLogger("ffo")
 #: seconds for one multiplication in a sparse factorization, about
 FLOP = 1e-9
 _announced = False
+_UNLIMITED = nullcontext()
 
 
 class Values:
@@ -69,11 +70,12 @@ class State:
             np.zeros((batch, S.rotation)), np.zeros((batch, S.blocks), np.int64), np.zeros((batch, S.blocks)),
         )  # fmt: skip
         widths = (entries, size, below, 0 if full.iterations else size, size)
-        self.factors = _room(tuple((batch, width) for width in widths))
+        self.factors = _room(tuple([(batch, width) for width in widths]))
         self.evidence = np.empty((batch, EVIDENCE))
+        self.samples = np.arange(batch)
 
     def __del__(self) -> None:
-        if 0 < sum(v.nbytes for v in getattr(self, "factors", ())) <= SPARE:
+        if len(self.samples) and sum([v.nbytes for v in self.factors]) <= SPARE:
             _spare.append(self.factors)
 
 
@@ -83,7 +85,7 @@ def _room(shapes: tuple[tuple[int, int], ...]) -> tuple[Array, ...]:
         found = _spare.pop()
     except IndexError:
         found = ()
-    return found if tuple(v.shape for v in found) == shapes else tuple(map(np.empty, shapes))
+    return found if tuple([v.shape for v in found]) == shapes else tuple(map(np.empty, shapes))
 
 
 class KernelPlan:
@@ -116,8 +118,13 @@ class KernelPlan:
         return FLOP * float((columns * columns).sum() + 10 * len(part(S.slim, KI)) + 100)
 
     @cached_property
-    def full(self) -> bool:
+    def curved(self) -> bool:
+        """Whether there are curved cones."""
         return bool((part(self._any.wide, KIND) > NONNEG).any())
+
+    @cached_property
+    def full(self) -> bool:
+        return self.curved
 
     @property
     def _any(self) -> Structure:
@@ -127,7 +134,7 @@ class KernelPlan:
     def interior(self, values: Values, x: Array, y: Array, s: Array, eps: float, limit: int) -> Array:
         """Solve all samples from nothing, in place; (batch,) iterations, negative where it failed."""
         iterations = np.empty(len(x), np.int64)
-        curved = True if (part(self.structure.wide, KIND) > NONNEG).any() else None  # as `full` elsewhere
+        curved = self.curved or None  # as `full` elsewhere
         arguments = (self.structure, *values.arrays, x, y, s, iterations, eps, limit, curved)
         _run(_interior_chunk, -(-len(x) // LANES), 20.0 * self.seconds, *arguments)
         return iterations
@@ -139,9 +146,9 @@ class KernelPlan:
             arrays = (*values.arrays, x, y, s, *state.face, *state.factors, state.evidence)
             seconds = 3.0 * self._seconds(state) if steps else 0.0
             _run(_newton_chunk, len(samples), seconds, state.structure, *arrays, samples, steps, full)
-            return np.flatnonzero(state.evidence[:, loop.STEPS] == UNKNOWN)
+            return (state.evidence[:, loop.STEPS] == UNKNOWN).nonzero()[0]
 
-        self._light_or_full(state, run, np.arange(len(x)))
+        self._light_or_full(state, run, state.samples)
 
     def judge(self, values: Values, x: Array, y: Array, s: Array) -> Array:
         """(batch,) natural residuals: each of the point as it is, or of its cleaned pair if that is better."""
@@ -157,7 +164,7 @@ class KernelPlan:
 
         def run(rows: Array, full: Full | None) -> Array:
             _run(_sensitivity_chunk, len(rows), 0.5 * self._seconds(state), state.structure, *arrays, rows, full)
-            return np.flatnonzero(doubt == UNKNOWN)
+            return (doubt == UNKNOWN).nonzero()[0]
 
         self._light_or_full(state, run, np.arange(len(r_x)))
         return u, w, doubt
@@ -182,9 +189,9 @@ class KernelPlan:
         def run(samples: Array, full: Full | None) -> Array:
             arrays = (*state.face, *state.factors, samples, found)
             _run(_dependent_chunk, len(samples), 4.0 * self._seconds(state), state.structure, *arrays, full)
-            return np.flatnonzero(found == UNKNOWN)
+            return (found == UNKNOWN).nonzero()[0]
 
-        self._light_or_full(state, run, np.flatnonzero(state.evidence[:, loop.PIVOT] <= system.SMALL_PIVOT))
+        self._light_or_full(state, run, (state.evidence[:, loop.PIVOT] <= system.SMALL_PIVOT).nonzero()[0])
         return found.astype(bool)
 
     def _seconds(self, state: State) -> float:
@@ -207,7 +214,7 @@ def _run(function: Any, count: int, seconds: float, *arguments: Any) -> None:
     """A kernel on `count` samples, each of which takes about so many seconds; the structure is its first argument."""
     _announce(function)
     S: Structure = arguments[0]
-    with one_blas_thread() if len(S.sign) - S.head >= SMALL else nullcontext():
+    with one_blas_thread() if len(S.sign) - S.head >= SMALL else _UNLIMITED:
         run_chunks(function, count, count * seconds, *arguments)
 
 

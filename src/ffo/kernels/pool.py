@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from threading import Lock
@@ -76,17 +76,25 @@ def run_chunks(function: Callable[..., Any], count: int, seconds: float, *argume
 
 
 @cache
-def _blas() -> ThreadpoolController:
+def _blas() -> list[Any]:
     # Looking the libraries up takes a millisecond; what is loaded later is left alone. SciPy's BLAS, which compiled
     # kernels call, is another one than NumPy's: it must be there.
     importlib.import_module("scipy.linalg.cython_blas")
-    return ThreadpoolController()
+    return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
-def one_blas_thread() -> AbstractContextManager[Any]:
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
     """BLAS and LAPACK run in the calling thread inside; what was set before is restored.
 
     Matrices of a few hundred rows gain nothing from a second thread and lose a factor of ten to it when
     the cores are busy, since waiting threads spin.
     """
-    return _blas().limit(limits=1, user_api="blas")
+    changed = [(library, threads) for library in _blas() if (threads := library.get_num_threads()) != 1]
+    for library, _ in changed:
+        library.set_num_threads(1)
+    try:
+        yield
+    finally:
+        for library, threads in changed:
+            library.set_num_threads(threads)

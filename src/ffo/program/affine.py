@@ -118,17 +118,19 @@ class AffineMap:
         # Parameters of matrices that were expanded over the batch cost what shared ones do.
         values = [equal_rows(v) if v.ndim == 2 and k in self._of_matrices else v for k, v in enumerate(values)]
         logs = self._logarithms(values)
-        q, b = (self._block(name, values, logs) for name in ("q", "b"))
-        P, A = (self._matrix(name, values, logs) for name in ("P", "A"))
+        P, A = self._matrix("P", values, logs), self._matrix("A", values, logs)
         assert isinstance(P, SymmetricBatch)
-        return ConeProgram(P, _rows(q, batch), A, _rows(b, batch), self.cones)
+        q, b = _rows(self._block("q", values, logs), batch), _rows(self._block("b", values, logs), batch)
+        return ConeProgram(P, q, A, b, self.cones)
 
     def _matrix(self, name: Block, values: Sequence[Array], logs: dict[int, Array]) -> SparseBatch:
         """A matrix block; the one returned last where the same few nonzeros come again."""
+        entering, last = self._entering[name], self._last.get(name)
+        if last is not None and not entering:
+            return last[1]
         pattern = self.P if name == "P" else self.A
         kind = SymmetricBatch if name == "P" else SparseBatch
-        thetas = [(e.maps[name], logs[e.parameter] if e.log else values[e.parameter]) for e in self._entering[name]]
-        last = self._last.get(name)
+        thetas = [(e.maps[name], logs[e.parameter] if e.log else values[e.parameter]) for e in entering]
         shared = all(theta.ndim == 1 for _, theta in thetas)
         if shared and last is not None and all(f.of(theta) for f, (_, theta) in zip(last[0], thetas, strict=True)):
             return last[1]
@@ -158,6 +160,11 @@ class AffineMap:
         return frozenset(e.parameter for name in ("P", "A") for e in self._entering[name])
 
     @cached_property
+    def _logged(self) -> frozenset[int]:
+        """The parameters that enter through their logarithm."""
+        return frozenset(e.parameter for e in self.entries if e.log)
+
+    @cached_property
     def _constant_places(self) -> dict[Block, Array]:
         return {name: np.flatnonzero(v) for name, v in self.constants.items()}
 
@@ -167,7 +174,7 @@ class AffineMap:
 
     def _logarithms(self, values: Sequence[Array]) -> dict[int, Array]:
         logs = {}
-        for i in {e.parameter for e in self.entries if e.log}:
+        for i in self._logged:
             if not (values[i] > 0).all():
                 raise InputError(
                     f"Parameter {i} of a geometric program must be positive; "
@@ -204,7 +211,7 @@ class AffineMap:
             shared = values[i].ndim == 1
             for name, into in entry.into.items():
                 term = self._entry_gradient(name, into, gradient, shared)
-                if not shared:
+                if not shared and len(term) > len(values[i]):
                     term = term.reshape(len(values[i]), -1, self.sizes[i]).sum(axis=1)
                 if entry.log:
                     term = term / values[i]

@@ -62,7 +62,7 @@ class Presolve:
 
     @classmethod
     def of(cls, *steps: PresolveStep | None) -> Presolve:
-        return cls(tuple(step for step in steps if step is not None))
+        return cls(tuple([step for step in steps if step is not None]))
 
     def apply(self, program: ConeProgram) -> ConeProgram:
         for step in self.steps:
@@ -88,6 +88,10 @@ class Presolve:
         for step in reversed(self.steps):
             u, w = step.restore(u, w, *right.pop())
         return u, w, residual
+
+    def then(self, other: Presolve) -> Presolve:
+        """These steps and those of another presolve after them."""
+        return Presolve(self.steps + other.steps)
 
     def take(self, samples: Array) -> Presolve:
         return Presolve(tuple(step.take(samples) for step in self.steps)) if self.steps else self

@@ -101,30 +101,24 @@ class _Extent:
         lean = (a < 1 / MODERATE) & (p > 0)
         self.fit = _moderate(np.concatenate([A.largest_of_rows[0], a[~lean]]))
         self.most, self.least = float(p.max(initial=0.0)), float(p[lean].min(initial=np.inf))
-        self._known: tuple[Array, tuple[Array, Array, Array]] | None = None
 
     def moderate(self, q: Array, b: Array) -> bool:
         """Whether vectors q (batch, n), b (batch or 1, m) are of moderate size."""
-        low, high, without = self._forces(b)
-        force = np.abs(q).max(axis=1)
-        if not force.all():
-            force = np.where(force == 0, without, force)
-        return bool(((force >= low) & (force <= high)).all())
+        force, sizes = np.abs(q).max(axis=1), np.abs(b)
+        longest = sizes.max(axis=1, initial=0.0)
+        shortest = np.where(sizes > 0, sizes, np.inf).min(axis=1, initial=np.inf)
+        if self._allows(shortest, longest, force):
+            return True  # whatever the medians are, which take longer
+        length = _median(sizes)
+        return self._allows(length, length, np.where(force == 0, self.curvature * length, force))
 
-    def _forces(self, b: Array) -> tuple[Array, Array, Array]:
-        """(batch or 1,) each: sizes of q between which all is moderate, and that which stands for no q at all; of a
-        single right-hand side they are remembered."""
-        known = self._known
-        if known is not None and len(b) == 1 and (known[0] == b).all():
-            return known[1]
-        length = _median(np.abs(b))
+    def _allows(self, shortest: Array, longest: Array, force: Array) -> bool:
+        """Whether all is moderate with right-hand sides of some size in this range, and gradients of this size."""
+        if not ((1 / MODERATE <= shortest) & (shortest <= longest) & (longest <= MODERATE)).all():
+            return False
         # columns have size max(a, p length / force)
-        low = np.maximum(1 / MODERATE, self.most / MODERATE * length)
-        low[~((length >= 1 / MODERATE) & (length <= MODERATE))] = np.inf
-        found = low, np.minimum(MODERATE, self.least * MODERATE * length), self.curvature * length
-        if len(b) == 1:
-            self._known = b.copy(), found
-        return found
+        low, high = np.maximum(1.0, self.most * longest) / MODERATE, np.minimum(1.0, self.least * shortest) * MODERATE
+        return bool(((low <= force) & (force <= high)).all())
 
 
 def scaling(program: ConeProgram) -> Scaling | None:

@@ -20,7 +20,7 @@ from ffo.cones import Product, Zero
 from ffo.cones.base import Cone
 from ffo.program.cone import ConeProgram
 from ffo.program.presolve import PresolveStep, Triple
-from ffo.program.sparse import Pattern, SparseBatch, SymmetricBatch
+from ffo.program.sparse import Pattern, SparseBatch, SymmetricBatch, span
 
 Array = np.ndarray
 
@@ -47,10 +47,10 @@ class Places:
         cones: of the rows that are left.
     """
 
-    gone: Array
-    kept: Array
-    rows: Array
-    rest: Array
+    gone: Array | slice
+    kept: Array | slice
+    rows: Array | slice
+    rest: Array | slice
     pivots: Array
     d: Array
     M: Pattern
@@ -200,8 +200,8 @@ def _made(cones: Product, P: Pattern, A: Pattern, gone: Array, rows: Array, curv
     add = sp.csr_array((np.ones(len(at)), (at, np.arange(len(at)))), shape=(pattern.nnz, len(at)))
     left = _pattern(row[A.rows[in_A]], variable[A.columns[in_A]], (len(rest), len(kept)))
     return Places(
-        gone, kept, rows, rest, A.indptr[gone], d, M, in_M, left, in_A, pattern, in_P, to, product, add,
-        _left(cones, rows),
+        span(gone), span(kept), span(rows), span(rest), A.indptr[gone], d, M, in_M, left, in_A, pattern, in_P, to,
+        product, add, _left(cones, rows),
     )  # fmt: skip
 
 

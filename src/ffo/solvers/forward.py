@@ -42,11 +42,10 @@ def solve_checked(
         The solution, whose status and detail have been checked, and natural residuals (batch,), NaN without a point
         or unchecked. Samples with non-finite data are INVALID_INPUT and never reach the solver.
     """
-    solver.check(program)
-    finite = np.flatnonzero(program.finite)
-    if len(finite) == program.batch:
+    if program.finite.all():
         return _checked(solver, program, default_tolerance(solver) if tolerance is None else tolerance, claims)
-    batch, n, m = program.batch, program.n, program.m
+    solver.check(program)
+    finite, batch, n, m = np.flatnonzero(program.finite), program.batch, program.n, program.m
     x, y, s = (np.full((batch, k), np.nan) for k in (n, m, m))
     status, iterations, residual = np.full(batch, int(Status.INVALID_INPUT)), np.full(batch, -1), np.full(batch, np.nan)
     detail = {int(k): NOT_FINITE for k in np.flatnonzero(~program.finite)}
@@ -62,10 +61,11 @@ def solve_checked(
 
 def _checked(solver: Solver, program: ConeProgram, tolerance: float, claims: bool) -> tuple[Solution, Array]:
     answer = solver.solve(program)
-    residual, status = np.full(program.batch, np.nan), np.array(answer.status)
-    todo = np.arange(program.batch) if claims else np.flatnonzero(~(answer.solved & np.isfinite(answer.x).all(axis=1)))
-    if not len(todo):
+    residual = np.full(program.batch, np.nan)
+    todo = claims | ~(answer.solved & np.isfinite(answer.x).all(axis=1))
+    if not todo.any():
         return answer, residual
+    todo, status = np.flatnonzero(todo), np.array(answer.status)
     residual[todo], status[todo] = judge(answer.take(todo), program.take(todo), tolerance)
     failed = np.flatnonzero(status != Status.SOLVED).tolist()
     detail = {k: describe(answer, k, status, residual) for k in failed}

@@ -88,7 +88,7 @@ def refuse_legacy_batches(t: torch.Tensor) -> None:
 def to_numpy(t: torch.Tensor) -> NumpyArray:
     refuse_legacy_batches(t)
     t = t.detach()
-    if t.ndim and len(t) > 1 and t.stride(0) == 0:  # expanded over the batch: one sample is copied, not all
+    if t.ndim and t.shape[0] > 1 and t.stride(0) == 0:  # expanded over the batch: one sample is copied, not all
         return np.broadcast_to(to_numpy(t[:1]), tuple(t.shape))
     if t.dtype is not torch.float64 or not t.is_cpu:
         t = t.to(device="cpu", dtype=torch.float64)
@@ -96,9 +96,7 @@ def to_numpy(t: torch.Tensor) -> NumpyArray:
 
 
 def _like(value: NumpyArray, reference: torch.Tensor) -> torch.Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(value))
-    if not np.ndim(value):  # ascontiguousarray turns a number into an array of one
-        tensor = tensor.reshape(())
+    tensor = torch.from_numpy(np.asarray(value, order="C"))
     if reference.dtype is torch.float64 and reference.is_cpu:
         return tensor
     return tensor.to(device=reference.device, dtype=reference.dtype)
