@@ -58,10 +58,10 @@ class Batch:
         batch = program.batch
         return cls(
             program,
-            status=np.full(batch, OPEN),
+            status=np.full(batch, OPEN, dtype=int),
             solver=np.full(batch, "", dtype=object),
-            residual=np.full(batch, np.nan),
-            iterations=np.full(batch, -1),
+            residual=np.full(batch, np.nan, dtype=float),
+            iterations=np.full(batch, -1, dtype=int),
             retried=np.zeros(batch, dtype=bool),
             rescued=np.zeros(batch, dtype=bool),
         )

@@ -12,7 +12,7 @@ from ffo.ghost.certificate import Certificate
 Array = np.ndarray
 
 
-@dataclass(frozen=True)
+@dataclass
 class Times:
     """Seconds: `setup` and `solve` inside solvers, `polish` for Newton steps and factorizations,
     `forward` for the whole call, `backward` for the last backward pass (0 before any)."""
@@ -73,4 +73,4 @@ class Info:
         and how long it took."""
         assert self.certificate is not None
         self.certificate = self.certificate.after_backward(residual, dependent)
-        self.times = Times(**{**vars(self.times), "backward": seconds})
+        self.times.backward = seconds

@@ -43,9 +43,8 @@ FAR = 0.5
 
 def reject_bad_data(batch: Batch, indefinite: Callable[[SymmetricBatch], dict[int, float]] | None) -> None:
     """Samples that cannot be solved; `indefinite` finds P that are not convex, None: they are known to be."""
-    finite = batch.program.finite
-    if not finite.all():
-        bad = np.flatnonzero(~finite)
+    if not batch.program.all_finite:
+        bad = np.flatnonzero(~batch.program.finite)
         batch.status[bad] = Status.INVALID_INPUT
         batch.detail.update({int(k): "the problem data has NaN or infinite entries" for k in bad})
     if indefinite is None:
@@ -96,8 +95,10 @@ def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
             _ask_one(batch, solver, way, fresh)
         if len(fresh) < len(todo):
             _ask_again(batch, solver, way, np.setdiff1d(todo, fresh))
-        coarse = way.polishes & (batch.residual[todo] > COARSE)
-        todo = todo[(batch.status[todo] != SOLVED) | coarse]
+        left = batch.status[todo] != SOLVED
+        if way.polishes:
+            left |= batch.residual[todo] > COARSE
+        todo = todo[left]
         if not len(todo):
             return
 

@@ -71,7 +71,7 @@ class Certificate:
         indefinite: Array | None = None,
     ) -> Certificate:
         """What a forward pass found out; nothing is held against a gradient of which nobody looked for it."""
-        nothing, unknown = np.zeros(len(unsettled), dtype=bool), np.full(len(unsettled), np.nan)
+        nothing, unknown = np.zeros(len(unsettled), dtype=bool), np.full(len(unsettled), np.nan, dtype=float)
         return cls(
             unsettled=unsettled,
             margin_ratio=margin_ratio,

@@ -100,6 +100,11 @@ class ConeProgram:
         vectors = np.isfinite(self.q).all(axis=1) & np.isfinite(distinct(self.b)).all(axis=1)
         return vectors & self.P.finite & self.A.finite
 
+    @cached_property
+    def all_finite(self) -> bool:
+        vectors = np.isfinite(self.q).all() and np.isfinite(distinct(self.b)).all()
+        return bool(vectors) and self.P.all_finite and self.A.all_finite
+
     def slack(self, x: Array) -> Array:
         """(batch, m) b - Ax."""
         return self.b - self.A.dot(x)

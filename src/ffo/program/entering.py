@@ -149,8 +149,7 @@ def _product(M: sp.sparray, terms: list[_Term] | None, v: Array) -> Array:
     out = None
     for term in terms:
         at = term.columns
-        picked = v[..., at].copy() if isinstance(at, slice) else np.take(v, at, axis=-1)
-        part = _weighted(picked, term.weight)
+        part = v[..., at] * term.weight if isinstance(at, slice) else _weighted(np.take(v, at, axis=-1), term.weight)
         if term.rows is None:
             out = part if out is None else np.add(out, part, out=out)
             continue

@@ -21,6 +21,7 @@ from ffo.program.presolve import PresolveStep, Triple
 from ffo.program.sparse import SparseBatch, SymmetricBatch, distinct
 
 Array = np.ndarray
+Size = Array | float
 
 #: sizes within [1 / MODERATE, MODERATE] are left alone
 MODERATE = 1e3
@@ -101,24 +102,39 @@ class _Extent:
         lean = (a < 1 / MODERATE) & (p > 0)
         self.fit = _moderate(np.concatenate([A.largest_of_rows[0], a[~lean]]))
         self.most, self.least = float(p.max(initial=0.0)), float(p[lean].min(initial=np.inf))
+        self._known: tuple[Array, Size, Size] | None = None
 
     def moderate(self, q: Array, b: Array) -> bool:
         """Whether vectors q (batch, n), b (batch or 1, m) are of moderate size."""
-        force, sizes = np.abs(q).max(axis=1), np.abs(b)
-        longest = sizes.max(axis=1, initial=0.0)
-        shortest = np.where(sizes > 0, sizes, np.inf).min(axis=1, initial=np.inf)
-        if self._allows(shortest, longest, force):
-            return True  # whatever the medians are, which take longer
-        length = _median(sizes)
-        return self._allows(length, length, np.where(force == 0, self.curvature * length, force))
+        force, known = np.abs(q).max(axis=1), self._known
+        if known is None or len(b) > 1 or not (known[0] == b).all():
+            known = self._remember(b, *self._forces(b))
+        if ((force >= known[1]) & (force <= known[2])).all():
+            return True
+        length = _median(np.abs(b))
+        low, high = np.maximum(1.0, self.most * length) / MODERATE, np.minimum(1.0, self.least * length) * MODERATE
+        low[~((length >= 1 / MODERATE) & (length <= MODERATE))] = np.inf
+        self._remember(b, low, high)
+        force = np.where(force == 0, self.curvature * length, force)
+        return bool(((force >= low) & (force <= high)).all())
 
-    def _allows(self, shortest: Array, longest: Array, force: Array) -> bool:
-        """Whether all is moderate with right-hand sides of some size in this range, and gradients of this size."""
-        if not ((1 / MODERATE <= shortest) & (shortest <= longest) & (longest <= MODERATE)).all():
-            return False
-        # columns have size max(a, p length / force)
-        low, high = np.maximum(1.0, self.most * longest) / MODERATE, np.minimum(1.0, self.least * shortest) * MODERATE
-        return bool(((low <= force) & (force <= high)).all())
+    def _remember(self, b: Array, low: Size, high: Size) -> tuple[Array, Size, Size]:
+        """A single right-hand side, and the sizes of q between which all is moderate with it."""
+        if len(b) == 1:
+            self._known = b.copy(), low, high
+        return b, low, high
+
+    def _forces(self, b: Array) -> tuple[float, float]:
+        """Sizes of q between which all is moderate, whatever the medians of b are (which take longer): columns have
+        size max(a, p length / force)."""
+        sizes = np.abs(b)
+        largest = sizes.max(axis=1, initial=0.0)
+        longest = float(largest.max())
+        if largest.min() >= 1 / MODERATE and longest <= MODERATE:
+            shortest = float(sizes[sizes > 0].min())
+            if shortest >= 1 / MODERATE:
+                return max(1.0, self.most * longest) / MODERATE, min(1.0, self.least * shortest) * MODERATE
+        return np.inf, 0.0
 
 
 def scaling(program: ConeProgram) -> Scaling | None:

@@ -276,6 +276,10 @@ class SparseBatch:
         return np.isfinite(np.atleast_2d(self.values)).all(axis=1)
 
     @cached_property
+    def all_finite(self) -> bool:
+        return bool(self.finite.all())
+
+    @cached_property
     def largest(self) -> Array:
         """(batch or 1,) largest magnitude of all entries."""
         return np.abs(np.atleast_2d(self.values)).max(axis=1, initial=0.0)

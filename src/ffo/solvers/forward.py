@@ -42,7 +42,7 @@ def solve_checked(
         The solution, whose status and detail have been checked, and natural residuals (batch,), NaN without a point
         or unchecked. Samples with non-finite data are INVALID_INPUT and never reach the solver.
     """
-    if program.finite.all():
+    if program.all_finite:
         return _checked(solver, program, default_tolerance(solver) if tolerance is None else tolerance, claims)
     solver.check(program)
     finite, batch, n, m = np.flatnonzero(program.finite), program.batch, program.n, program.m
