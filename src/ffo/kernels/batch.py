@@ -15,7 +15,8 @@ import numpy as np
 from ffo.kernels import minres, system
 from ffo.kernels import newton as loop
 from ffo.kernels.blas import SMALL
-from ffo.kernels.group import empty_group, put_sample, take_sample
+from ffo.kernels.bundle import refer
+from ffo.kernels.group import Samples, empty_group, put_sample, take_sample
 from ffo.kernels.interior import interior
 from ffo.kernels.jit import inner_kernel, kernel
 from ffo.kernels.kkt import KI, KIND, LP, NONNEG, Face, Full, Structure, from_face, onto_face, part
@@ -241,11 +242,22 @@ def _interior_chunk(
     iterations: Array, eps: float, limit: int, curved: bool | None,
 ) -> None:  # fmt: skip
     """Groups of LANES samples; the last one is filled up with copies of the last sample."""
-    G, done = empty_group(S, Pv.shape[1], Av.shape[1]), np.empty(LANES, np.int64)
+    S = refer(S)
+    G = empty_group(S, Pv.shape[1], Av.shape[1])
+    _interior_groups(start, stop, S, G, refer(Data(Pv, q, Av, b)), x, y, s, iterations, eps, limit, curved)
+
+
+@inner_kernel
+def _interior_groups(
+    start: int, stop: int, S: Structure, G: Samples, batch: Data, x: Array, y: Array, s: Array, iterations: Array,
+    eps: float, limit: int, curved: bool | None,
+) -> None:  # fmt: skip
+    G, done = refer(G), np.empty(LANES, np.int64)
+    Pv, q, Av, b = batch.Pv, batch.q, batch.Av, batch.b
     for group in range(start, stop):
         for lane in range(LANES):
             k = min(group * LANES + lane, x.shape[0] - 1)
-            put_sample(S, G, lane, Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k)))
+            put_sample(S, G, lane, refer(Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k))))
         interior(S, G, eps, limit, done, curved)
         for lane in range(min(LANES, x.shape[0] - group * LANES)):
             k = group * LANES + lane
@@ -260,11 +272,12 @@ def _newton_chunk(
     Kx: Array, scale: Array, Lx: Array, Dinv: Array, unit: Array, evidence: Array, samples: Array, steps: int,
     full: Full | None,
 ) -> None:  # fmt: skip
+    S = refer(S)
     for i in range(start, stop):
         k = samples[i]
-        D = Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k))
-        face = Face(on[k], delta[k], u[k], R[k], case[k], margin[k])
-        F = Factors(Kx[k], scale[k], Lx[k], Dinv[k], unit[k])
+        D = refer(Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k)))
+        face = refer(Face(on[k], delta[k], u[k], R[k], case[k], margin[k]))
+        F = refer(Factors(Kx[k], scale[k], Lx[k], Dinv[k], unit[k]))
         loop.newton(S, D, x[k], y[k], s[k], face, F, evidence[k], steps, full)
 
 
@@ -274,11 +287,12 @@ def _sensitivity_chunk(
     Kx: Array, scale: Array, Lx: Array, Dinv: Array, unit: Array, samples: Array, r_x: Array, r_s: Array,
     du: Array, dw: Array, doubt: Array, rows: Array, full: Full | None,
 ) -> None:  # fmt: skip
+    S = refer(S)
     for j in range(start, stop):
         i = rows[j]
         k = samples[i]
-        face = Face(on[k], delta[k], u[k], R[k], case[k], margin[k])
-        F = Factors(Kx[k], scale[k], Lx[k], Dinv[k], unit[k])
+        face = refer(Face(on[k], delta[k], u[k], R[k], case[k], margin[k]))
+        F = refer(Factors(Kx[k], scale[k], Lx[k], Dinv[k], unit[k]))
         doubt[i] = loop.sensitivity(S, F, face, r_x[i], r_s[i], du[i], dw[i], full)
 
 
@@ -287,9 +301,10 @@ def _face_chunk(
     start: int, stop: int, S: Structure, on: Array, delta: Array, u: Array, R: Array, case: Array, margin: Array,
     samples: Array, v: Array, out: Array, onto: bool,
 ) -> None:  # fmt: skip
+    S = refer(S)
     for i in range(start, stop):
         k = samples[i]
-        face = Face(on[k], delta[k], u[k], R[k], case[k], margin[k])
+        face = refer(Face(on[k], delta[k], u[k], R[k], case[k], margin[k]))
         if onto:
             onto_face(S, face, v[i], out[i])
         else:
@@ -302,10 +317,11 @@ def _dependent_chunk(
     Kx: Array, scale: Array, Lx: Array, Dinv: Array, unit: Array, samples: Array, found: Array,
     full: Full | None,
 ) -> None:  # fmt: skip
+    S = refer(S)
     for i in range(start, stop):
         k = samples[i]
-        face = Face(on[k], delta[k], u[k], R[k], case[k], margin[k])
-        F = Factors(Kx[k], scale[k], Lx[k], Dinv[k], unit[k])
+        face = refer(Face(on[k], delta[k], u[k], R[k], case[k], margin[k]))
+        F = refer(Factors(Kx[k], scale[k], Lx[k], Dinv[k], unit[k]))
         if full is not None and full.iterations > 0:
             found[k] = minres.dependent(S, F, face, full)
         else:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ffo.kernels.bundle import refer
 from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import ACOL, AROW, Face, Full, Structure, part
 from ffo.kernels.point import Data, Sizes, clean, judge, larger, sizes
@@ -44,17 +45,18 @@ def copy_point(source: Iterate, target: Iterate) -> None:
 def move(S: Structure, D: Data, z: Sizes, here: Iterate, dx: Array, dy: Array, share: float, there: Iterate) -> bool:
     """x and w after a share of a step; whether they are finite."""
     Arow, Acol = part(S.wide, AROW), part(S.wide, ACOL)
+    x, w, b, Av, tau, old_x, old_y = there.x, there.w, D.b, D.Av, z.tau, here.x, here.y
     for j in range(S.n):
-        there.x[j] = here.x[j] + share * dx[j]
+        x[j] = old_x[j] + share * dx[j]
     for i in range(S.m):
-        there.w[i] = D.b[i] - z.tau[i] * (here.y[i] + share * dy[i])
-    for t in range(D.Av.size):
-        there.w[Arow[t]] -= D.Av[t] * there.x[Acol[t]]
+        w[i] = b[i] - tau[i] * (old_y[i] + share * dy[i])
+    for t in range(Av.size):
+        w[Arow[t]] -= Av[t] * x[Acol[t]]
     total = 0.0
     for j in range(S.n):
-        total += there.x[j]
+        total += x[j]
     for i in range(S.m):
-        total += there.w[i] if D.b[i] < np.inf else 0.0
+        total += w[i] if b[i] < np.inf else 0.0
     return bool(np.isfinite(total))
 
 
@@ -73,9 +75,15 @@ def set_out(S: Structure, D: Data, z: Sizes, given: Iterate, at: Iterate) -> Non
 
 
 @inner_kernel
+def judge_in(S: Structure, D: Data, z: Sizes, at: Iterate) -> float:
+    """Natural residual of a point in sizes that were made for it."""
+    return judge(S, D, refer(z), at.x, at.y, at.s, at.r_x, at.r_s)
+
+
+@inner_kernel
 def own_residual(S: Structure, D: Data, at: Iterate) -> float:
     """Natural residual of a point in its own sizes."""
-    return judge(S, D, sizes(S, D, at.x, at.y, at.s), at.x, at.y, at.s, at.r_x, at.r_s)
+    return judge_in(S, D, sizes(S, D, at.x, at.y, at.s), at)
 
 
 @inner_kernel

@@ -204,30 +204,30 @@ def assemble(S: Structure, Pv: Array, Av: Array, face: Face, coupling: Array, co
     kinds, starts, dims, extras = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), part(S.wide, EXTRA)
     owner, Ppos, Arow, fan = part(S.wide, OWNER), part(S.wide, PPOS), part(S.wide, AROW), part(S.wide, FAN)
     fanp, couplings, diagonals = part(S.wide, FANP), part(S.wide, COUPLING), part(S.wide, DIAGONAL)
-    n, m = S.n, S.m
+    on, delta, n, m = face.on, face.delta, S.n, S.m
     fill(Kx, 0.0)
     for t in range(Pv.size):
         Kx[Ppos[t]] += Pv[t]
     for i in range(m):
-        Kx[diagonals[n + i]] = -face.delta[i] if face.on[i] else -1.0
-        if couplings[i] >= 0 and face.on[m + extras[owner[i]]]:
+        Kx[diagonals[n + i]] = -delta[i] if on[i] else -1.0
+        if couplings[i] >= 0 and on[m + extras[owner[i]]]:
             Kx[couplings[i]] = -coupling[i]
     for k in range(S.aux):
-        Kx[diagonals[n + m + k]] = corner[k] if face.on[m + k] else 1.0
+        Kx[diagonals[n + m + k]] = corner[k] if on[m + k] else 1.0
     for t in range(Av.size):
         i, f, v = Arow[t], fanp[t], Av[t]
         b = owner[i]
         kind = kinds[b]
         if kind < ROTATED:
-            if face.on[i]:
+            if on[i]:
                 Kx[fan[f]] += v
-            if kind == SECOND_ORDER and face.on[starts[b]]:
+            if kind == SECOND_ORDER and on[starts[b]]:
                 Kx[fan[f + 1]] -= face.u[i] * v  # row 0 becomes a0 - u'A1 (u is 0 on row 0 itself)
         else:
             first, d = starts[b], dims[b]
             offset = extras[b] + i - first
             for r in range(d):
-                if face.on[first + r]:
+                if on[first + r]:
                     Kx[fan[f + r]] += face.R[offset + r * d] * v
 
 
@@ -235,14 +235,15 @@ def assemble(S: Structure, Pv: Array, Av: Array, face: Face, coupling: Array, co
 def onto_face(S: Structure, face: Face, v: Array, out: Array) -> None:
     """out := T v, zero in rows that are off."""
     kinds, starts, dims, extras = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), part(S.wide, EXTRA)
+    on, u = face.on, face.u
     for b in range(S.blocks):
         kind, first, d = kinds[b], starts[b], dims[b]
         if kind < ROTATED:
             dot = 0.0
             for i in range(first, first + d):
-                out[i] = v[i] if face.on[i] else 0.0
+                out[i] = v[i] if on[i] else 0.0
                 if kind == SECOND_ORDER:
-                    dot += face.u[i] * v[i]
+                    dot += u[i] * v[i]
             if kind == SECOND_ORDER and face.on[first]:
                 out[first] -= dot
         else:
@@ -259,14 +260,15 @@ def onto_face(S: Structure, face: Face, v: Array, out: Array) -> None:
 def from_face(S: Structure, face: Face, t: Array, out: Array) -> None:
     """out := T't."""
     kinds, starts, dims, extras = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), part(S.wide, EXTRA)
+    on, u = face.on, face.u
     for b in range(S.blocks):
         kind, first, d = kinds[b], starts[b], dims[b]
         if kind < ROTATED:
             for i in range(first, first + d):
-                out[i] = t[i] if face.on[i] else 0.0
-            if kind == SECOND_ORDER and face.on[first]:
+                out[i] = t[i] if on[i] else 0.0
+            if kind == SECOND_ORDER and on[first]:
                 for i in range(first + 1, first + d):
-                    out[i] -= face.u[i] * t[first]
+                    out[i] -= u[i] * t[first]
         else:
             for i in range(d):
                 out[first + i] = 0.0

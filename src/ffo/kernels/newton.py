@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from ffo.kernels import minres, system
+from ffo.kernels.bundle import refer
 from ffo.kernels.iterate import (
     Iterate,
     arrive,
@@ -21,6 +22,7 @@ from ffo.kernels.iterate import (
     copy_face,
     copy_point,
     go_back,
+    judge_in,
     merit_of,
     move,
     set_out,
@@ -67,12 +69,12 @@ EVIDENCE = 8
 
 
 @inner_kernel
-def _weights(S: Structure, z: Sizes, unit: Array) -> None:
+def _weights(S: Structure, row: Array, tau: Array, unit: Array) -> None:
     """Natural units of residuals in K's order (see `system.Factors`)."""
     inv = part(S.wide, INV)
     fill(unit, 1.0)
     for i in range(S.m):
-        unit[inv[S.n + i]] = z.row[i] / z.tau[i]
+        unit[inv[S.n + i]] = row[i] / tau[i]
 
 
 @inner_kernel
@@ -216,10 +218,20 @@ def newton(
     steps.
     """
     z = sizes(S, D, x, y, s)
-    _weights(S, z, F.unit)
-    given, best = copied(S, x, y, s), copied(S, x, y, s)
-    here, there = Iterate(x, np.empty(S.m), y, s, np.empty(S.n), np.empty(S.m)), copied(S, x, y, s)
+    _weights(S, z.row, z.tau, F.unit)
+    here = Iterate(x, np.empty(S.m), y, s, np.empty(S.n), np.empty(S.m))
     other = Face(face.on.copy(), face.delta.copy(), face.u.copy(), face.R.copy(), face.case.copy(), face.margin.copy())
+    given, best, there = copied(S, x, y, s), copied(S, x, y, s), copied(S, x, y, s)
+    _newton(S, D, z, given, best, here, there, face, other, F, evidence, steps, full)
+
+
+@inner_kernel
+def _newton(
+    S: Structure, D: Data, z: Sizes, given: Iterate, best: Iterate, here: Iterate, there: Iterate, face: Face,
+    other: Face, F: Factors, evidence: Array, steps: int, full: Full | None,
+) -> None:  # fmt: skip
+    """From `here`, the point in place, to `there`, whose face is `other`, and so on."""
+    z, given, best, here, there, other = refer(z), refer(given), refer(best), refer(here), refer(there), refer(other)
     as_given, old = _start(S, D, z, given, here, face, evidence, full)
     merit = least = merit_of(S, z, here)
     lowest, borrowed, waited, pivot, known = old, steps < 0, 0, np.inf, 0.0
@@ -261,7 +273,7 @@ def newton(
         copy_point(best, here)
         arrive(S, D, z, here, face, full)
         known = go_back(S, D, z, given, as_given, here, face, there, other, full)
-    _finish(S, D, x, y, s, face, F, evidence, pivot, known, steps > 0, full)
+    _finish(S, D, here, face, F, evidence, pivot, known, steps > 0, full)
 
 
 @inner_kernel
@@ -283,8 +295,8 @@ def _shorten(
 
 @inner_kernel
 def _finish(
-    S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face, F: Factors, evidence: Array, pivot: float,
-    known: float, derivative: bool, full: Full | None,
+    S: Structure, D: Data, here: Iterate, face: Face, F: Factors, evidence: Array, pivot: float, known: float,
+    derivative: bool, full: Full | None,
 ) -> None:  # fmt: skip
     """Judge the answer in its own sizes (those of a start far away would excuse anything); K at the final face.
 
@@ -292,12 +304,11 @@ def _finish(
     """
     settled, still = evidence[IS_SETTLED] > 0.0, evidence[STEPS] == 0.0
     if not (settled and still):
-        z = sizes(S, D, x, y, s)
-        r_x, r_s = np.empty(S.n), np.empty(S.m)
-        residual = max(judge(S, D, z, x, y, s, r_x, r_s), known)
+        z = sizes(S, D, here.x, here.y, here.s)
+        residual = max(judge_in(S, D, z, here), known)
         evidence[ERROR] = max(evidence[ERROR], residual)
         evidence[RESIDUAL] = residual
-        _weights(S, z, F.unit)
+        _weights(S, z.row, z.tau, F.unit)
     if full is not None or still or not settled:  # else K has not changed: there is no curvature
         assemble(S, D.Pv, D.Av, face, face.u, np.zeros(S.aux), F.Kx)
     if full is not None and full.iterations > 0:

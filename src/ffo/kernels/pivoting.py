@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ffo.kernels.blas import solve_lower, solve_upper
+from ffo.kernels.bundle import refer
 from ffo.kernels.dual import (
     DualFace,
     DualMatrices,
@@ -31,7 +32,7 @@ from ffo.kernels.dual import (
     release,
     slacks,
 )
-from ffo.kernels.jit import inner_reducing_kernel, kernel
+from ffo.kernels.jit import inner_kernel, inner_reducing_kernel, kernel
 from ffo.kernels.triplets import Triplets, is_shared, scatter
 from ffo.kernels.verify import polish, proves_infeasible, proves_unbounded
 
@@ -348,7 +349,17 @@ def solve_chunk(
         me: number of equalities. limit: most steps for a sample.
     """
     n, r, rows = p.shape[1], h.shape[1], out.y.shape[1]
-    Q, R, m, f = np.empty((n, n)), np.empty((r, n)), new_matrices(n, r, rows, me), new_face(n, rows)
+    m, f = new_matrices(n, r, rows, me), new_face(n, rows)
+    _solve_samples(m, f, refer(P), p, refer(A), h, lb, ub, me, limit, refer(out), start, stop)
+
+
+@inner_kernel
+def _solve_samples(
+    m: DualMatrices, f: DualFace, P: Triplets, p: Array, A: Triplets, h: Array, lb: Array, ub: Array, me: int,
+    limit: int, out: PivotingAnswer, start: int, stop: int,
+) -> None:  # fmt: skip
+    n, r, rows = p.shape[1], h.shape[1], out.y.shape[1]
+    m, f, Q, R = refer(m), refer(f), np.empty((n, n)), np.empty((r, n))
     mark, cost, side = np.empty(rows, np.int8), np.empty(n), np.empty(rows)
     rho, linear = 0.0, False
     for b in range(start, stop):

@@ -177,15 +177,15 @@ def _clean_curved(
 @inner_kernel
 def _clean_scalars(equal: bool, i: int, j: int, w: Array, z: Sizes, s: Array, y: Array, face: Face) -> float:
     """Rows i to j of a scalar cone; the smallest relative distance to a change."""
-    nearest = np.inf
+    on, delta, tau, row, nearest = face.on, face.delta, z.tau, z.row, np.inf
     for r in range(i, j):
         active = equal or w[r] < 0.0
-        face.on[r] = active
-        face.delta[r] = 0.0
+        on[r] = active
+        delta[r] = 0.0
         s[r] = 0.0 if active else w[r]
-        y[r] = -w[r] / z.tau[r] if active else 0.0
+        y[r] = -w[r] / tau[r] if active else 0.0
         if not equal:
-            nearest = min(nearest, abs(w[r]) / (z.row[r] * z.primal))
+            nearest = min(nearest, abs(w[r]) / (row[r] * z.primal))
     return nearest
 
 
@@ -193,26 +193,26 @@ def _clean_scalars(equal: bool, i: int, j: int, w: Array, z: Sizes, s: Array, y:
 def residuals(S: Structure, D: Data, x: Array, y: Array, s: Array, r_x: Array, r_s: Array) -> tuple[Array, Array]:
     """r_x = -(Px + q + A'y), r_s = b - Ax - s; also the sums of the magnitudes of their terms."""
     Prow, Pcol, Arow, Acol = part(S.wide, PROW), part(S.wide, PCOL), part(S.wide, AROW), part(S.wide, ACOL)
-    a_x, a_s = np.empty(S.n), np.empty(S.m)
+    Pv, q, Av, b, a_x, a_s = D.Pv, D.q, D.Av, D.b, np.empty(S.n), np.empty(S.m)
     for j in range(S.n):
-        r_x[j] = -D.q[j]
-        a_x[j] = abs(D.q[j])
+        r_x[j] = -q[j]
+        a_x[j] = abs(q[j])
     for i in range(S.m):
-        missing = D.b[i] == np.inf
-        r_s[i] = 0.0 if missing else D.b[i] - s[i]
-        a_s[i] = 0.0 if missing else abs(D.b[i])
-    for t in range(D.Pv.size):
-        i, j, v = Prow[t], Pcol[t], D.Pv[t]
+        missing = b[i] == np.inf
+        r_s[i] = 0.0 if missing else b[i] - s[i]
+        a_s[i] = 0.0 if missing else abs(b[i])
+    for t in range(Pv.size):
+        i, j, v = Prow[t], Pcol[t], Pv[t]
         r_x[i] -= v * x[j]
         a_x[i] += abs(v * x[j])
         if i != j:
             r_x[j] -= v * x[i]
             a_x[j] += abs(v * x[i])
-    for t in range(D.Av.size):
-        i, j, v = Arow[t], Acol[t], D.Av[t]
+    for t in range(Av.size):
+        i, j, v = Arow[t], Acol[t], Av[t]
         r_x[j] -= v * y[i]
         a_x[j] += abs(v * y[i])
-        if D.b[i] < np.inf:
+        if b[i] < np.inf:
             r_s[i] -= v * x[j]
             a_s[i] += abs(v * x[j])
     return a_x, a_s
@@ -230,7 +230,7 @@ def judge(S: Structure, D: Data, z: Sizes, x: Array, y: Array, s: Array, r_x: Ar
     length = 0.0
     for j in range(S.n):
         length = max(length, abs(x[j]))
-    length = max(length, VANISHING * z.primal)
+    length, row = max(length, VANISHING * z.primal), z.row
     worst = 0.0
     for j in range(S.n):
         worst = larger(worst, r_x[j], a_x[j] + FLOOR * z.dual)
@@ -241,7 +241,7 @@ def judge(S: Structure, D: Data, z: Sizes, x: Array, y: Array, s: Array, r_x: Ar
             for r in range(i, k):
                 own = max(own, a_s[r])
         for r in range(i, k):
-            worst = larger(worst, r_s[r], max(own, a_s[r]) + FLOOR * z.row[r] * length)
+            worst = larger(worst, r_s[r], max(own, a_s[r]) + FLOOR * row[r] * length)
     return worst
 
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ffo.kernels.blas import add_gram, cholesky, multiply, multiply_transposed, solve_factored
+from ffo.kernels.bundle import refer
 from ffo.kernels.jit import inner_reducing_kernel, kernel
 from ffo.kernels.triplets import Triplets, scatter
 
@@ -100,8 +101,8 @@ def _factor(S: Array, damping: float, L: Array) -> bool:
 def _evaluate(U: Array, sample: SeparableSample, it: DualIterate) -> tuple[float, float]:
     """w, the free variables and the gradient at it.lam; returns phi and the residual of the rows."""
     n, r = U.shape
-    c, b, lo, hi = sample
-    lam, gradient, w, raw, free = it
+    c, b, lo, hi = sample.c, sample.b, sample.lo, sample.hi
+    lam, gradient, w, raw, free = it.lam, it.gradient, it.w, it.raw, it.free
     multiply(U, n, r, lam, raw, -1.0, 0.0)
     phi, size = 0.0, 0.0
     for j in range(n):
@@ -179,6 +180,7 @@ def _newton(
     limit: int,
 ) -> tuple[int, int, float]:
     """One sample: (code, steps, residual); the answer is in `it`."""
+    sample, it = refer(sample), refer(it)
     n, r = U.shape
     step, now = np.empty(r), np.empty(n, np.bool_)
     for i in range(r):
@@ -269,7 +271,7 @@ def solve_chunk(
     for s in range(start, stop):
         good = True
         if own:
-            scatter(A, s, False, rows)
+            scatter(refer(A), s, False, rows)
             good = prepare(q[s if q.shape[0] > 1 else 0], rows, root, length, U, S0, L0)
         for j in range(n):
             sample.c[j] = p[s, j] / root[j]

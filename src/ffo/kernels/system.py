@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ffo.kernels import ldl
+from ffo.kernels.bundle import refer
 from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import INV, KI, KIND, KP, LI, LP, OWNER, RI, RP, ZERO, Face, Full, Structure, part
 from ffo.kernels.vectors import copy, fill
@@ -104,7 +105,7 @@ def refine(
     the error is smaller, by the ratio by which the residual fell.
     """
     Kp, Lp, Ki, Li = part(S.wide, KP), part(S.wide, LP), part(S.slim, KI), part(S.slim, LI)
-    size = norm(rhs, F.unit)
+    scale, size = F.scale, norm(rhs, F.unit)
     fill(z, 0.0)
     copy(residual, rhs)
     if size == 0.0:
@@ -113,10 +114,10 @@ def refine(
     best, error = 1.0, 1.0
     for turn in range(REFINEMENTS):
         for i in range(r.size):
-            step[i] = r[i] * F.scale[i]
+            step[i] = r[i] * scale[i]
         ldl.solve(S.head, Lp, Li, F.Lx, F.Dinv, step)
         for i in range(r.size):
-            step[i] *= F.scale[i]
+            step[i] *= scale[i]
             at[i] += step[i]
         ldl.multiply(Kp, Ki, F.Kx, at, r)
         for i in range(r.size):
@@ -152,15 +153,38 @@ def without_null(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) ->
 
 
 @inner_kernel
+def _unfilled(F: Factors) -> Factors:
+    """Room for other factors of the same K."""
+    return Factors(F.Kx, F.scale, np.empty(F.Lx.size), np.empty(F.Dinv.size), F.unit)
+
+
+@inner_kernel
+def _refine_anew(S: Structure, F: Factors, rhs: Array, z: Array, residual: Array) -> tuple[float, float]:
+    """`refine` with fresh factors."""
+    F = refer(F)
+    factor(S, F, SHIFT)
+    return refine(S, F, rhs, z, residual, EXACT, SMALL_ERROR, STALLED)
+
+
+@inner_kernel
+def _without_null_anew(
+    S: Structure, F: Factors, shift: float, rhs: Array, z: Array, left: Array
+) -> tuple[float, float]:
+    """`without_null` with fresh factors."""
+    F = refer(F)
+    factor(S, F, shift)
+    return without_null(S, F, rhs, z, left)
+
+
+@inner_kernel
 def sharpen(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -> tuple[float, float]:
     """Least-squares solution with fresh factors, less and less regularised: the share of rhs that is left, and the
     relative error of z."""
     share = error = doubt = np.inf
     other, remaining = np.empty(z.size), np.empty(z.size)
-    sharp = Factors(F.Kx, F.scale, np.empty(F.Lx.size), np.empty(F.Dinv.size), F.unit)
+    sharp = _unfilled(F)
     for shift in SHARP:
-        factor(S, sharp, shift)
-        new_share, new_error = without_null(S, sharp, rhs, other, remaining)
+        new_share, new_error = _without_null_anew(S, sharp, shift, rhs, other, remaining)
         if max(new_share, new_error) < 0.1 * doubt:  # where K is singular, less regularisation is more noise
             share, error = new_share, new_error
             doubt = max(share, error)
@@ -321,9 +345,7 @@ def solve(S: Structure, F: Factors, rhs: Array, z: Array, full: Full | None) -> 
     if full is None:
         return UNKNOWN
     # the factors may be those of a point nearby
-    fresh = Factors(F.Kx, F.scale, np.empty(F.Lx.size), np.empty(F.Dinv.size), F.unit)
-    factor(S, fresh, SHIFT)
-    relative, error = refine(S, fresh, rhs, z, residual, EXACT, SMALL_ERROR, STALLED)
+    relative, error = _refine_anew(S, _unfilled(F), rhs, z, residual)
     if relative <= DOUBTFUL and error <= DOUBTFUL_ERROR:
         return max(relative, error)
     other = np.empty(rhs.size)

@@ -30,7 +30,7 @@ def is_shared(M: Triplets) -> bool:
 @inner_reducing_kernel
 def scatter(M: Triplets, sample: int, symmetric: bool, out: Array) -> None:
     """out := the matrix of a sample; with `symmetric`, one triangle stands for both."""
-    rows, cols, values = M
+    rows, cols, values = M.rows, M.cols, M.values
     b = sample if values.shape[0] > 1 else 0
     for i in range(out.shape[0]):
         for j in range(out.shape[1]):
