@@ -128,7 +128,7 @@ def test_matrices_changed_in_place_are_noticed() -> None:
 
 def test_matrices_of_samples_are_left_as_they_are() -> None:
     matrices, program = Matrices(), quadratic()
-    P = SymmetricBatch(program.P.indptr, program.P.indices, np.ones((3, 2)), program.P.shape)
+    P = SymmetricBatch(program.P.indptr, program.P.indices, np.arange(1.0, 7.0).reshape(3, 2), program.P.shape)
     batched = program.with_matrices(P, program.A)
     assert matrices.recognized(batched).P is P
 

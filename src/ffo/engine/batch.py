@@ -109,17 +109,18 @@ class Batch:
         self.polish_time += time.perf_counter() - start
         return found
 
-    def accept(self, samples: Array, found: Linearization, good: Array) -> None:
-        """Take over the good ones of some samples' solutions."""
-        residual = found.certificate.natural_residual
-        if not good.all():
+    def accept(self, samples: Array, found: Linearization, good: Array) -> bool:
+        """Take over the good ones of some samples' solutions; whether they all are."""
+        residual, whole = found.certificate.natural_residual, bool(good.all())
+        if not whole:
             if not good.any():
-                return
+                return False
             samples, residual, found = samples[good], residual[good], found.take(np.flatnonzero(good))
         self.pieces.append(SolvedPart(samples, _AS_IT_IS, found))
         self.put_point(samples, (found.x, found.y, found.s))
         self.status[samples], self.residual[samples] = SOLVED, residual
         self._forget_details(samples)
+        return whole
 
     def accept_solutions(self, samples: Array, found: Linearization, among: Array | bool = True) -> Array:
         """Take over what is a solution by itself, wherever it was started; true where that is so."""

@@ -31,7 +31,7 @@ from ffo.ghost.oracle import Way
 from ffo.ghost.resolve import Resolve
 from ffo.program.cone import ConeProgram
 from ffo.program.epigraph import Epigraphs, epigraphs
-from ffo.program.presolve import MissingRows, Presolve, SharedMatrices, missing_rows
+from ffo.program.presolve import MissingRows, Presolve, missing_rows
 from ffo.program.scaling import Moderate, scaling
 from ffo.program.substitution import Definitions, Substitution
 from ffo.solvers.base import Solver
@@ -43,7 +43,6 @@ Array = np.ndarray
 PAYING = 0.5
 #: unknowns of one sample's ghost system beyond which factors are no longer tried by default
 DIRECT_LIMIT = 200_000
-_ALIKE = SharedMatrices()
 
 
 class Engine:
@@ -71,9 +70,9 @@ class Engine:
     def solver(self, program: ConeProgram, overrides: dict[str, object] | None = None) -> Solver:
         """The configured solver for a program."""
         chosen = self.options.solver or self._matrices.once(choose, program)
-        if isinstance(chosen, Solver):
-            return get_solver(chosen, overrides)
-        return self._configured(chosen, {**self.options.solver_args, **(overrides or {})})
+        if isinstance(chosen, str):
+            return self._configured(chosen, {**self.options.solver_args, **(overrides or {})})
+        return get_solver(chosen, overrides)
 
     def _configured(self, name: str, settings: Mapping[str, object]) -> Solver:
         """A solver by name, made once for the same settings (and so warning once of idle ones)."""
@@ -97,7 +96,7 @@ class Engine:
     def way(self, program: ConeProgram, find_solver: Callable[[], Solver]) -> Way:
         """The way to solve ghost systems of a program."""
         choice = self.options.backward
-        if isinstance(choice, Way):
+        if not isinstance(choice, str):
             return choice
         if choice == "auto":
             choice = "direct" if program.n + program.m <= DIRECT_LIMIT else "iterative"
@@ -130,7 +129,7 @@ class Engine:
             hidden: (n,) variables that nobody sees.
         """
         start = time.perf_counter()
-        given = self._matrices.recognized(_ALIKE.apply(program.pruned()))
+        given = self._matrices.recognized(program)
         known = None if keys is None else self._memory.recall(keys, given.n, given.m, given.m)
         program, first = given, self._substitution(given, check_convexity)
         if first is not None:
@@ -195,12 +194,11 @@ class Engine:
     def _in_turn(self, program: ConeProgram, overrides: dict[str, object] | None) -> Iterator[Solver]:
         """The solver and those that it leaves samples to; all that the user named must be fit for the program."""
         first = self.solver(program, overrides)
-        first.check(program)
-        others = None if self.options.retry is None else self.others(program, first, overrides)
-        for solver in others or ():
-            solver.check(program)
+        if self.options.retry is not None:
+            for solver in (first, *self.others(program, first, overrides)):
+                solver.check(program)
         yield first
-        yield from self.others(program, first, overrides) if others is None else others
+        yield from self.others(program, first, overrides)
 
     def _try_newton(self, batch: Batch) -> None:
         """Newton's method from nothing, where it is likely to succeed: second-order cones, quadratic objective."""

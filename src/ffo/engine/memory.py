@@ -12,6 +12,7 @@ import numpy as np
 
 from ffo.engine.convexity import indefinite
 from ffo.program.cone import ConeProgram
+from ffo.program.presolve import SharedMatrices
 from ffo.program.sparse import SymmetricBatch
 
 Array = np.ndarray
@@ -21,6 +22,7 @@ Fact = TypeVar("Fact")
 MAX_BYTES = 256 * 2**20
 #: calls after which everything is tried again
 LONGEST_PAUSE = 64
+_ALIKE = SharedMatrices()
 
 
 class Memory:
@@ -121,10 +123,12 @@ class Matrices:
         return found
 
     def recognized(self, program: ConeProgram) -> ConeProgram:
-        """The program, with the matrices used last if they are equal."""
-        last, P, A = self._last, program.P, program.A
-        if last is not None and last.P is P and last.A is A:
+        """The program without entries that are zero in all samples, with the matrices used last if they are equal."""
+        last = self._last
+        if last is not None and last.P is program.P and last.A is program.A:
             return program
+        program = _ALIKE.apply(program.pruned())
+        P, A = program.P, program.A
         if P.shared:
             P = last.P if last is not None and last.P.same(P) else P.owned()
         if A.shared:

@@ -144,10 +144,9 @@ def _verify(batch: Batch, samples: Array, answer: Solution, way: Way, tolerance:
     found = batch.linearized(samples, answer, way)
     natural, start = found.certificate.natural_residual, found.start_residual
     good = (natural <= tolerance) & (start <= math.sqrt(tolerance))
-    batch.accept(samples, found, good)
-    bad = (~good).nonzero()[0]
-    if not len(bad):
+    if batch.accept(samples, found, good):
         return
+    bad = np.flatnonzero(~good)
     mine, claimed = samples[bad], answer.take(bad)
     residual, status = judge(claimed, batch.part(mine), tolerance, np.fmax(natural, start)[bad])
     batch.put_point(mine, (claimed.x, claimed.y, claimed.s))

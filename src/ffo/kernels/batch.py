@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,21 +32,19 @@ logger = logging.getLogger("ffo")
 #: seconds for one multiplication in a sparse factorization, about
 FLOP = 1e-9
 _announced = False
-_UNLIMITED = nullcontext()
 
 
 class Values:
     """The data of a batch as kernels take it: Pv, q, Av, b (batch or 1, ·), C-contiguous and writable."""
 
     def __init__(self, Pv: Array, q: Array, Av: Array, b: Array) -> None:
-        self.arrays = tuple(map(_ready, (np.atleast_2d(Pv), q, np.atleast_2d(Av), b)))
+        self.arrays = tuple([_ready(v if v.ndim == 2 else v[None]) for v in (Pv, q, Av, b)])
 
 
 def _ready(v: Array) -> Array:
     if len(v) and v.strides[0] == 0:
         v = v[:1]  # one row for all samples
-    fit = v.dtype == np.float64 and v.flags.c_contiguous and v.flags.writeable
-    return v if fit else np.array(v, dtype=np.float64, order="C")
+    return v if v.dtype == np.float64 and v.flags.carray else np.array(v, dtype=np.float64, order="C")
 
 
 #: ghost systems are solved by their factors
@@ -213,17 +210,19 @@ class KernelPlan:
 
 def _run(function: Any, count: int, seconds: float, *arguments: Any) -> None:
     """A kernel on `count` samples, each of which takes about so many seconds; the structure is its first argument."""
-    _announce(function)
+    if not _announced:
+        _announce(function)
     S: Structure = arguments[0]
-    with one_blas_thread() if len(S.sign) - S.head >= SMALL else _UNLIMITED:
+    if len(S.sign) - S.head < SMALL:
+        run_chunks(function, count, count * seconds, *arguments)
+        return
+    with one_blas_thread():
         run_chunks(function, count, count * seconds, *arguments)
 
 
 def _announce(function: Any) -> None:
     """Say once that compiling takes a while, where nothing is cached yet."""
     global _announced
-    if _announced:
-        return
     _announced = True
     stats = getattr(function, "stats", None)
     path = Path(stats.cache_path) if stats is not None and stats.cache_path else None

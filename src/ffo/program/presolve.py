@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from ffo.program.sparse import SparseBatch, distinct, equal_rows
 Array = np.ndarray
 #: x (batch, n), y and s (batch, m)
 Triple = tuple[Array, Array, Array]
+Matrix = TypeVar("Matrix", bound=SparseBatch)
 #: right-hand sides r_x (batch, n), r_s (batch, m) -> u, w, and the residual (batch,)
 GhostSolve = Callable[[Array, Array], Triple]
 
@@ -105,12 +107,12 @@ class SharedMatrices(PresolveStep):
     """
 
     def apply(self, program: ConeProgram) -> ConeProgram:
-        P, A = program.P, program.A
-        if not P.shared:
-            P = P.with_values(equal_rows(P.values))
-        if not A.shared:
-            A = A.with_values(equal_rows(A.values))
-        return program.with_matrices(P, A)
+        return program.with_matrices(_shared(program.P), _shared(program.A))
+
+
+def _shared(M: Matrix) -> Matrix:
+    values = M.values if M.shared else equal_rows(M.values)
+    return M if values is M.values else M.with_values(values)
 
 
 @dataclass(frozen=True)

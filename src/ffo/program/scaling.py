@@ -181,8 +181,8 @@ def _median(b: Array) -> Array:
 
 
 def _moderate(v: Array) -> bool:
-    v = v[np.isfinite(v) & (v > 0)]
-    return bool(((v <= MODERATE) & (v >= 1 / MODERATE)).all())
+    """Whether all sizes but zero and infinity are moderate."""
+    return bool(((v <= MODERATE) & (v >= 1 / MODERATE) | (v == 0) | ~np.isfinite(v)).all())
 
 
 def _moderate_columns(P: SymmetricBatch, A: SparseBatch, ratio: Array) -> bool:

@@ -87,6 +87,16 @@ class Pattern:
         """(rows,) entries in each row."""
         return np.bincount(self.indices, minlength=self.shape[0])
 
+    @cached_property
+    def row_starts(self) -> tuple[Array, Array]:
+        """Rows that have entries, and where these begin by rows."""
+        return _starts(self.by_rows[0])
+
+    @cached_property
+    def column_starts(self) -> tuple[Array, Array]:
+        """Columns that have entries, and where these begin."""
+        return _starts(self.indptr)
+
     @property
     def full(self) -> bool:
         """Whether there is an entry everywhere."""
@@ -255,15 +265,15 @@ class SparseBatch:
         """(batch or 1, rows) largest magnitude in each row, 0 in an empty one."""
         if self.pattern.full:
             return self._magnitudes.max(axis=1)
-        indptr, _, order = self.pattern.by_rows
-        return _segment_max(np.abs(np.atleast_2d(self.values))[:, order], indptr)
+        values = np.abs(self.values)[..., self.pattern.by_rows[2]]
+        return _segment_max(values, self.pattern.row_starts, self.shape[0])
 
     @cached_property
     def largest_of_columns(self) -> Array:
         """(batch or 1, cols) largest magnitude in each column, 0 in an empty one."""
         if self.pattern.full:
             return self._magnitudes.max(axis=2)
-        return _segment_max(np.abs(np.atleast_2d(self.values)), self.indptr)
+        return _segment_max(np.abs(self.values), self.pattern.column_starts, self.shape[1])
 
     @property
     def _magnitudes(self) -> Array:
@@ -375,10 +385,18 @@ def is_identity(M: sp.csc_array | sp.csr_array) -> bool:
     return np.array_equal(M.indices, each) and np.array_equal(M.indptr[:-1], each)
 
 
-def _segment_max(values: Array, indptr: Array) -> Array:
-    """(batch, nnz) -> (batch, segments) maxima between consecutive entries of indptr, 0 of nothing."""
-    out = np.zeros((len(values), len(indptr) - 1))
+def _starts(indptr: Array) -> tuple[Array, Array]:
+    """Segments that are not empty, and where they begin."""
     filled = np.flatnonzero(np.diff(indptr))
+    return filled, indptr[filled]
+
+
+def _segment_max(values: Array, starts: tuple[Array, Array], count: int) -> Array:
+    """(nnz,) or (batch, nnz) -> (batch or 1, count) maxima of segments, 0 of those without entries."""
+    values, (filled, begin) = values if values.ndim == 2 else values[None], starts
+    if len(filled) == count > 0:
+        return np.maximum.reduceat(values, begin, axis=1)
+    out = np.zeros((len(values), count))
     if len(filled):
-        out[:, filled] = np.maximum.reduceat(values, indptr[filled], axis=1)
+        out[:, filled] = np.maximum.reduceat(values, begin, axis=1)
     return out

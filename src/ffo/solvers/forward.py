@@ -61,11 +61,11 @@ def solve_checked(
 
 def _checked(solver: Solver, program: ConeProgram, tolerance: float, claims: bool) -> tuple[Solution, Array]:
     answer = solver.solve(program)
-    residual = np.full(program.batch, np.nan)
-    todo = claims | ~(answer.solved & np.isfinite(answer.x).all(axis=1))
-    if not todo.any():
+    residual = np.full(program.batch, np.nan, dtype=float)
+    if not claims and answer.solved.all() and np.isfinite(answer.x).all():
         return answer, residual
-    todo, status = np.flatnonzero(todo), np.array(answer.status)
+    todo = np.flatnonzero(claims | ~(answer.solved & np.isfinite(answer.x).all(axis=1)))
+    status = np.array(answer.status)
     residual[todo], status[todo] = judge(answer.take(todo), program.take(todo), tolerance)
     failed = np.flatnonzero(status != Status.SOLVED).tolist()
     detail = {k: describe(answer, k, status, residual) for k in failed}

@@ -14,7 +14,7 @@ from ffo.engine.call import LayerCall
 from ffo.engine.call import warn_of_doubt as warn_of_doubt  # for the dense path
 from ffo.engine.smoothing import Sampler
 from ffo.program.canonical import CanonicalProblem
-from ffo.torch.function import Slot, Solve
+from ffo.torch.function import Slot, Solve, SolveOutside, inside_transform
 
 
 class Report(Protocol):
@@ -90,7 +90,8 @@ class OptimizationLayer(torch.nn.Module):
         if not params:
             outputs, _ = call.solve([])
             return tuple(torch.from_numpy(v).to(torch.get_default_dtype()) for v in outputs)
-        return Solve.apply(Slot(call), *params)
+        function = Solve if inside_transform() else SolveOutside
+        return function.apply(Slot(call), *params)
 
 
 def call_with_report(layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Info]:
