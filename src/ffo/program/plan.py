@@ -23,11 +23,12 @@ KEPT = 32
 
 def plan_of(program: ConeProgram) -> KernelPlan:
     """The plan of a program's structure, made when it is first seen."""
-    return _plan(program.cones, program.P.pattern, program.A.pattern)
+    return structure_plan(program.cones, program.P.pattern, program.A.pattern)
 
 
 @lru_cache(maxsize=KEPT)
-def _plan(cones: Product, P: Pattern, A: Pattern) -> KernelPlan:
+def structure_plan(cones: Product, P: Pattern, A: Pattern) -> KernelPlan:
+    """The plan of a structure."""
     from ffo.kernels.batch import KernelPlan  # loads compiled code
 
     m, n = A.shape

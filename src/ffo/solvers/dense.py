@@ -21,7 +21,7 @@ from ffo.cones import Nonneg, Product, Zero
 from ffo.errors import Status, UnsupportedProblemError
 from ffo.kernels.pool import one_blas_thread
 from ffo.program.cone import ConeProgram, Solution
-from ffo.program.plan import KEPT
+from ffo.program.plan import KEPT, structure_plan
 from ffo.program.sparse import Pattern, SparseBatch
 from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.pool import NOT_FINITE, share
@@ -36,10 +36,11 @@ Array = np.ndarray
 #: Seconds of work below which a second thread costs more than it saves.
 WORTH_THREADS = 1e-3
 
-#: Bounds of what `suits`: variables; variables up to which sparsity does not matter, share of entries beyond;
-#: variables from which a singular P is worth its proximal steps; equalities up to which `suits_separable` asks for
-#: no density.
-LARGEST, ANY_DENSITY, DENSITY, SINGULAR_FROM, FEW_EQUALITIES = 400, 30, 0.05, 60, 50
+#: Bounds of what `suits`: variables; variables up to which sparsity does not matter; beyond, the work of a sparse
+#: factorization as a share of that of a dense one; variables from which a singular P is worth its proximal steps.
+LARGEST, ANY_DENSITY, FILLED, SINGULAR_FROM = 400, 30, 0.02, 60
+#: Equalities up to which `suits_separable` asks for no density, and the share of entries beyond.
+FEW_EQUALITIES, DENSITY = 50, 0.05
 
 #: Distance to a side, relative to it, that is rounding.
 MEETING = 1e-14
@@ -228,12 +229,18 @@ def suits(program: ConeProgram) -> bool:
     diagonal P, n inequalities 1.7, 1.1, 1.3, 1.2, 1.7; dense P, bounds on both sides 1.9, 1.5, 1.6, 1.5, 1.1; lasso as
     CVXPY writes it (n = 100, singular P) 1.4. Not so with more inequalities than variables, where exchanges cycle
     (2n: 0.9, 0.7, 0.8, 1.1, 1.0), nor for small singular P (max-min, n = 21: 0.5).
+
+    Whether a sparse program is one for DENSE depends on how much its factors fill: over INTERIOR, diagonal P and
+    random rows with five entries (2 to 7 % of the dense work) 1.9 to 2.2, 2.9 to 3.2 and 3.8 at n = 100, 200, 350;
+    with three entries (0.2 to 0.8 %) 0.6 to 1.4, with two 0.3 to 1.0.
     """
     return program.cones.kinds <= {Zero, Nonneg} and _suits(program.cones, program.P.pattern, program.A.pattern)
 
 
 @lru_cache(maxsize=KEPT)
 def _suits(cones: Product, P: Pattern, A: Pattern) -> bool:
+    from ffo.kernels.batch import FLOP
+
     m, n = A.shape
     if not 0 < n <= LARGEST or P.nnz == 0:
         return False
@@ -243,7 +250,7 @@ def _suits(cones: Product, P: Pattern, A: Pattern) -> bool:
     if n < SINGULAR_FROM and np.count_nonzero(P.on_diagonal) < n:
         return False
     general = m - int(np.count_nonzero(A.row_counts == 1))
-    return n <= ANY_DENSITY or 2 * P.nnz + A.nnz >= DENSITY * n * (n + general)
+    return n <= ANY_DENSITY or structure_plan(cones, P, A).seconds >= FILLED * FLOP * n**2 * (n + general)
 
 
 def suits_separable(program: ConeProgram) -> bool:
