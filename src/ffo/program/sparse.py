@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
 from threading import Lock
-from typing import Self
+from typing import Self, TypeVar
 from weakref import WeakValueDictionary
 
 import numpy as np
 import scipy.sparse as sp
 
 Array = np.ndarray
+Kept = TypeVar("Kept")
 
 #: parts of a pattern that are kept with it
 KEPT = 8
@@ -178,6 +179,16 @@ class SparseBatch:
         if self is other:
             return True
         return self.pattern is other.pattern and np.array_equal(self.values, other.values)
+
+    def kept(self, name: Hashable, make: Callable[[], Kept]) -> Kept:
+        """What `make` returns, which depends on these matrices alone: made once, if they stay as they are."""
+        if not self.own:
+            return make()
+        known: dict[Hashable, Kept] = vars(self).setdefault("_kept", {})
+        found = known.get(name)
+        if found is None:
+            found = known[name] = make()
+        return found
 
     def owned(self) -> Self:
         """The same matrices in arrays that nobody else holds: these ones, if they are such."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ffo.cones import Nonneg, Product, Zero
-from ffo.errors import Status, UnsupportedProblemError
+from ffo.errors import SOLVED, Status, UnsupportedProblemError
 from ffo.kernels.pool import one_blas_thread
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.plan import KEPT, structure_plan
@@ -79,18 +79,18 @@ class _CompiledSolver(Solver):
     def solve(self, program: ConeProgram) -> Solution:
         """Solve every sample of the batch. Samples with data that is not finite get no answer."""
         self.check(program)
-        finite = np.broadcast_to(program.finite, (program.batch,))
-        if not finite.all():
-            return self._solve_finite(program, np.flatnonzero(finite))
+        if not program.all_finite:
+            return self._solve_finite(program, np.flatnonzero(np.broadcast_to(program.finite, (program.batch,))))
         start = time.perf_counter()
         found = self._run(program)
         _share_between_sides(program, found)
-        status = _STATUS[found.code]
-        status[(status == Status.SOLVED) & ~(found.residual <= self.settings["eps"])] = Status.INACCURATE
-        limited = (found.code == _STALLED) & (found.steps >= self.settings["max_iters"])
-        status[limited] = Status.ITERATION_LIMIT
-        detail = {k: _WORDS[found.code[k]] or "not verified" for k in np.flatnonzero(status).tolist()}
-        detail |= dict.fromkeys(np.flatnonzero(limited).tolist(), "iteration limit")
+        status, detail = _STATUS[found.code], {}
+        status[(status == SOLVED) & ~(found.residual <= self.settings["eps"])] = Status.INACCURATE
+        if status.any():
+            limited = (found.code == _STALLED) & (found.steps >= self.settings["max_iters"])
+            status[limited] = Status.ITERATION_LIMIT
+            detail = {k: _WORDS[found.code[k]] or "not verified" for k in np.flatnonzero(status).tolist()}
+            detail |= dict.fromkeys(np.flatnonzero(limited).tolist(), "iteration limit")
         seconds = time.perf_counter() - start
         return Solution(found.x, found.y, found.s, status, found.steps, 0.0, seconds, detail)
 
@@ -128,14 +128,14 @@ class DenseSolver(_CompiledSolver):
 
         split = Split(program)
         batch, n, me = program.batch, program.n, len(split.equal)
-        rows = np.concatenate([split.equal, split.unequal])
+        rows = split.sides.rows
         r, bounds = len(rows), 2 * n if len(split.single) else 0
         lb, ub = (split.lb, split.ub) if bounds else (np.empty((batch, 0)), np.empty((batch, 0)))
         out = PivotingAnswer(
             np.empty((batch, n)), np.empty((batch, r + bounds)), np.empty((batch, r)), np.empty(batch, np.int64),
             np.empty(batch, np.int64), np.empty(batch),
         )  # fmt: skip
-        P, p, A, h = _triplets(program.P), _plain(program.q), _triplets(program.A, rows), _plain(program.b[:, rows])
+        P, p, A, h = _triplets(program.P), _plain(program.q), _triplets(program.A, split), _plain(program.b[:, rows])
         lb, ub, limit = _plain(lb), _plain(ub), int(self.settings["max_iters"])
         seconds = batch * (1e-5 + 1e-9 * n**2 * (n + r))
 
@@ -174,11 +174,10 @@ class SeparableSolver(_CompiledSolver):
             np.empty((batch, n)), np.empty((batch, r)), np.empty((batch, n)), np.empty(batch, np.int64),
             np.empty(batch, np.int64), np.empty(batch),
         )  # fmt: skip
-        q, p, A, b = _plain(program.P.diagonal), _plain(program.q), _triplets(program.A, split.equal), _plain(split.e)
+        q, p, A, b = _plain(program.P.diagonal), _plain(program.q), _triplets(program.A, split), _plain(split.e)
         lb, ub, limit = _plain(split.lb), _plain(split.ub), int(self.settings["max_iters"])
         seconds = batch * (1e-5 + 2e-9 * r**2 * n)
-        with one_blas_thread() if r >= SMALL else nullcontext():
-            shared = _shared(q, A, r, n)
+        shared = _shared(program, q, A, r)
 
         def work(chunk: range) -> None:
             solve_chunk(q, p, A, b, lb, ub, shared, limit, out, chunk.start, chunk.stop)
@@ -198,7 +197,7 @@ def _share_between_sides(program: ConeProgram, found: _Found) -> None:
     y, b = found.y, program.b
     weak = (y == 0.0) & (found.s <= MEETING * np.abs(b))
     weak[:, rows_by_kind(program).equal] = False
-    samples, rows = np.nonzero(weak)
+    samples, rows = weak.nonzero()
     if not len(samples):
         return
     some = np.unique(samples)
@@ -280,27 +279,35 @@ def _over_threads(work: Callable[[range], None], batch: int, seconds: float, bla
 
 def _plain(v: Array) -> Array:
     """The same numbers as kernels take them: contiguous, writable floats (others would compile them again)."""
-    return np.require(v, dtype=float, requirements=["C", "W"])
+    return v if v.dtype == np.float64 and v.flags.carray else np.array(v, dtype=float, order="C")
 
 
-def _triplets(M: SparseBatch, rows: Array | None = None) -> Triplets:
-    """A matrix for kernels; of the given rows, in this order, if any are given."""
+def _triplets(M: SparseBatch, split: Split | None = None) -> Triplets:
+    """A matrix for kernels; of a split one the rows that are not bounds."""
     from ffo.kernels.triplets import Triplets
 
-    index = M.pattern.rows
-    if rows is not None:
-        place = np.full(M.shape[0], -1)
-        place[rows] = np.arange(len(rows))
-        index = place[index]
-    return Triplets(index, M.columns, _plain(np.atleast_2d(M.values)))
+    index = M.pattern.rows if split is None else split.sides.places
+    return Triplets(index, M.columns, _plain(M.values[None] if M.shared else M.values))
 
 
-def _shared(q: Array, A: Triplets, r: int, n: int) -> Any:
-    """What all samples of a batch with the same matrices share; nothing where they differ."""
+def _shared(program: ConeProgram, q: Array, A: Triplets, r: int) -> Any:
+    """What all samples of a batch with the same matrices share, kept with these; nothing where they differ."""
+    from ffo.kernels.blas import SMALL
+    from ffo.kernels.separable import Shared
+
+    if not program.shared_matrices:
+        return Shared(np.empty(0), np.empty(0), np.empty((0, 0)), np.empty((0, 0)), np.empty((0, 0)))
+    memory: dict[str, tuple[Any, Any]] = program.A.kept("separable", dict)
+    known = memory.get("last")
+    if known is None or known[0] is not program.P:
+        with one_blas_thread() if r >= SMALL else nullcontext():
+            known = memory["last"] = program.P, _prepared(q, A, r, program.n)
+    return known[1]
+
+
+def _prepared(q: Array, A: Triplets, r: int, n: int) -> Any:
     from ffo.kernels.separable import Shared, prepare
 
-    if len(q) > 1 or len(A.values) > 1:
-        return Shared(np.empty(0), np.empty(0), np.empty((0, 0)), np.empty((0, 0)), np.empty((0, 0)))
     dense = np.zeros((r, n))
     held = A.rows >= 0
     dense[A.rows[held], A.cols[held]] = A.values[0, held]

@@ -75,8 +75,8 @@ def pick_rows(A: SparseBatch, rows: Array) -> SparseBatch:
     return SparseBatch(indptr, new[keep].astype(np.int32), A.values[..., keep], (len(rows), A.shape[1]))
 
 
-class Split:
-    """The rows of a program by kind.
+class Sides:
+    """The rows of a matrix by kind.
 
     Args:
         bounds: whether to pass singleton rows as bounds (else as inequalities).
@@ -86,9 +86,8 @@ class Split:
         single: (k,) rows that are bounds; column: (k,) the variables they bound.
     """
 
-    def __init__(self, program: ConeProgram, bounds: bool = True) -> None:
-        self.program = program
-        rows, A = rows_by_kind(program), program.A
+    def __init__(self, cones: Product, A: SparseBatch, bounds: bool = True) -> None:
+        self.A, rows = A, find_rows(cones, A.pattern)
         self.equal = rows.equal
         if not bounds or not rows.alone.any():
             nothing = np.zeros(0, dtype=np.intp)
@@ -101,13 +100,82 @@ class Split:
         self._entry = rows.entry[alone]
         self.column = A.columns[self._entry]
 
+    @classmethod
+    def of(cls, program: ConeProgram) -> Sides:
+        """Those of a program, found out once of a matrix that comes again."""
+        return program.A.kept(("sides", program.cones), lambda: cls(program.cones, program.A))
+
+    @cached_property
+    def rows(self) -> Array:
+        """Numbers of the equalities, then of the inequalities that are not bounds."""
+        return np.concatenate([self.equal, self.unequal])
+
+    @cached_property
+    def places(self) -> Array:
+        """(nnz,) the place among `rows` of each entry of A; -1 in bounds."""
+        place = np.full(self.A.shape[0], -1)
+        place[self.rows] = np.arange(len(self.rows))
+        return place[self.A.pattern.rows]
+
     @cached_property
     def E(self) -> SparseBatch:
-        return pick_rows(self.program.A, self.equal)
+        return pick_rows(self.A, self.equal)
 
     @cached_property
     def G(self) -> SparseBatch:
-        return pick_rows(self.program.A, self.unequal)
+        return pick_rows(self.A, self.unequal)
+
+    @cached_property
+    def coefficient(self) -> Array:
+        """(k,) or (batch, k) coefficients of the bound rows."""
+        return self.A.values[..., self._entry]
+
+    @cached_property
+    def size(self) -> Array:
+        """(k,) or (batch, k) their magnitudes."""
+        return np.abs(self.coefficient)
+
+    @cached_property
+    def upper(self) -> Array:
+        """(k,) or (batch, k) whether the row bounds its variable from above."""
+        return self.coefficient > 0
+
+    @cached_property
+    def slot(self) -> Array:
+        """(k,) or (batch, k) place of the row's bound in the vector (lb, ub) of length 2n; (k,) where it is the same
+        in all samples."""
+        slot = self.column + self.A.shape[1] * self.upper
+        return slot[0] if slot.ndim == 2 and len(slot) and (slot == slot[0]).all() else slot
+
+    @cached_property
+    def unique(self) -> bool:
+        """True when every slot has at most one row, the same for all samples: nothing to compare."""
+        return self.slot.ndim == 1 and len(np.unique(self.slot)) == len(self.slot)
+
+
+class Split:
+    """The rows of a program by kind, and its right-hand sides.
+
+    Args:
+        bounds: as in `Sides`, whose attributes it has.
+    """
+
+    def __init__(self, program: ConeProgram, bounds: bool = True) -> None:
+        self.program = program
+        self.sides = sides = Sides.of(program) if bounds else Sides(program.cones, program.A, bounds)
+        self.equal, self.unequal, self.single, self.column = sides.equal, sides.unequal, sides.single, sides.column
+
+    @property
+    def E(self) -> SparseBatch:
+        return self.sides.E
+
+    @property
+    def G(self) -> SparseBatch:
+        return self.sides.G
+
+    @property
+    def unique(self) -> bool:
+        return self.sides.unique
 
     @cached_property
     def e(self) -> Array:
@@ -118,43 +186,18 @@ class Split:
         return self.program.b[:, self.unequal]
 
     @cached_property
-    def coefficient(self) -> Array:
-        """(k,) or (batch, k) coefficients of the bound rows."""
-        return self.program.A.values[..., self._entry]
-
-    @cached_property
-    def upper(self) -> Array:
-        """(k,) or (batch, k) whether the row bounds its variable from above."""
-        return self.coefficient > 0
-
-    @cached_property
-    def slot(self) -> Array:
-        """(k,) or (batch, k) place of the row's bound in the vector (lb, ub) of length 2n."""
-        return self.column + self.program.n * self.upper
-
-    @cached_property
-    def unique(self) -> bool:
-        """True when every slot has at most one row, the same for all samples: nothing to compare."""
-        slot = self.slot
-        if slot.ndim == 2:
-            if (slot != slot[0]).any():
-                return False
-            slot = slot[0]
-        return len(np.unique(slot)) == len(slot)
-
-    @cached_property
-    def _bounds(self) -> tuple[Array, Array]:
-        """(batch, 2n) lower then upper bounds, and (batch, k) whether a row is the tightest of its slot."""
+    def _bounds(self) -> tuple[Array, Array | None]:
+        """(batch, 2n) lower then upper bounds, and (batch, k) whether a row is the tightest of its slot; None: all."""
         program, n = self.program, self.program.n
         size = (program.batch, 2 * n)
-        value = program.b[:, self.single] / self.coefficient  # (batch, k)
+        value = program.b[:, self.single] / self.sides.coefficient  # (batch, k)
         bounds = np.empty(size)
         bounds[:, :n], bounds[:, n:] = -np.inf, np.inf
         if self.unique:
-            bounds[:, self.slot if self.slot.ndim == 1 else self.slot[0]] = value
-            return bounds, np.ones_like(value, dtype=bool)
-        slot = np.broadcast_to(self.slot, value.shape) + 2 * n * np.arange(program.batch)[:, None]
-        looseness = np.where(np.broadcast_to(self.upper, value.shape), value, -value)
+            bounds[:, self.sides.slot] = value
+            return bounds, None
+        slot = np.broadcast_to(self.sides.slot, value.shape) + 2 * n * np.arange(program.batch)[:, None]
+        looseness = np.where(np.broadcast_to(self.sides.upper, value.shape), value, -value)
         order = np.lexsort((looseness.ravel(), slot.ravel()))  # by slot, the tightest first
         sorted_slot = slot.ravel()[order]
         first = order[np.concatenate([[True], sorted_slot[1:] != sorted_slot[:-1]])]
@@ -168,6 +211,8 @@ class Split:
         """(batch,) whether some lower bound lies above its upper bound."""
         n = self.program.n
         lb, ub = self._bounds[0][:, :n], self._bounds[0][:, n:]
+        if not (lb > ub).any():
+            return np.zeros(len(lb), dtype=bool)
         with np.errstate(invalid="ignore"):
             gap = CROSSING * np.maximum(1.0, np.minimum(np.abs(lb), np.abs(ub)))
             return np.any(lb > ub + gap, axis=1)
@@ -183,30 +228,29 @@ class Split:
         """(batch, n) upper bounds, inf where there is none."""
         return np.ascontiguousarray(self._bounds[0][:, self.program.n :])
 
-    @cached_property
-    def _scales(self) -> tuple[Array, Array]:
-        """(batch, k) factors from bound multipliers and bound slacks to those of the rows."""
-        size = np.broadcast_to(np.abs(self.coefficient), (self.program.batch, len(self.single)))
-        return self._bounds[1] / size, size
-
     def duals(self, sample: int, equal: Array, unequal: Array, bound: Array | None) -> Array:
         """(m,) y from the multipliers of Ex = e, of Gx <= h and (2n,) of the bounds (lower, upper), all >= 0."""
         y = np.zeros(self.program.m)
         y[self.equal] = equal
         y[self.unequal] = unequal
         if len(self.single):
-            slot = self.slot if self.slot.ndim == 1 else self.slot[sample]
             assert bound is not None
-            y[self.single] = bound[slot] * self._scales[0][sample]
+            y[self.single] = bound[_of(self.sides.slot, sample)] * self._tight(sample) / _of(self.sides.size, sample)
         return y
+
+    def _tight(self, sample: int) -> Array | bool:
+        """(k,) whether a row is the tightest of its slot."""
+        tight = self._bounds[1]
+        return True if tight is None else tight[sample]
 
     def batch_duals(self, equal: Array, unequal: Array, bound: Array) -> Array:
         """(batch, m) the same for all samples at once, from (batch, ·) multipliers."""
         y = np.zeros((self.program.batch, self.program.m))
         y[:, self.equal], y[:, self.unequal] = equal, unequal
         if len(self.single):
-            slot = np.broadcast_to(self.slot, (self.program.batch, len(self.single)))
-            y[:, self.single] = np.take_along_axis(bound, slot, axis=1) * self._scales[0]
+            slot, tight = self.sides.slot, self._bounds[1]
+            picked = bound[:, slot] if slot.ndim == 1 else np.take_along_axis(bound, slot, axis=1)
+            y[:, self.single] = picked / self.sides.size if tight is None else picked * tight / self.sides.size
         return y
 
     def batch_slacks(self, x: Array, unequal: Array) -> Array:
@@ -214,7 +258,7 @@ class Split:
         s = np.zeros((self.program.batch, self.program.m))
         s[:, self.unequal] = np.maximum(unequal, 0.0)
         if len(self.single):
-            left = self.program.b[:, self.single] - self.coefficient * x[:, self.column]
+            left = self.program.b[:, self.single] - self.sides.coefficient * x[:, self.column]
             s[:, self.single] = np.maximum(left, 0.0)
         return s
 
@@ -225,15 +269,18 @@ class Split:
             unequal = np.maximum(self.h[sample] - _dot(self.G, sample, x), 0.0)
         s[self.unequal] = unequal
         if len(self.single):
-            size = self._scales[1][sample]
             if bound is None or not self.unique:
-                a = self.coefficient if self.coefficient.ndim == 1 else self.coefficient[sample]
+                a = _of(self.sides.coefficient, sample)
                 s[self.single] = np.maximum(self.program.b[sample, self.single] - a * x[self.column], 0.0)
             if bound is not None:
-                tight = self._bounds[1][sample]
-                slot = self.slot if self.slot.ndim == 1 else self.slot[sample]
-                s[self.single[tight]] = (bound[slot] * size)[tight]
+                value = bound[_of(self.sides.slot, sample)] * _of(self.sides.size, sample)
+                s[self.single] = np.where(self._tight(sample), value, s[self.single])
         return s
+
+
+def _of(v: Array, sample: int) -> Array:
+    """(k,) of a sample, from (k,) or (batch, k)."""
+    return v if v.ndim == 1 else v[sample]
 
 
 def _dot(M: SparseBatch, sample: int, x: Array) -> Array:
