@@ -65,6 +65,16 @@ def test_agrees_for_right_hand_sides_of_each_sample(zero: bool) -> None:
     assert verdicts == {True, False}
 
 
+def test_agrees_without_right_hand_sides() -> None:
+    verdicts = set()
+    for exponent in np.linspace(-6, 6, 49):
+        one = program(0, (1.0, 10.0**exponent, 1.0, 0.0))
+        known = Moderate().holds(one)
+        assert known == (scaling(one) is None)
+        verdicts.add(known)
+    assert verdicts == {True, False}
+
+
 def test_nothing_is_known_of_arrays_that_others_hold() -> None:
     one = program(0)
     assert not Moderate().holds(one.with_matrices(replace(one.P, own=False), one.A))

@@ -130,6 +130,8 @@ class _Extent:
         sizes = np.abs(b)
         largest = sizes.max(axis=1, initial=0.0)
         longest = float(largest.max())
+        if longest == 0 < self.curvature <= self.least * MODERATE:  # the objective alone tells lengths
+            return max(1.0, self.curvature) / MODERATE, min(1.0, self.curvature) * MODERATE
         if largest.min() >= 1 / MODERATE and longest <= MODERATE:
             shortest = float(sizes[sizes > 0].min())
             if shortest >= 1 / MODERATE:
