@@ -155,7 +155,9 @@ def _product(M: sp.sparray, terms: list[_Term] | None, v: Array) -> Array:
             continue
         if out is None:
             out = np.zeros((*v.shape[:-1], M.shape[0]))
-        out[..., term.rows] += part
+            out[..., term.rows] = part
+        else:
+            out[..., term.rows] += part
     return np.zeros((*v.shape[:-1], M.shape[0])) if out is None else out
 
 
