@@ -135,8 +135,8 @@ class AffineMap:
         if shared and last is not None and all(f.of(theta) for f, (_, theta) in zip(last[0], thetas, strict=True)):
             return last[1]
         few = _few(thetas) if shared else None
-        if few is None:
-            return kind.on(pattern, self._block(name, values, logs))
+        if few is None:  # a sum, and so an array of its own, where samples share it
+            return kind.on(pattern, self._block(name, values, logs), own=shared)
         constant = self._constant_places[name]
         columns = [_few_columns(f.map, f.places, f.values) for f in few]
         where = np.concatenate([constant, *(c[0] for c in columns)])
