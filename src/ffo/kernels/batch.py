@@ -49,9 +49,9 @@ def _ready(v: Array) -> Array:
 
 #: ghost systems are solved by their factors
 FACTORS = Full(0, 0.0, 0)
-#: factors of batches that are gone, and bytes up to which they are kept: memory that goes back to the system and comes
-#: again costs a batch of 512 QPs with 200 variables several milliseconds, whatever the number of cores
-_spare: deque[tuple[Array, ...]] = deque(maxlen=2)
+#: faces and factors of batches that are gone, and bytes up to which they are kept: memory that goes back to the system
+#: and comes again costs a batch of 512 QPs with 200 variables several milliseconds, whatever the number of cores
+_spare: deque[tuple[Structure, bool, tuple[Array, ...], tuple[Array, ...]]] = deque(maxlen=2)
 SPARE = 2**26
 
 
@@ -59,31 +59,36 @@ class State:
     """Faces, factors and evidence of a batch: what Newton's method leaves for the derivatives; and how it was asked
     to solve ghost systems."""
 
+    factors: tuple[Array, ...] = ()
+
     def __init__(self, S: Structure, batch: int, full: Full = FACTORS) -> None:
-        self.structure, self.full = S, full
-        size = len(S.sign)
-        entries, below = len(part(S.slim, KI)), room(S.head, size, part(S.wide, LP))
-        self.face = (
-            np.zeros((batch, S.m + S.aux), np.uint8), np.zeros((batch, S.m)), np.zeros((batch, S.m)),
-            np.zeros((batch, S.rotation)), np.zeros((batch, S.blocks), np.int64), np.zeros((batch, S.blocks)),
-        )  # fmt: skip
-        widths = (entries, size, below, 0 if full.iterations else size, size)
-        self.factors = _room(tuple([(batch, width) for width in widths]))
+        self.structure, self.full, self.samples = S, full, np.arange(batch)
         self.evidence = np.empty((batch, EVIDENCE))
-        self.samples = np.arange(batch)
+        self.face, self.factors = _room(S, batch, full.iterations == 0)
 
     def __del__(self) -> None:
-        if len(self.samples) and sum([v.nbytes for v in self.factors]) <= SPARE:
-            _spare.append(self.factors)
+        if 0 < sum([v.nbytes for v in self.factors]) <= SPARE:
+            _spare.append((self.structure, self.full.iterations == 0, self.face, self.factors))
 
 
-def _room(shapes: tuple[tuple[int, int], ...]) -> tuple[Array, ...]:
-    """Arrays of these shapes: those of a batch that is gone, where they fit."""
+def _room(S: Structure, batch: int, factorized: bool) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
+    """Arrays for faces and factors: those of a batch that is gone, where they fit."""
     try:
-        found = _spare.pop()
+        last, before, face, factors = _spare.pop()
     except IndexError:
-        found = ()
-    return found if tuple([v.shape for v in found]) == shapes else tuple(map(np.empty, shapes))
+        last = None
+    if last is S and before == factorized and len(factors[0]) == batch:
+        for v in face:
+            v.fill(0)
+        return face, factors
+    size = len(S.sign)
+    entries, below = len(part(S.slim, KI)), room(S.head, size, part(S.wide, LP))
+    face = (
+        np.zeros((batch, S.m + S.aux), np.uint8), np.zeros((batch, S.m)), np.zeros((batch, S.m)),
+        np.zeros((batch, S.rotation)), np.zeros((batch, S.blocks), np.int64), np.zeros((batch, S.blocks)),
+    )  # fmt: skip
+    widths = (entries, size, below, size if factorized else 0, size)
+    return face, tuple([np.empty((batch, width)) for width in widths])
 
 
 class KernelPlan:
