@@ -98,7 +98,7 @@ class _Extent:
 
     def __init__(self, P: SymmetricBatch, A: SparseBatch) -> None:
         self.P, self.A, self.curvature = P, A, float(P.largest[0])
-        a, p = A.largest_of_columns[0], np.maximum(P.largest_of_columns, P.largest_of_rows)[0]
+        a, p = A.largest_of_columns[0], P.sizes[0]
         lean = (a < 1 / MODERATE) & (p > 0)
         self.fit = _moderate(np.concatenate([A.largest_of_rows[0], a[~lean]]))
         self.most, self.least = float(p.max(initial=0.0)), float(p[lean].min(initial=np.inf))
@@ -184,7 +184,8 @@ def _median(b: Array) -> Array:
 
 def _moderate(v: Array) -> bool:
     """Whether all sizes but zero and infinity are moderate."""
-    return bool(((v <= MODERATE) & (v >= 1 / MODERATE) | (v == 0) | ~np.isfinite(v)).all())
+    fits = (v <= MODERATE) & (v >= 1 / MODERATE)
+    return bool(fits.all() or (fits | (v == 0) | ~np.isfinite(v)).all())
 
 
 def _moderate_columns(P: SymmetricBatch, A: SparseBatch, ratio: Array) -> bool:
@@ -195,15 +196,13 @@ def _moderate_columns(P: SymmetricBatch, A: SparseBatch, ratio: Array) -> bool:
     largest = np.maximum(A.largest_of_rows.max(axis=1, initial=0.0), ratio[:, 0] * P.largest)
     if (largest <= MODERATE).all() and (ratio * P.diagonal >= 1 / MODERATE).all():
         return True
-    columns = np.maximum(A.largest_of_columns, ratio * np.maximum(P.largest_of_columns, P.largest_of_rows))
+    columns = np.maximum(A.largest_of_columns, ratio * P.sizes)
     return _moderate(columns.ravel())
 
 
 def _largest(program: ConeProgram) -> tuple[Array, Array]:
     """Largest entries of the rows of A (batch or 1, m) and of the columns of P and A (batch or 1, n)."""
-    P, A = program.P, program.A
-    columns = np.maximum(A.largest_of_columns, np.maximum(P.largest_of_columns, P.largest_of_rows))
-    return A.largest_of_rows, columns
+    return program.A.largest_of_rows, np.maximum(program.A.largest_of_columns, program.P.sizes)
 
 
 def _equilibrated(program: ConeProgram, start: Scaling) -> Scaling:

@@ -347,6 +347,11 @@ class SymmetricBatch(SparseBatch):
         return self.dot(y)
 
     @cached_property
+    def sizes(self) -> Array:
+        """(batch or 1, n) largest magnitude in each column of the whole matrix."""
+        return np.maximum(self.largest_of_columns, self.largest_of_rows)
+
+    @cached_property
     def diagonal(self) -> Array:
         """(batch or 1, n) diagonals."""
         diagonal = np.zeros((1 if self.shared else len(self.values), self.shape[0]))
