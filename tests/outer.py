@@ -7,7 +7,9 @@ from typing import Any
 
 import numba
 
+from ffo.kernels.jit import _KERNEL
+
 
 def outer(function: Callable[..., Any]) -> Callable[..., Any]:
     """An inner kernel as Python can call it."""
-    return numba.njit(lambda *arguments: function(*arguments))
+    return numba.njit(**_KERNEL | {"cache": False})(lambda *arguments: function(*arguments))

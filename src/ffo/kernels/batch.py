@@ -29,6 +29,9 @@ from ffo.kernels.system import UNKNOWN, Factors
 Array = np.ndarray
 logger = logging.getLogger("ffo")
 
+#: tasks of `_ghost_chunk`, and arrays that a task does not need
+_NEWTON, _SENSITIVITY, _DEPENDENT = range(3)
+_NOTHING = np.empty((0, 0))
 #: seconds for one multiplication in a sparse factorization, about
 FLOP = 1e-9
 _announced = False
@@ -145,13 +148,9 @@ class KernelPlan:
     def newton(self, values: Values, x: Array, y: Array, s: Array, state: State, steps: int) -> None:
         """Polish all samples in place."""
 
-        def run(samples: Array, full: Full | None) -> Array:
-            arrays = (*values.arrays, x, y, s, *state.face, *state.factors, state.evidence)
-            seconds = 3.0 * self._seconds(state) if steps else 0.0
-            _run(_newton_chunk, len(samples), seconds, state.structure, *arrays, samples, steps, full)
-            return (state.evidence[:, loop.STEPS] == UNKNOWN).nonzero()[0]
-
-        self._light_or_full(state, run, state.samples)
+        arrays = (*values.arrays, x, y, s, _NOTHING, _NOTHING)
+        taken, seconds = np.empty(len(x)), 3.0 * self._seconds(state) if steps else 0.0
+        self._ghost(_NEWTON, state, state.samples, state.samples, arrays, taken, steps, seconds)
 
     def judge(self, values: Values, x: Array, y: Array, s: Array) -> Array:
         """(batch,) natural residuals: each of the point as it is, or of its cleaned pair if that is better."""
@@ -163,13 +162,8 @@ class KernelPlan:
     def sensitivity(self, state: State, samples: Array, r_x: Array, r_s: Array) -> tuple[Array, Array, Array]:
         """(u, w, doubt) of the ghost systems of some samples; right-hand sides (samples, n), (samples, m)."""
         u, w, doubt = np.empty(r_x.shape), np.empty(r_s.shape), np.empty(len(r_x))
-        arrays = (*state.face, *state.factors, samples, _ready(r_x), _ready(r_s), u, w, doubt)
-
-        def run(rows: Array, full: Full | None) -> Array:
-            _run(_sensitivity_chunk, len(rows), 0.5 * self._seconds(state), state.structure, *arrays, rows, full)
-            return (doubt == UNKNOWN).nonzero()[0]
-
-        self._light_or_full(state, run, np.arange(len(r_x)))
+        arrays = (*(_NOTHING,) * 4, u, w, _NOTHING, _ready(r_x), _ready(r_s))
+        self._ghost(_SENSITIVITY, state, np.arange(len(r_x)), samples, arrays, doubt, 0, 0.5 * self._seconds(state))
         return u, w, doubt
 
     def onto_face(self, state: State, samples: Array, v: Array) -> Array:
@@ -187,14 +181,9 @@ class KernelPlan:
 
     def dependent(self, state: State) -> Array:
         """(batch,) whether active rows, not all of them equalities, depend on each other."""
-        found = np.zeros(len(state.evidence), np.int8)
-
-        def run(samples: Array, full: Full | None) -> Array:
-            arrays = (*state.face, *state.factors, samples, found)
-            _run(_dependent_chunk, len(samples), 4.0 * self._seconds(state), state.structure, *arrays, full)
-            return (found == UNKNOWN).nonzero()[0]
-
-        self._light_or_full(state, run, (state.evidence[:, loop.PIVOT] <= system.SMALL_PIVOT).nonzero()[0])
+        found, rows = np.zeros(len(state.evidence)), (state.evidence[:, loop.PIVOT] <= system.SMALL_PIVOT).nonzero()[0]
+        arrays = (_NOTHING,) * 9
+        self._ghost(_DEPENDENT, state, rows, state.samples, arrays, found, 0, 4.0 * self._seconds(state))
         return found.astype(bool)
 
     def _seconds(self, state: State) -> float:
@@ -203,14 +192,20 @@ class KernelPlan:
             return FLOP * len(part(state.structure.slim, KI)) * len(state.structure.sign)
         return self.seconds
 
-    def _light_or_full(self, state: State, run: Callable[[Array, Full | None], Array], samples: Array) -> None:
-        """`run` takes samples and the argument of the kernels, and returns the samples that still need the full one."""
-        if len(samples) and not self.full and not state.full.iterations:
-            samples = run(samples, None)
-            self.full = len(samples) > 0
-        if len(samples):
+    def _ghost(
+        self, task: int, state: State, rows: Array, samples: Array, arrays: tuple[Array, ...], answer: Array,
+        steps: int, seconds: float,
+    ) -> None:  # fmt: skip
+        """A task on some rows of its answer, row i about the sample samples[i], each of about so many seconds: first
+        with the light kernels, then, where these do not know, with the full ones."""
+        batch = (*arrays, *state.face, *state.factors, state.evidence, samples, answer, steps)
+        if len(rows) and not self.full and not state.full.iterations:
+            _run(_ghost_chunk, len(rows), seconds, state.structure, task, *batch, rows, None)
+            rows = (answer == UNKNOWN).nonzero()[0]
+            self.full = len(rows) > 0
+        if len(rows):
             with one_blas_thread():  # eigenvalues
-                run(samples, state.full)
+                _run(_ghost_chunk, len(rows), seconds, state.structure, task, *batch, rows, state.full)
 
 
 def _run(function: Any, count: int, seconds: float, *arguments: Any) -> None:
@@ -270,34 +265,38 @@ def _interior_groups(
 
 
 @kernel
-def _newton_chunk(
-    start: int, stop: int, S: Structure, Pv: Array, q: Array, Av: Array, b: Array, x: Array, y: Array, s: Array,
+def _ghost_chunk(
+    start: int, stop: int, S: Structure, task: int, Pv: Array, q: Array, Av: Array, b: Array,
+    x: Array, y: Array, s: Array, r_x: Array, r_s: Array,
     on: Array, delta: Array, u: Array, R: Array, case: Array, margin: Array,
-    Kx: Array, scale: Array, Lx: Array, Dinv: Array, unit: Array, evidence: Array, samples: Array, steps: int,
-    full: Full | None,
+    Kx: Array, scale: Array, Lx: Array, Dinv: Array, unit: Array,
+    evidence: Array, samples: Array, answer: Array, steps: int, rows: Array, full: Full | None,
 ) -> None:  # fmt: skip
-    S = refer(S)
-    for i in range(start, stop):
-        k = samples[i]
-        D = refer(Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k)))
-        face = refer(Face(on[k], delta[k], u[k], R[k], case[k], margin[k]))
-        F = refer(Factors(Kx[k], scale[k], Lx[k], Dinv[k], unit[k]))
-        loop.newton(S, D, x[k], y[k], s[k], face, F, evidence[k], steps, full)
+    """All that is done with ghost systems, in one: they share most of their code, which is compiled once so.
 
-
-@kernel
-def _sensitivity_chunk(
-    start: int, stop: int, S: Structure, on: Array, delta: Array, u: Array, R: Array, case: Array, margin: Array,
-    Kx: Array, scale: Array, Lx: Array, Dinv: Array, unit: Array, samples: Array, r_x: Array, r_s: Array,
-    du: Array, dw: Array, doubt: Array, rows: Array, full: Full | None,
-) -> None:  # fmt: skip
+    Newton's method moves x, y, s. Sensitivities with the right-hand sides r_x, r_s are written to x and y.
+    """
     S = refer(S)
     for j in range(start, stop):
         i = rows[j]
         k = samples[i]
         face = refer(Face(on[k], delta[k], u[k], R[k], case[k], margin[k]))
         F = refer(Factors(Kx[k], scale[k], Lx[k], Dinv[k], unit[k]))
-        doubt[i] = loop.sensitivity(S, F, face, r_x[i], r_s[i], du[i], dw[i], full)
+        if task == _NEWTON:
+            D = refer(Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k)))
+            loop.newton(S, D, x[k], y[k], s[k], face, F, evidence[k], steps, full)
+            answer[i] = evidence[k, loop.STEPS]
+        elif task == _SENSITIVITY:
+            answer[i] = loop.sensitivity(S, F, face, r_x[i], r_s[i], x[i], y[i], full)
+        else:
+            answer[i] = _dependent(S, F, face, full)
+
+
+@inner_kernel
+def _dependent(S: Structure, F: Factors, face: Face, full: Full | None) -> float:
+    if full is not None and full.iterations > 0:
+        return minres.dependent(S, F, face, full)
+    return system.dependent(S, F, face, full)
 
 
 @kernel
@@ -313,20 +312,3 @@ def _face_chunk(
             onto_face(S, face, v[i], out[i])
         else:
             from_face(S, face, v[i], out[i])
-
-
-@kernel
-def _dependent_chunk(
-    start: int, stop: int, S: Structure, on: Array, delta: Array, u: Array, R: Array, case: Array, margin: Array,
-    Kx: Array, scale: Array, Lx: Array, Dinv: Array, unit: Array, samples: Array, found: Array,
-    full: Full | None,
-) -> None:  # fmt: skip
-    S = refer(S)
-    for i in range(start, stop):
-        k = samples[i]
-        face = refer(Face(on[k], delta[k], u[k], R[k], case[k], margin[k]))
-        F = refer(Factors(Kx[k], scale[k], Lx[k], Dinv[k], unit[k]))
-        if full is not None and full.iterations > 0:
-            found[k] = minres.dependent(S, F, face, full)
-        else:
-            found[k] = system.dependent(S, F, face, full)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numba
 from numba import types
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
@@ -57,29 +58,49 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _KernelCompiler(Compiler):  # type: ignore[misc]
-    def compile_extra(self, function: Any) -> Any:
-        with _no_garbage_collection():
-            return super().compile_extra(function)
+class _KernelLibrary(JITCodeLibrary):  # type: ignore[misc]
+    """Code of a kernel that Python calls: linked with all inner kernels, each of them once, and optimised."""
 
-
-class _Linked(JITCodeLibrary):  # type: ignore[misc]
-    """Code of an inner kernel: optimised and made executable as a part of the kernels that call it, not by itself."""
-
-    def _optimize_functions(self, module: Any) -> None:
-        """As Numba's, but not of functions that are only declared: a tenth of the time to compile."""
-        module.data_layout = self._codegen._data_layout
-        for function in module.functions:
-            if not function.is_declaration:
-                manager, builder = self._codegen._function_pass_manager()
-                manager.run(function, builder)
+    def add_linking_library(self, library: Any) -> None:
+        for each in (library, *(library._linking_libraries if isinstance(library, _Inner) else ())):
+            if each not in self._linking_libraries:
+                super().add_linking_library(each)
 
     def _optimize_final_module(self) -> None:
-        pass
+        """As Numba's, but once: without optimising for the removal of reference counts alone."""
+        manager, builder = self._codegen._module_pass_manager()
+        manager.run(self._final_module, builder)
 
-    def _finalize_final_module(self) -> None:
+
+class _Inner(_KernelLibrary):
+    """Code of an inner kernel: linked, optimised and made executable as a part of the kernels that call it."""
+
+    def _optimize_functions(self, module: Any) -> None:
+        """Make it short: the rest is done when it is linked. Numba does all it can, also to functions that are merely
+        declared: a tenth of the time to compile."""
+        module.data_layout = self._codegen._data_layout
+        builder = self._codegen._pass_builder()
+        for function in module.functions:
+            if not function.is_declaration:
+                manager = llvm.create_new_function_pass_manager()
+                manager.add_sroa_pass()
+                manager.add_simplify_cfg_pass()
+                manager.add_instruction_combine_pass()
+                manager.add_refprune_pass()
+                manager.run(function, builder)
+
+    def finalize(self) -> None:
         self._finalize_dynamic_globals()
         self._finalized = True
+
+
+class _KernelCompiler(Compiler):  # type: ignore[misc]
+    def compile_extra(self, function: Any) -> Any:
+        if self.state.library is None:
+            self.state.library = _KernelLibrary(self.state.targetctx.codegen(), function.__qualname__)
+            self.state.library.enable_object_caching()
+        with _no_garbage_collection():
+            return super().compile_extra(function)
 
 
 class _InnerCompiler(_KernelCompiler):
@@ -91,7 +112,7 @@ class _InnerCompiler(_KernelCompiler):
 
     def compile_extra(self, function: Any) -> Any:
         context = self.state.targetctx
-        self.state.library = _Linked(context.codegen(), function.__qualname__)
+        self.state.library = _Inner(context.codegen(), function.__qualname__)
         self.state.flags.no_compile = True
         result = super().compile_extra(function)
         # callers find the code by the function to call from Python: there is none, any builtin object will do
@@ -105,18 +126,24 @@ _REDUCING: dict[str, Any] = {"fastmath": {"reassoc", "contract"}}
 #: without the wrapper for calls from Python, which takes longer to compile than the function itself where arguments are
 #: tuples of arrays; not cached, because what calls it is
 _INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-_PRIVATE = ("_optimize_functions", "_optimize_final_module", "_finalize_dynamic_globals")
-if all(hasattr(JITCodeLibrary, name) for name in _PRIVATE) and hasattr(JITCPUCodegen, "_function_pass_manager"):
-    _INNER["pipeline_class"] = _InnerCompiler
+_KERNEL: dict[str, Any] = {"cache": True, "no_cfunc_wrapper": True}
+#: what is used here of Numba's private parts; without it (another release) kernels compile as any function does
+_PRIVATE = {
+    JITCodeLibrary: ("_optimize_functions", "_optimize_final_module", "_finalize_dynamic_globals"),
+    JITCPUCodegen: ("_pass_builder", "_module_pass_manager"),
+}
+if all(hasattr(owner, name) for owner, names in _PRIVATE.items() for name in names):
+    _KERNEL["pipeline_class"], _INNER["pipeline_class"] = _KernelCompiler, _InnerCompiler
 
 
 def kernel(function: F) -> F:
     """Compile a function on first call."""
-    return _compiled(function, cache=True, no_cfunc_wrapper=True, pipeline_class=_KernelCompiler)
+    return _compiled(function, **_KERNEL)
 
 
 def inner_kernel(function: F) -> F:
-    """The same for a function that only kernels call, never Python: compiles several times faster."""
+    """The same for a function that only kernels call, never Python or other compiled functions: compiles several times
+    faster."""
     return _compiled(function, **_INNER)
 
 

@@ -17,7 +17,7 @@ from ffo.kernels import ldl
 from ffo.kernels.bundle import refer
 from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import INV, KI, KIND, KP, LI, LP, OWNER, RI, RP, ZERO, Face, Full, Structure, part
-from ffo.kernels.vectors import copy, fill
+from ffo.kernels.vectors import copy, fill, positions
 
 Array = np.ndarray
 
@@ -199,15 +199,15 @@ def sharpen(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -> tupl
 def _in_use(S: Structure, F: Factors) -> Array:
     """Places of the unknowns that take part: those of rows that are off have nothing but a diagonal entry."""
     Kp, Ki = part(S.wide, KP), part(S.slim, KI)
-    used = np.zeros(S.sign.size, np.uint8)
+    used = np.zeros(S.sign.size)
     for j in range(S.sign.size):
         for p in range(Kp[j], Kp[j + 1]):
             i = np.int64(Ki[p])
             if i != j and F.Kx[p] != 0.0:
-                used[i] = used[j] = 1
+                used[i] = used[j] = 1.0
             elif i == j and S.sign[j] > 0.0 and F.Kx[p] != 0.0:
-                used[j] = 1
-    return np.flatnonzero(used)
+                used[j] = 1.0
+    return positions(used)
 
 
 @inner_kernel

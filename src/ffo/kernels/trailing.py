@@ -10,6 +10,7 @@ import numpy as np
 
 from ffo.kernels.blas import multiply, solve_lower, solve_lower_rows, solve_upper
 from ffo.kernels.jit import inner_kernel, inner_reducing_kernel
+from ffo.kernels.vectors import positions
 
 Array = np.ndarray
 
@@ -27,7 +28,7 @@ def pivot(d: float, sign: float, shift: float) -> float:
 @inner_kernel
 def factor(M: Array, used: Array, sign: Array, shift: float, Dinv: Array) -> float:
     """Factor the lower triangle of M in place; returns the smallest pivot."""
-    at, smallest = np.flatnonzero(used), np.inf
+    at, smallest = positions(used), np.inf
     for k in range(used.size):
         if used[k] == 0.0:
             d = pivot(M[k, k], sign[k], shift)
@@ -76,8 +77,10 @@ def _factor_rows(
 @inner_kernel
 def solve(M: Array, used: Array, Dinv: Array, x: Array) -> None:
     """x := (LDL')^-1 x."""
-    at = np.flatnonzero(used)
-    z = x[at]
+    at = positions(used)
+    z = np.empty(at.size)
+    for r in range(at.size):
+        z[r] = x[at[r]]
     solve_lower(M, at.size, z)
     for i in range(x.size):
         x[i] *= Dinv[i]
