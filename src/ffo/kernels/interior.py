@@ -1,5 +1,5 @@
-"""An interior point on the KKT pattern of the ghost system, several samples at once: zero, nonnegative, second-order
-and semidefinite cones.
+"""An interior point on the KKT pattern of the ghost system, several samples at once: zero, nonnegative, second-order,
+semidefinite and exponential cones.
 
 Mehrotra's predictor-corrector method: every inequality row takes part, with the weight delta_i = s_i / y_i, so that
 
@@ -24,7 +24,21 @@ from ffo.kernels import scaling
 from ffo.kernels.cones.psd import order_of
 from ffo.kernels.group import Samples, assemble, error, factor, residuals, solve
 from ffo.kernels.jit import inner_kernel
-from ffo.kernels.kkt import ACOL, AROW, DIAGONAL, DIM, INV, KIND, NONNEG, SECOND_ORDER, START, ZERO, Structure, part
+from ffo.kernels.kkt import (
+    ACOL,
+    AROW,
+    DIAGONAL,
+    DIM,
+    EXPONENTIAL,
+    INV,
+    KIND,
+    NONNEG,
+    SECOND_ORDER,
+    START,
+    ZERO,
+    Structure,
+    part,
+)
 from ffo.kernels.lanes import LANES, choose, clear, largest, load, spread, store
 
 Array = np.ndarray
@@ -38,7 +52,7 @@ CLOSE = 1e-3
 #: same share leads twice as many samples of robust least squares into a corner
 BACK_OFF, CURVED_BACK_OFF = 0.995, 0.98
 #: share of the first complementarity that is nothing, where the terms of the gap vanish too (x = 0)
-VANISHED = 1e-13
+VANISHED = 1e-20
 #: steps shorter than this share, in a row, mean that the method is stuck (infeasible problems end so)
 SHORT, STUCK = 1e-3, 5
 #: rows of the numbers that decide what becomes of each sample
@@ -47,6 +61,8 @@ DOT, UNIT, LEFT, BEFORE, ALPHA, EXPECTED, WORST, FIRST, RUNNING, REACHED = range
 #: is at the tolerance, and not at FEW / inequalities of it, takes one step more (1,601 of them: 1.4 Newton steps a
 #: sample instead of 2.0, both methods together 13 % faster)
 FEW = 100.0
+#: the same of programs with exponential cones, whose boundaries tell less of a small gap
+STEEP = 1e3
 
 
 @inner_kernel
@@ -91,9 +107,9 @@ def _start(S: Structure, G: Samples, curved: bool | None) -> None:
         for r in range(dims[k]):
             i = starts[k] + r
             v = load(G.dy, i)
-            unit = kinds[k] == NONNEG or (kinds[k] != ZERO and scaling.is_unit(kinds[k], r))
-            store(G.s, i, spread(0.0) if kinds[k] == ZERO else up - v if unit else 0.0 - v)
-            store(G.y, i, v + down if unit else v)
+            unit = scaling.unit(kinds[k], r)
+            store(G.s, i, spread(0.0) if kinds[k] == ZERO else unit * up - v)
+            store(G.y, i, v + unit * down)
 
 
 @inner_kernel
@@ -187,7 +203,7 @@ def _degree(S: Structure) -> int:
         if kinds[k] == NONNEG:
             total += dims[k]
         elif kinds[k] != ZERO:
-            total += 1 if kinds[k] == SECOND_ORDER else order_of(dims[k])
+            total += 1 if kinds[k] == SECOND_ORDER else 3 if kinds[k] == EXPONENTIAL else order_of(dims[k])
     return max(total, 1)
 
 
@@ -202,12 +218,13 @@ def interior(S: Structure, G: Samples, eps: float, limit: int, iterations: Array
     for lane in range(LANES):
         iterations[lane], numbers[RUNNING, lane] = -limit, 1.0
     careful, degree = False, 1.0 * _degree(S)
+    steeper = max(degree / FEW, STEEP if np.any(part(S.wide, KIND) == EXPONENTIAL) else 1.0)
     for turn in range(limit):
         dot, unit, left = residuals(S, G)
         store(numbers, DOT, dot)
         store(numbers, UNIT, unit)
         store(numbers, LEFT, left)
-        if _ended(S, G, numbers, degree, eps, turn, stuck, iterations):
+        if _ended(S, G, numbers, steeper, eps, turn, stuck, iterations):
             return
         for lane in range(LANES):
             expected = numbers[EXPECTED, lane] ** 2 + SLACK**2
@@ -223,14 +240,15 @@ def interior(S: Structure, G: Samples, eps: float, limit: int, iterations: Array
 
 @inner_kernel
 def _ended(
-    S: Structure, G: Samples, numbers: Array, degree: float, eps: float, turn: int, stuck: Array, iterations: Array
+    S: Structure, G: Samples, numbers: Array, steeper: float, eps: float, turn: int, stuck: Array, iterations: Array
 ) -> bool:  # fmt: skip
     """Looks at every sample that is running: solved, failed or on its way; whether none is."""
     store(numbers, WORST, spread(np.inf))
     for lane in range(LANES):
         dot, first = numbers[DOT, lane], max(numbers[FIRST, lane], numbers[DOT, lane])
         numbers[FIRST, lane] = first
-        if numbers[RUNNING, lane] > 0.0 and (dot <= eps * numbers[UNIT, lane] or dot <= VANISHED * first):
+        unit = numbers[UNIT, lane]
+        if numbers[RUNNING, lane] > 0.0 and (dot <= eps * unit or max(dot, unit) <= VANISHED * first):
             numbers[WORST, lane] = 0.0
     if np.any(numbers[WORST] == 0.0):
         store(numbers, WORST, load(numbers, WORST) + error(S, G))
@@ -239,7 +257,7 @@ def _ended(
         if numbers[RUNNING, lane] > 0.0:
             stuck[lane] = stuck[lane] + 1 if numbers[ALPHA, lane] < SHORT and turn > 0 else 0
             met = numbers[WORST, lane] <= eps
-            sharp = numbers[DOT, lane] * max(degree / FEW, 1.0) <= eps * numbers[UNIT, lane]
+            sharp = numbers[DOT, lane] * steeper <= eps * numbers[UNIT, lane]
             solved = met and (sharp or numbers[REACHED, lane] > 0.0)
             numbers[REACHED, lane] = 1.0 if met else numbers[REACHED, lane]
             lost = not np.isfinite(numbers[DOT, lane] + numbers[LEFT, lane])

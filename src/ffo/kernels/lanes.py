@@ -3,7 +3,7 @@
 Samples of one structure take the same steps on the same pattern, so four of them cost what one does: the indices are
 read once, and the processor computes on all lanes at once (eleven families at batch 64: the interior point takes a
 quarter to a fifth of the time that it takes sample by sample). Arrays are (size, LANES); `load` and `store` move a row.
-Lanes know + - * /, `sqrt`, `magnitude`, `choose` and `spread`, and mix with plain numbers. Without the compiler
+Lanes know + - * /, `sqrt`, `magnitude`, `log`, `choose` and `spread`, and mix with plain numbers. Without the compiler
 (NUMBA_DISABLE_JIT=1) they are rows of NumPy arrays.
 """
 
@@ -133,7 +133,7 @@ if not numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
     store: Any = intrinsic(_typed_store)
     spread: Any = intrinsic(_typed_spread)
     choose: Any = intrinsic(_typed_choose)
-    sqrt, magnitude = _of_one("llvm.sqrt"), _of_one("llvm.fabs")
+    sqrt, magnitude, log = _of_one("llvm.sqrt"), _of_one("llvm.fabs"), _of_one("llvm.log")
     for _symbol, _instruction in (("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), ("truediv", "fdiv")):
         _register(getattr(operator, _symbol), _instruction)
         _register(getattr(operator, f"i{_symbol}"), _instruction)
@@ -152,7 +152,7 @@ else:  # the same in NumPy
     def choose(a: Any, b: Any, yes: Any, no: Any) -> Array:
         return np.where(np.less(a, b), yes, no)
 
-    sqrt, magnitude = np.sqrt, np.abs
+    sqrt, magnitude, log = np.sqrt, np.abs, np.log
 
 
 @inner_kernel

@@ -10,7 +10,9 @@ diagonal entry 1 / (2 eta^2 |w1|^2).
 Semidefinite cone: W'W takes Y to GYG, G = BB', B = LU lambda^-1/2 of S = LL' and L'YL = U lambda^2 U'. With the
 eigenvectors v_i and values g_i of G, its rows are the pairs v_i v_j' + v_j v_i', of weight g_i g_j.
 
-As mu tends to 0, both tend to the ghost system of the face.
+Exponential cones are not symmetric, and have a scaling of their own (`barrier`).
+
+As mu tends to 0, all tend to the ghost system of the face.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ffo.kernels import semidefinite
+from ffo.kernels import barrier, semidefinite
 from ffo.kernels.group import Samples
 from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import (
@@ -28,15 +30,18 @@ from ffo.kernels.kkt import (
     COUPLING,
     DIAGONAL,
     DIM,
+    EXPONENTIAL,
     EXTRA,
     FAN,
     FANP,
     INV,
     KIND,
+    NONNEG,
     OWNER,
     ROTATED,
     SECOND_ORDER,
     START,
+    ZERO,
     Structure,
     part,
 )
@@ -160,7 +165,10 @@ def scale(S: Structure, G: Samples) -> None:
         if kinds[k] == SECOND_ORDER:
             _scale_second_order(S, G, k, i, j)
         elif kinds[k] >= ROTATED:
-            semidefinite.scale(G, i, dims[k], extras[k])
+            if kinds[k] == EXPONENTIAL:
+                barrier.scale(G, i, extras[k])
+            else:
+                semidefinite.scale(G, i, dims[k], extras[k])
             for r in range(i, j):
                 own = load(G.scale, inv[S.n + r])
                 store(G.Kx, diagonals[S.n + r], 0.0 - load(G.u, r) * own * own)
@@ -228,6 +236,8 @@ def aim(S: Structure, G: Samples, target: Any) -> None:
     for k in range(S.blocks):
         if kinds[k] == SECOND_ORDER:
             _aim_second_order(G, k, starts[k], starts[k] + dims[k], target)
+        elif kinds[k] == EXPONENTIAL:
+            barrier.aim(G, starts[k], target)
         elif kinds[k] >= ROTATED:
             semidefinite.aim(G, starts[k], dims[k], extras[k], target)
 
@@ -241,6 +251,8 @@ def boundary(S: Structure, G: Samples, rate: Any) -> Any:
         if kinds[k] == SECOND_ORDER:
             rate = largest(rate, _boundary_second_order(i, j, G.s, G.ds))
             rate = largest(rate, _boundary_second_order(i, j, G.y, G.dy))
+        elif kinds[k] == EXPONENTIAL:
+            rate = largest(rate, barrier.boundary(G, i))
         elif kinds[k] >= ROTATED:
             rate = largest(rate, semidefinite.boundary(G, i, dims[k], extras[k]))
     return rate
@@ -248,17 +260,26 @@ def boundary(S: Structure, G: Samples, rate: Any) -> Any:
 
 @inner_kernel
 def spectrum(kind: int, v: Array, i: int, j: int) -> tuple[Any, Any]:
-    """Bounds of the spectral values of a block, the smallest and the largest."""
+    """Bounds of the spectral values of a block, the smallest and the largest: v - a e, a below the one, and a e - v, a
+    beyond the other, are inside of the cone."""
     if kind == SECOND_ORDER:
         n = _norm(v, i, j)
         return load(v, i) - n, load(v, i) + n
+    if kind == EXPONENTIAL:
+        return barrier.spectrum(v, i)
     return semidefinite.spectrum(v, i, j - i)
 
 
 @inner_kernel
-def is_unit(kind: int, r: int) -> bool:
-    """Whether the row r of a block is one of the ones of the cone's unit element e."""
+def unit(kind: int, r: int) -> float:
+    """Entry r of a block's unit element, in the middle of the cone and of its dual."""
+    if kind == NONNEG:
+        return 1.0
+    if kind == ZERO:
+        return 0.0
     if kind == SECOND_ORDER:
-        return r == 0
+        return 1.0 if r == 0 else 0.0
+    if kind == EXPONENTIAL:
+        return barrier.MIDDLE[r]
     order = int((np.sqrt(8.0 * (r + 1.0) + 1.0) - 1.0) / 2.0 + 0.5)
-    return order * (order + 1) == 2 * (r + 1)  # diagonal entries end the columns of svec
+    return 1.0 if order * (order + 1) == 2 * (r + 1) else 0.0  # diagonal entries end the columns of svec

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from ffo.cones import PSD, Nonneg, SecondOrder, Zero
+from ffo.cones import PSD, Exponential, Nonneg, SecondOrder, Zero
 from ffo.errors import Status
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.plan import plan_of, values_of
@@ -23,7 +23,11 @@ class InteriorSolver(Solver):
 
     name = "INTERIOR"
     capabilities = Capabilities(
-        frozenset({Zero, Nonneg, SecondOrder, PSD}), quadratic=True, module="numba", package="numba", threads=True
+        frozenset({Zero, Nonneg, SecondOrder, PSD, Exponential}),
+        quadratic=True,
+        module="numba",
+        package="numba",
+        threads=True,
     )
     native_settings = frozenset({"limit", "tolerance"})
     tolerances = ("tolerance",)

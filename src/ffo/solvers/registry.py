@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-from ffo.cones import PSD, Nonneg, SecondOrder, Zero
+from ffo.cones import PSD, Exponential, Nonneg, SecondOrder, Zero
 from ffo.errors import InputError
 from ffo.program.cone import ConeProgram
 from ffo.program.plan import plan_of
@@ -88,11 +88,12 @@ def choose(program: ConeProgram) -> str:
     Linear and quadratic programs: this package's own compiled solvers, SEPARABLE or DENSE where they suit, else
     INTERIOR (0.07 ms at n = 10, 0.5 ms at n = 200, and over threads; DAQP takes 0.14 ms at n = 10, PIQP 0.4 ms at
     n = 500, neither over threads). Where elimination fills the matrix: PIQP, whose dense form factorizes by blocks,
-    and Clarabel for large ones (CVXQP2_L, n = 10,000: 4 s, PIQP 40 s). Second-order and semidefinite cones: INTERIOR
-    too, unless blocks are large (sixteen families at batch 64, the solver alone against Clarabel: linear and quadratic
-    ones 4 to 9 times faster, robust least squares 4.4, semidefinite of order 8 twice). Other curved cones: Clarabel.
+    and Clarabel for large ones (CVXQP2_L, n = 10,000: 4 s, PIQP 40 s). Second-order, semidefinite and exponential
+    cones: INTERIOR too, unless blocks are large (sixteen families at batch 64, the solver alone against Clarabel:
+    linear and quadratic ones 4 to 9 times faster, robust least squares 4.4, semidefinite of order 8 twice; logistic
+    and entropy, the whole forward pass, 2.7 and 2.3). Power cones: Clarabel.
     """
-    if not program.cones.kinds <= {Zero, Nonneg, SecondOrder, PSD}:
+    if not program.cones.kinds <= {Zero, Nonneg, SecondOrder, PSD, Exponential}:
         return "CLARABEL"
     if not program.cones.kinds <= {Zero, Nonneg}:
         return "INTERIOR" if plan_of(program).seconds <= SLOW_CURVED else "CLARABEL"

@@ -32,7 +32,7 @@ class FFOLayer(OptimizationLayer):
             (`constraint.dual_variables[0]`), in this order.
         solver: a name in CVXPY's spelling, an `ffo.solvers.base.Solver`, or None for the default of
             the problem's class and size (`ffo.solvers.registry.choose`: this package's own
-            kernels for linear, quadratic, second-order and semidefinite programs, Clarabel for everything else).
+            kernels for all cones but power cones and large blocks, which are Clarabel's).
         gp: whether the problem is a geometric program.
         verbose: whether the solver may print.
         canon_backend: CVXPY's canonicalisation backend (default "COO").
