@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import pytest
+from tests.outer import outer
 
 from ffo.kernels import barrier, lanes
+from ffo.kernels.jit import inner_kernel
 
 Array = np.ndarray
 
 
-@numba.njit
+@outer
+@inner_kernel
 def dual_barrier(y: Array, near: Array, hessian_times: Array, v: Array, a: Array, b: Array, third: Array) -> None:
     """s', the solution of f'' x = v, and f'''[a, b], all (3, LANES)."""
     point = barrier._at(y, 0)
@@ -24,14 +26,16 @@ def dual_barrier(y: Array, near: Array, hessian_times: Array, v: Array, a: Array
         lanes.store(third, i, t[i])
 
 
-@numba.njit
+@outer
+@inner_kernel
 def shadow(s: Array, out: Array) -> None:
     v = barrier._shadow(barrier._at(s, 0))
     for i in range(3):
         lanes.store(out, i, v[i])
 
 
-@numba.njit
+@outer
+@inner_kernel
 def scaling(s: Array, y: Array, out: Array) -> None:
     """The columns V, one after the other."""
     u, v, w = barrier._scaling(barrier._at(s, 0), barrier._at(y, 0))
@@ -41,7 +45,8 @@ def scaling(s: Array, y: Array, out: Array) -> None:
         lanes.store(out, 6 + i, w[i])
 
 
-@numba.njit
+@outer
+@inner_kernel
 def reach(v: Array, d: Array, out: Array) -> None:
     lanes.store(out, 0, barrier._reach(barrier._at(v, 0), barrier._at(d, 0)))
 

@@ -19,8 +19,9 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-#: chunks per thread: samples take unequal time
-CHUNKS = 4
+#: chunks per thread, since samples take unequal time, if each takes at least so many seconds: threads begin a chunk one
+#: after the other (16 cores, semidefinite programs of order 8, batch 128: 17.5 ms a step instead of 20.8)
+CHUNKS, CHUNK = 4, 1e-3
 #: seconds of work below which other threads cost more than they save
 WORTH = 3e-4
 
@@ -62,7 +63,7 @@ def run_chunks(function: Callable[..., Any], count: int, seconds: float, *argume
     if threads <= 1:
         function(0, count, *arguments)
         return
-    chunks = min(count, CHUNKS * threads)
+    chunks = min(count, CHUNKS * threads, max(threads, int(seconds / CHUNK)))
     ranges = list(pairwise(round(k * count / chunks) for k in range(chunks + 1)))
     pool = executor()
     pending: list[Future[Any]] = [pool.submit(function, *r, *arguments) for r in ranges[1:]]
