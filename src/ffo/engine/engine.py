@@ -186,7 +186,7 @@ class Engine:
         reject_bad_data(batch, self._matrices.indefinite if check_convexity else None)
         if recalled is not None:
             from_memory(batch, way, recalled[0], recalled[1:])
-        if self._ours(overrides) and isinstance(way, Direct):
+        if self._ours(overrides) and way.factorizes:
             self._try_newton(batch)
         ask(batch, self._in_turn(program, overrides), way)
         rescue(batch, way)

@@ -29,6 +29,10 @@ POLISHING, FROM_NOTHING = 10, 25
 class Direct(Way):
     """Factorize the ghost system."""
 
+    @property
+    def factorizes(self) -> bool:
+        return True
+
     def linearize(self, program: ConeProgram, solution: Solution) -> Compiled:
         return newton(program, solution.x, solution.y, solution.s)
 

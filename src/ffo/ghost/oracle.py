@@ -108,6 +108,11 @@ class Way(ABC):
         """Whether solutions are polished with this way's solves before differentiating."""
         return True
 
+    @property
+    def factorizes(self) -> bool:
+        """Whether ghost systems are factorized, so that Newton's method from nothing is worth a try."""
+        return False
+
     @abstractmethod
     def linearize(self, program: ConeProgram, solution: Solution) -> Linearization:
         """Polish a solution (if the way can) and make its derivative ready."""
