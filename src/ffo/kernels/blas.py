@@ -130,10 +130,11 @@ else:  # the same in SciPy and NumPy: an external function cannot be called from
         return True
 
     def _solve(L: Array, n: int, x: Array, transposed: bool) -> None:
-        x[:n] = scipy.linalg.solve_triangular(L[:n, :n], x[:n], lower=True, trans=int(transposed))
+        x[:n] = scipy.linalg.solve_triangular(L[:n, :n], x[:n], lower=True, trans=int(transposed), check_finite=False)
 
     def _solve_rows(L: Array, n: int, M: Array, first: int, last: int) -> None:
-        M[first:last, :n] = scipy.linalg.solve_triangular(L[:n, :n], M[first:last, :n].T, lower=True).T
+        right = M[first:last, :n].T
+        M[first:last, :n] = scipy.linalg.solve_triangular(L[:n, :n], right, lower=True, check_finite=False).T
 
     def _times(A: Array, r: int, n: int, x: Array, y: Array, alpha: float, beta: float, transposed: bool) -> None:
         value = A[:r, :n].T @ x[:r] if transposed else A[:r, :n] @ x[:n]
