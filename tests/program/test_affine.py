@@ -13,7 +13,7 @@ from ffo.errors import InputError
 from ffo.program.affine import BLOCKS, AffineMap, DataGradient, Entry
 from ffo.program.cone import ConeProgram
 from ffo.program.entering import sampled_products
-from ffo.program.sparse import Pattern
+from ffo.program.pattern import Pattern
 
 Array = np.ndarray
 BATCH = 3

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from ffo.program.sparse import SparseBatch, SymmetricBatch, distinct, is_identity, span, take_rows
+from ffo.program.pattern import span
+from ffo.program.sparse import SparseBatch, SymmetricBatch, distinct, is_identity, take_rows
 
 Array = np.ndarray
 BATCH = 3

@@ -24,7 +24,8 @@ from ffo.cones.product import Product
 from ffo.errors import InputError
 from ffo.program.cone import ConeProgram
 from ffo.program.entering import EntryMap
-from ffo.program.sparse import Pattern, SparseBatch, SymmetricBatch, equal_rows
+from ffo.program.pattern import Pattern
+from ffo.program.sparse import SparseBatch, SymmetricBatch, equal_rows
 
 Array = np.ndarray
 Block = Literal["P", "q", "A", "b"]

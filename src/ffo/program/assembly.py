@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from ffo.program.extraction import Tensor, index_type
-from ffo.program.sparse import Pattern
+from ffo.program.pattern import Pattern
 
 Array = np.ndarray
 

@@ -30,8 +30,8 @@ from ffo.program.affine import AffineMap, Block, Entry
 from ffo.program.assembly import Columns, Stored, placed
 from ffo.program.canonical import CanonicalProblem
 from ffo.program.extraction import Extractor, Tensor
+from ffo.program.pattern import Pattern
 from ffo.program.recovery import Output, Recovery, selection
-from ffo.program.sparse import Pattern
 
 Array = np.ndarray
 

@@ -15,7 +15,8 @@ from functools import cached_property
 import numpy as np
 import scipy.sparse as sp
 
-from ffo.program.sparse import Pattern, is_identity, span
+from ffo.program.pattern import Pattern, span
+from ffo.program.sparse import is_identity
 
 Array = np.ndarray
 #: pairs of left (batch, m) and right (batch, n): the matrices sum over pairs of left right'

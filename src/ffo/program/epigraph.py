@@ -17,9 +17,10 @@ import numpy as np
 from ffo.cones import Nonneg, Product, SecondOrder, Zero
 from ffo.cones.base import Cone
 from ffo.program.cone import ConeProgram
+from ffo.program.pattern import Pattern
 from ffo.program.plan import KEPT
 from ffo.program.presolve import PresolveStep, Triple
-from ffo.program.sparse import Pattern, SparseBatch
+from ffo.program.sparse import SparseBatch
 
 Array = np.ndarray
 

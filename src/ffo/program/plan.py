@@ -13,7 +13,7 @@ from ffo.kernels import kkt
 if TYPE_CHECKING:
     from ffo.kernels.batch import KernelPlan, Values
     from ffo.program.cone import ConeProgram
-    from ffo.program.sparse import Pattern
+    from ffo.program.pattern import Pattern
 
 Array = np.ndarray
 

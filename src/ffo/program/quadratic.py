@@ -20,8 +20,8 @@ import scipy.sparse as sp
 from ffo import cones
 from ffo.program.affine import AffineMap, Block, Entry
 from ffo.program.canonical import CanonicalProblem
+from ffo.program.pattern import Pattern
 from ffo.program.recovery import Output, Recovery
-from ffo.program.sparse import Pattern
 
 Array = np.ndarray
 Name = Literal["Q", "p", "G", "h", "A", "b", "lb", "ub", "lower"]

@@ -19,8 +19,9 @@ import scipy.sparse as sp
 from ffo.cones import Product, Zero
 from ffo.cones.base import Cone
 from ffo.program.cone import ConeProgram
+from ffo.program.pattern import Pattern, span
 from ffo.program.presolve import PresolveStep, Triple
-from ffo.program.sparse import Pattern, SparseBatch, SymmetricBatch, span
+from ffo.program.sparse import SparseBatch, SymmetricBatch
 
 Array = np.ndarray
 

@@ -19,12 +19,13 @@ import numpy as np
 
 from ffo.cones import Nonneg, Product, Zero
 from ffo.errors import SOLVED, Status, UnsupportedProblemError
-from ffo.kernels.pool import one_blas_thread
+from ffo.kernels.pool import one_blas_thread, run_chunks
 from ffo.program.cone import ConeProgram, Solution
+from ffo.program.pattern import Pattern
 from ffo.program.plan import KEPT, structure_plan
-from ffo.program.sparse import Pattern, SparseBatch
+from ffo.program.sparse import SparseBatch
 from ffo.solvers.base import Capabilities, Solver
-from ffo.solvers.pool import NOT_FINITE, share
+from ffo.solvers.pool import NOT_FINITE
 from ffo.solvers.split import Split, find_rows, rows_by_kind
 from ffo.solvers.workspace import Workspace
 
@@ -32,9 +33,6 @@ if TYPE_CHECKING:  # the kernels import Numba
     from ffo.kernels.triplets import Triplets
 
 Array = np.ndarray
-
-#: Seconds of work below which a second thread costs more than it saves.
-WORTH_THREADS = 1e-3
 
 #: Bounds of what `suits`: variables; variables up to which sparsity does not matter; beyond, the work of a sparse
 #: factorization as a share of that of a dense one; variables from which a singular P is worth its proximal steps.
@@ -139,8 +137,8 @@ class DenseSolver(_CompiledSolver):
         lb, ub, limit = _plain(lb), _plain(ub), int(self.settings["max_iters"])
         seconds = batch * (1e-5 + 1e-9 * n**2 * (n + r))
 
-        def work(chunk: range) -> None:
-            solve_chunk(P, p, A, h, lb, ub, me, limit, out, chunk.start, chunk.stop)
+        def work(start: int, stop: int) -> None:
+            solve_chunk(P, p, A, h, lb, ub, me, limit, out, start, stop)
 
         _over_threads(work, batch, seconds, blas=n >= SMALL)
         unequal = np.maximum(out.y[:, me:r], 0.0)
@@ -179,8 +177,8 @@ class SeparableSolver(_CompiledSolver):
         seconds = batch * (1e-5 + 2e-9 * r**2 * n)
         shared = _shared(program, q, A, r)
 
-        def work(chunk: range) -> None:
-            solve_chunk(q, p, A, b, lb, ub, shared, limit, out, chunk.start, chunk.stop)
+        def work(start: int, stop: int) -> None:
+            solve_chunk(q, p, A, b, lb, ub, shared, limit, out, start, stop)
 
         _over_threads(work, batch, seconds, blas=r >= SMALL)
         on_bounds = np.concatenate([np.maximum(-out.z, 0.0), np.maximum(out.z, 0.0)], axis=1)
@@ -270,11 +268,11 @@ def _code(split: Split, code: Array) -> Array:
     return np.where(split.crossed, _INFEASIBLE, code) if len(split.single) else code
 
 
-def _over_threads(work: Callable[[range], None], batch: int, seconds: float, blas: bool) -> None:
+def _over_threads(work: Callable[[int, int], None], batch: int, seconds: float, blas: bool) -> None:
     """Run `work` on the samples, over threads if that pays; BLAS, if it is called, stays in each of them."""
     limited: AbstractContextManager[Any] = one_blas_thread() if blas else nullcontext()
     with limited:
-        share(work, batch, cheap=seconds < WORTH_THREADS)
+        run_chunks(work, batch, seconds)
 
 
 def _plain(v: Array) -> Array:

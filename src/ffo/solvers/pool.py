@@ -29,20 +29,6 @@ WORTH_TOTAL, WORTH_SOLVE = 2e-3, 3e-4
 NOT_FINITE = "the problem data is not finite"
 
 
-def share(work: Callable[[range], None], count: int, cheap: bool = False) -> None:
-    """Run `work` on 0..count-1, in as many ranges as there are CPUs unless each item is cheap."""
-    threads = 1 if cheap else min(cpus(), count)
-    if threads <= 1:
-        work(range(count))
-        return
-    edges = [round(k * count / threads) for k in range(threads + 1)]
-    ranges = [range(a, b) for a, b in pairwise(edges)]
-    pending = [executor().submit(work, r) for r in ranges[1:]]
-    work(ranges[0])
-    for p in pending:
-        p.result()
-
-
 def solve_samples(make: Callable[[ConeProgram], Workspace], program: ConeProgram, threads: bool) -> Answers:
     """Solve every sample in workspaces that `make` sets up; `threads`: whether solves release the GIL."""
     with _one_blas_thread(program):

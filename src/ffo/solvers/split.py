@@ -16,8 +16,9 @@ import numpy as np
 
 from ffo.cones import Nonneg, Product, Zero
 from ffo.program.cone import ConeProgram
+from ffo.program.pattern import Pattern
 from ffo.program.plan import KEPT
-from ffo.program.sparse import Pattern, SparseBatch
+from ffo.program.sparse import SparseBatch
 
 Array = np.ndarray
 
