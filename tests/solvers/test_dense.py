@@ -14,10 +14,10 @@ from solver_problems import simple
 
 from ffo.cones import Nonneg, Zero
 from ffo.errors import Status
+from ffo.kernels import pool as pool_module
 from ffo.kernels.pivoting import EXCHANGES
 from ffo.program.cone import ConeProgram
 from ffo.solvers import get_solver
-from ffo.solvers import pool as pool_module
 from ffo.solvers.dense import separable, suits, suits_separable
 
 FAMILIES = {
@@ -156,6 +156,7 @@ def test_threads_give_the_answers_of_one(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(pool_module, "cpus", lambda: 1)
     one = several.solve(program)
     monkeypatch.setattr(pool_module, "cpus", lambda: 3)
+    monkeypatch.setattr(pool_module, "_executor", None)
     submit = pool_module.executor().submit
     monkeypatch.setattr(pool_module.executor(), "submit", lambda *a: chunks.append(1) or submit(*a))
     np.testing.assert_array_equal(several.solve(program).x, one.x)

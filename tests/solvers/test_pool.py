@@ -132,3 +132,19 @@ def test_a_forked_child_makes_its_own_pool(four_cpus: None) -> None:
     child.start()
     assert queue.get(timeout=20)
     child.join(timeout=20)
+
+
+def test_an_error_in_a_chunk_ends_the_others_and_reaches_the_caller(four_cpus: None) -> None:
+    done: list[int] = []
+
+    def work(start: int, stop: int) -> None:
+        time.sleep(5e-3)
+        if start == 0:
+            raise KeyboardInterrupt
+        done.append(start)
+
+    with pytest.raises(KeyboardInterrupt):
+        shared.run_chunks(work, 64, 1.0)
+    finished = len(done)
+    time.sleep(2e-2)
+    assert len(done) == finished < 8

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
@@ -65,15 +65,24 @@ def run_chunks(function: Callable[..., Any], count: int, seconds: float, *argume
         return
     chunks = min(count, CHUNKS * threads, max(threads, int(seconds / CHUNK)))
     ranges = list(pairwise(round(k * count / chunks) for k in range(chunks + 1)))
+    todo = iter(ranges)  # all threads take their next chunk from here
+
+    def work() -> None:
+        try:
+            for start, stop in todo:
+                function(start, stop, *arguments)
+        finally:
+            list(todo)  # an error ends the work of the others too
+
     pool = executor()
-    pending: list[Future[Any]] = [pool.submit(function, *r, *arguments) for r in ranges[1:]]
-    function(*ranges[0], *arguments)
-    for k in range(len(pending) - 1, -1, -1):  # what no thread has begun, from the end
-        if pending[k].cancel():
-            function(*ranges[k + 1], *arguments)
-    for p in pending:
-        if not p.cancelled():
-            p.result()
+    pending = [pool.submit(work) for _ in range(threads - 1)]
+    try:
+        work()
+    finally:
+        begun = [p for p in pending if not p.cancel()]
+        wait(begun)
+    for p in begun:
+        p.result()
 
 
 @cache
