@@ -4,6 +4,7 @@
 #   make test    the whole test suite
 #   make lint    ruff and mypy
 #   make bench   the benchmarks; BENCH="families cores latency forms" picks some
+#   make fuzz    random programs through every layer, judged exactly; MINUTES=20
 #
 # Each target makes the virtual environment when there is none, and installs only what is missing.
 
@@ -12,6 +13,8 @@ VENV ?= .venv
 WORKERS ?= 2
 TESTS ?= tests
 BENCH ?= --all
+MINUTES ?= 5
+FUZZ ?=
 
 BIN := $(VENV)/bin
 RUN := $(BIN)/python
@@ -19,7 +22,7 @@ STAMP := $(VENV)/.installed
 INSTALL := $(RUN) -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser lint format bench bench-peers clean
+.PHONY: help demo test browser lint format bench bench-peers fuzz clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -55,6 +58,10 @@ format: $(STAMP)-dev
 
 bench: $(STAMP)-bench
 	$(RUN) -m benchmarks $(BENCH)
+
+# Failures are shrunk and written down as tests in build/fuzz; FUZZ="--only weak --seed 3" passes options on.
+fuzz: $(STAMP)-test
+	FFO_NUM_THREADS=1 OMP_NUM_THREADS=1 $(RUN) -m fuzz --minutes $(MINUTES) --workers $(WORKERS) $(FUZZ)
 
 # Peers that cannot be an extra: qpth declares numpy<2 against CVXPY's numpy>=2, yet runs with it.
 bench-peers: $(STAMP)-bench

@@ -1,0 +1,79 @@
+"""`python -m fuzz --minutes 10 --seed 0 --only weak`: the table, and a test for each failure in build/fuzz."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from fuzz.judge import Outcome
+from fuzz.run import NAMES, play
+from fuzz.shrink import shrink, write_down
+
+Counts = Counter[tuple[str, Outcome]]
+#: failures of one kind and outcome that are written down
+KEPT = 3
+
+
+def work(chosen: argparse.Namespace, worker: int) -> Counts:
+    """Batches of this worker until time is up."""
+    torch.set_num_threads(1)
+    counts: Counts = Counter()
+    kept: Counts = Counter()
+    hunted = {Outcome(value) for value in chosen.hunt}
+    end, index = time.monotonic() + 60 * chosen.minutes, chosen.start + worker
+    while time.monotonic() < end and index < chosen.start + chosen.batches:
+        kind = chosen.only[index % len(chosen.only)]
+        for case, route, verdicts in play(chosen.seed, index, kind):
+            counts.update((kind, v.outcome) for v in verdicts)
+            for v in {v.outcome: v for v in verdicts if v.outcome in hunted}.values():
+                kept[kind, v.outcome] += 1
+                print(f"{kind} {index}: {v.outcome.value} ({v.note}) {route}", flush=True)
+                if kept[kind, v.outcome] <= KEPT:
+                    smaller = shrink(case, route, v.outcome)
+                    print("   ", write_down(Path(chosen.folder), smaller, v, chosen.seed, index, kind), flush=True)
+        index += chosen.workers
+    return counts
+
+
+def show(counts: Counts, kinds: Sequence[str]) -> None:
+    width = max(map(len, kinds)) + 2
+    print(" " * width + "cases".rjust(8) + "".join(o.value.rjust(max(8, len(o.value) + 2)) for o in Outcome))
+    for kind in (*kinds, "all"):
+        row = [sum(counts[k, o] for k in (kinds if kind == "all" else [kind])) for o in Outcome]
+        print(
+            kind.ljust(width) + str(sum(row)).rjust(8)
+            + "".join(str(v).rjust(max(8, len(o.value) + 2)) for v, o in zip(row, Outcome, strict=True))
+        )  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m fuzz", description="Random programs through every layer.")
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--batches", type=int, default=10**9, help="stop after so many batches")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--start", type=int, default=0, help="number of the first batch")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--only", action="append", help=f"kinds: {', '.join(NAMES)}")
+    parser.add_argument("--hunt", action="append", help="outcomes to write down; by default the wrong ones")
+    parser.add_argument("--folder", default="build/fuzz", help="where tests of failures are written")
+    chosen = parser.parse_args(arguments)
+    chosen.only = chosen.only or list(NAMES)
+    chosen.hunt = chosen.hunt or [o.value for o in Outcome if o.wrong]
+    if chosen.workers == 1:
+        counts = work(chosen, 0)
+    else:
+        with multiprocessing.get_context("spawn").Pool(chosen.workers) as pool:
+            counts = sum(pool.starmap(work, [(chosen, k) for k in range(chosen.workers)]), Counter())
+    show(counts, chosen.only)
+    return int(any(outcome.wrong and count for (_, outcome), count in counts.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,276 @@
+"""What the truth about a program makes of an answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+
+from fuzz import exact
+from fuzz.exact import MATRICES, QP, Answer
+from fuzz.routes import Found
+
+Array = np.ndarray
+Direction = Mapping[str, Array]
+
+#: relative error of a solution or a derivative that needs an excuse, in double and in single precision
+SOLUTION, GRADIENT = {False: 1e-6, True: 1e-4}, {False: 1e-5, True: 1e-3}
+#: changes of the data, in the units of each row, whose effects on solution and derivative excuse errors of that size;
+#: and the one that excuses a warning
+EXCUSE, EXCUSE_GRADIENT, NEAR = 1e-9, 1e-12, 1e-8
+#: changes drawn, and how much of their effect is granted
+DRAWS, GRANTED = 3, 10.0
+#: a difference over a step of 2^-160 from which the solution jumps
+JUMP = 2**60
+
+
+#: derivatives along a direction as large as the data that count as none, relative to the solution
+NOTHING = 1e-6
+
+
+class Outcome(Enum):
+    RIGHT = "right"
+    REFUSED = "refused"
+    VAGUE = "vague"  # refused rightly, but for another reason than the true one
+    FALSE_REFUSAL = "false refusal"
+    FLAGGED = "flagged"
+    FALSE_ALARM = "false alarm"
+    UNJUDGED = "unjudged"
+    WRONG_SOLUTION = "WRONG solution"
+    WRONG_GRADIENT = "WRONG gradient"
+    ERROR = "raw error"
+
+    @property
+    def wrong(self) -> bool:
+        return self in (Outcome.WRONG_SOLUTION, Outcome.WRONG_GRADIENT, Outcome.ERROR)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    outcome: Outcome
+    note: str = ""
+
+
+class Truth:
+    """The exact truth about one sample: a loss c'z, and one-sided derivatives along `direction` and others."""
+
+    def __init__(self, qp: QP, c: Array, seed: int) -> None:
+        self.qp, self.c, self.seed = qp, c, seed
+
+    @cached_property
+    def answer(self) -> Answer:
+        if not self.qp.finite:
+            return Answer("invalid_input")
+        semidefinite, _ = exact.definite(exact.quadratic(self.qp))
+        if semidefinite:
+            return exact.solve(self.qp)
+        Q = np.asarray(self.qp.Q, dtype=float)
+        clear = np.linalg.eigvalsh((Q + Q.T) / 2).min() < -1e-6 * np.abs(Q).max()
+        return Answer("invalid_input" if clear else "unjudged")
+
+    @cached_property
+    def z(self) -> Array:
+        return self.answer.z.astype(float)
+
+    @cached_property
+    def strict(self) -> bool:
+        """Whether the objective is strictly convex, so that Q may be differentiated."""
+        return self.answer.status == "solved" and exact.definite(exact.quadratic(self.qp))[1]
+
+    @cached_property
+    def many(self) -> bool:
+        """Whether there are other solutions."""
+        return any(exact.spread(self.qp, self.answer, e) > 0 for e in np.eye(self.qp.n))
+
+    @cached_property
+    def units(self) -> Direction:
+        """How large the terms of each row are: the unit in which a change of an entry is small."""
+        qp = self.qp
+        solved = self.answer.status == "solved"
+        z = np.abs(self.z) if solved else np.ones(qp.n)
+        units = {}
+        forces = np.abs(qp.p)
+        if qp.Q is not None:
+            forces = forces + np.abs(qp.Q) @ z
+            units["Q"] = np.abs(qp.Q)
+        if solved and qp.A is not None:
+            forces = forces + np.abs(qp.A).T @ np.abs(self.answer.nu.astype(float))
+        if solved:
+            rows = exact.constraints(qp)
+            forces = forces + np.abs(rows.R.astype(float)).T @ np.abs(self.answer.y.astype(float))
+        units["p"] = np.where(forces > 0, forces, 1.0)
+        for name, matrix in (("b", qp.A), ("h", qp.G), ("lower", qp.G), ("ub", np.eye(qp.n)), ("lb", np.eye(qp.n))):
+            side = getattr(qp, name)
+            if side is not None:
+                own = np.where(np.isinf(side), 0.0, np.abs(side)) + np.abs(matrix) @ z
+                units[name] = np.where(own > 0, own, np.abs(matrix).max(axis=1, initial=0.0) + 1e-300)
+        for name in ("G", "A"):
+            if getattr(qp, name) is not None:
+                units[name] = np.abs(getattr(qp, name))
+        return units
+
+    def direction(self, wanted: Sequence[str], seed: int, masked: bool = False) -> Direction:
+        """A random direction in some blocks, in the units of each row; `masked`: zeros of matrices stay."""
+        rng = np.random.default_rng([self.seed, seed])
+        found = {}
+        for name in sorted(wanted):
+            unit = self.units[name]
+            if name in MATRICES and not masked:
+                unit = np.maximum(unit, 0.1 * unit.max(axis=-1, keepdims=True, initial=0.0))
+            d = unit * (rng.integers(-64, 65, unit.shape) / 64)
+            found[name] = (d + d.T) / 2 if name == "Q" else d
+        return found
+
+    def nearby(self, size: float, seed: int) -> Truth:
+        """The program after a small random change of its vectors."""
+        names = [name for name in self.qp.blocks if name not in MATRICES]
+        change = self.direction(names, 1000 + seed)
+        if self.qp.lb is not None and self.qp.ub is not None:  # equal bounds stay equal
+            change = {**change, "lb": np.where(self.qp.lb == self.qp.ub, change["ub"], change["lb"])}
+        return Truth(self.qp.moved(change, Fraction(size)), self.c, self.seed)
+
+    def sides(self, direction: Direction) -> tuple[Fraction | None, Fraction | None]:
+        """The derivatives of c'z from the right and from the left."""
+        right, left = (exact.slope(self.qp, direction, self.c, self.answer, t) for t in (exact.STEP, -exact.STEP))
+        return right, left
+
+    def moves(self, size: float) -> float:
+        """How far the solution moves under small changes of the data."""
+        far = 0.0
+        for k in range(DRAWS):
+            other = exact.solve(self.nearby(size, k).qp)
+            if other.status != "solved":
+                return math.inf
+            far = max(far, float(np.abs((other.z - self.answer.z).astype(float)).max()))
+        return far
+
+    def turns(self, size: float, direction: Direction, slope: float) -> float:
+        """How far the derivative moves under small changes of the data."""
+        far = 0.0
+        for k in range(DRAWS):
+            other = self.nearby(size, k)
+            other.answer = exact.solve(other.qp)
+            if other.answer.status != "solved":
+                return math.inf
+            for side in other.sides(direction):
+                far = max(far, math.inf if side is None else abs(float(side) - slope))
+        return far
+
+
+def judge(found: Found, truth: Truth, wanted: Sequence[str], direction: Direction, single: bool) -> Verdict:
+    """The verdict on what a route says of a sample; `wanted`: what it has differentiated."""
+    status = truth.answer.status
+    if status == "unjudged":
+        return Verdict(Outcome.UNJUDGED)
+    if found.status != "solved":
+        return _refused(found, truth)
+    if status == "infeasible" and _violation(truth.qp, found.z) <= SOLUTION[single]:
+        return Verdict(Outcome.UNJUDGED, "feasible within the tolerance")
+    if status == "unbounded" and exact.nearly_bounded(truth.qp, NEAR):
+        return Verdict(Outcome.UNJUDGED, "bounded within the tolerance")
+    if status != "solved":
+        return Verdict(Outcome.WRONG_SOLUTION, f"solved, but {status}: violation {_violation(truth.qp, found.z):.1e}")
+    verdict = _solution(found, truth, single)
+    if verdict.outcome is not Outcome.RIGHT or found.good is None:
+        return verdict
+    return _gradient(found, truth, wanted, direction, single)
+
+
+def _refused(found: Found, truth: Truth) -> Verdict:
+    status = truth.answer.status
+    if not np.isnan(found.z).all() or any(np.any(g) for g in found.gradient.values()):
+        return Verdict(Outcome.WRONG_SOLUTION, f"{found.status}, yet there are numbers")
+    if status == "solved":
+        return Verdict(Outcome.FALSE_REFUSAL, found.status)
+    return Verdict(Outcome.REFUSED if status == found.status else Outcome.VAGUE, f"{found.status}, {status}")
+
+
+def _violation(qp: QP, z: Array) -> float:
+    """How far rows are from holding, each in the units of its own terms."""
+    worst = 0.0
+    for name, matrix, sign in (("b", qp.A, 0), ("h", qp.G, 1), ("lower", qp.G, -1), ("ub", None, 1), ("lb", None, -1)):
+        side = getattr(qp, name)
+        if side is not None and len(side):
+            rows = np.eye(qp.n) if matrix is None else matrix
+            over = np.where(np.isinf(side), 0.0, rows @ z - np.where(np.isinf(side), 0.0, side))
+            over = np.abs(over) if sign == 0 else np.maximum(sign * over, 0.0)
+            own = np.abs(rows) @ np.abs(z) + np.where(np.isinf(side), 0.0, np.abs(side))
+            worst = max(worst, float(np.max(over / (own + 1e-300))))
+    return worst
+
+
+def _solution(found: Found, truth: Truth, single: bool) -> Verdict:
+    if not np.isfinite(found.z).all():
+        return Verdict(Outcome.WRONG_SOLUTION, "solved, yet not finite")
+    tolerance = SOLUTION[single]
+    if not truth.strict and _is_solution(truth, found.z, tolerance):
+        return Verdict(Outcome.RIGHT)
+    error, size = float(np.abs(found.z - truth.z).max()), float(np.abs(truth.z).max())
+    if error <= tolerance * size or error <= GRANTED * truth.moves(EXCUSE if not single else 1e-6):
+        return Verdict(Outcome.RIGHT)
+    return Verdict(Outcome.WRONG_SOLUTION, f"off by {error:.1e} of {size:.1e}")
+
+
+def _is_solution(truth: Truth, z: Array, tolerance: float) -> bool:
+    """Whether a point is one of many solutions, in the units of constraints and objective."""
+    qp, z = truth.qp, np.asarray(z, dtype=float)
+    Q = qp.Q if qp.Q is not None else np.zeros((qp.n, qp.n))
+    best, value = truth.answer.z.astype(float), lambda v: 0.5 * v @ Q @ v + qp.p @ v
+    own = 0.5 * np.abs(z) @ np.abs(Q) @ np.abs(z) + np.abs(qp.p) @ np.abs(z)
+    gap = value(z) - value(best)
+    return _violation(qp, z) <= tolerance and abs(gap) <= tolerance * (own + abs(value(best)))
+
+
+def _gradient(found: Found, truth: Truth, wanted: Sequence[str], direction: Direction, single: bool) -> Verdict:
+    along = {name: direction[name] for name in wanted if name in direction}
+    if not along:
+        return Verdict(Outcome.UNJUDGED)
+    right, left = truth.sides(along)
+    terms = [found.slope] if found.slope is not None else [found.gradient[name] * d for name, d in along.items()]
+    value, size = sum(float(t.sum()) for t in terms), sum(float(np.abs(t).sum()) for t in terms)
+    if not math.isfinite(size):
+        return Verdict(Outcome.WRONG_GRADIENT if found.good else Outcome.FLAGGED, "a gradient that is not finite")
+    if right is None and left is None and "A" not in along:
+        return Verdict(Outcome.UNJUDGED, "no derivative in inconsistent directions")
+    size += NOTHING * float(np.abs(truth.c).max()) * float(np.abs(truth.z).max() or 1.0)
+    reason = _kink(right, left, size, single)
+    if reason and not truth.strict and exact.spread(truth.qp, truth.answer, truth.c) == 0 and truth.many:
+        return Verdict(Outcome.UNJUDGED, "not unique, but the loss does not see it")  # as the certificate's text says
+    if reason:
+        return Verdict(Outcome.FLAGGED) if not found.good else Verdict(Outcome.WRONG_GRADIENT, f"{reason}, called good")
+    slope = float(right)  # type: ignore[arg-type]
+    error = abs(value - slope)
+    close = error <= GRADIENT[single] * (size + abs(slope))
+    if found.good:
+        if close or error <= GRANTED * truth.turns(EXCUSE_GRADIENT if not single else 1e-7, along, slope):
+            return Verdict(Outcome.RIGHT)
+        return Verdict(Outcome.WRONG_GRADIENT, f"{value:.6g} called good, exact {slope:.6g}")
+    if not close or _doubtful(truth, wanted, along, slope, size, found.slope is not None):
+        return Verdict(Outcome.FLAGGED)
+    return Verdict(Outcome.FALSE_ALARM, "; ".join(found.reasons))
+
+
+def _kink(right: Fraction | None, left: Fraction | None, size: float, single: bool) -> str:
+    """Why there is no derivative; empty if there is one."""
+    if right is None or left is None:
+        return "no solution beside it"
+    if max(abs(right), abs(left)) > JUMP * max(Fraction(size), Fraction(1, 2**60)):
+        return "a jump"
+    if abs(right - left) > GRADIENT[single] * (abs(right) + abs(left) + Fraction(size)):
+        return f"a kink ({float(left):.6g}, {float(right):.6g})"
+    return ""
+
+
+def _doubtful(truth: Truth, wanted: Sequence[str], along: Direction, slope: float, size: float, forward: bool) -> bool:
+    """Whether a warning about a right derivative is in order: what the loss sees is not unique, or there is a kink in
+    another direction, or one so near that rounding could cross it."""
+    if exact.spread(truth.qp, truth.answer, truth.c) > 0:
+        return True
+    if truth.turns(NEAR, along, slope) > 1e-3 * (size + abs(slope)):
+        return True
+    return not forward and any(_kink(*truth.sides(truth.direction(wanted, k)), size, False) for k in range(2, 8))

@@ -1,0 +1,245 @@
+"""The ways into the package: which layer, which solver, which derivative, how tensors lie in memory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any
+
+import cvxpy as cp
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch.autograd import forward_ad
+
+from ffo import solve_qp_batch
+from ffo.errors import UnsupportedProblemError
+from ffo.torch import FFOFunctionLayer, FFOLayer, FFOQPLayer
+from fuzz.exact import MATRICES, QP
+
+Array = np.ndarray
+Random = np.random.Generator
+
+#: the default first: it is drawn as often as all others together
+SOLVERS = (None, "INTERIOR", "DENSE", "SEPARABLE", "CLARABEL", "PIQP", "OSQP", "SCS", "QOCO", "PROXQP", "HIGHS", "DAQP")
+LAYERS = ("qp", "qp", "sparse", "cvxpy", "array", "function")
+BACKWARDS = ("auto", "auto", "direct", "iterative", "resolve")
+LAYOUTS = ("plain", "plain", "strided", "expanded")
+
+
+@dataclass(frozen=True)
+class Route:
+    """derivative: "none", "reverse" or "forward"; layout: of tensors; alone: samples one by one, without a batch
+    dimension; wanted: the blocks that are differentiated."""
+
+    layer: str = "qp"
+    solver: str | None = None
+    backward: str = "auto"
+    derivative: str = "reverse"
+    layout: str = "plain"
+    alone: bool = False
+    single: bool = False  # float32
+    wanted: tuple[str, ...] = ("p",)
+
+    def __str__(self) -> str:
+        chosen = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return f"Route({', '.join(f'{name}={value!r}' for name, value in chosen.items())})"
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a route says of a sample: status in lower case; gradient by block, or the terms c_j dz_j of a slope."""
+
+    status: str
+    z: Array
+    good: bool | None = None
+    reasons: Sequence[str] = ()
+    gradient: Mapping[str, Array] = field(default_factory=dict)
+    slope: Array | None = None
+
+
+class SkipError(Exception):
+    """This route does not take such a program."""
+
+
+def draw_route(rng: Random, wanted: Sequence[str], single: bool, masked: bool) -> Route:
+    layer = str(rng.choice([name for name in LAYERS if masked or name != "sparse"]))
+    derivative = "none" if layer == "array" else str(rng.choice(["none", "reverse", "forward"], p=[0.2, 0.6, 0.2]))
+    return Route(
+        layer,
+        None if rng.random() < 0.5 or layer == "function" else SOLVERS[rng.integers(1, len(SOLVERS))],
+        "auto" if layer in ("array", "function") else str(rng.choice(BACKWARDS)),
+        "reverse" if derivative == "forward" and layer in ("sparse", "function") else derivative,
+        "plain" if layer in ("sparse", "array") or derivative == "forward" else str(rng.choice(LAYOUTS)),
+        bool(rng.random() < 0.3),
+        single,
+        tuple(name for name in wanted if rng.random() < 0.7) or ("p",),
+    )
+
+
+def run(
+    route: Route, samples: Sequence[QP], cs: Sequence[Array], directions: Sequence[Mapping[str, Array]]
+) -> list[Found]:
+    """Solve the samples on a route, with the loss c'z of each, and its derivative along a direction in forward mode."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            if not route.alone:
+                return _run(route, samples, cs, directions)
+            return [_run(route, [qp], [c], [d])[0] for qp, c, d in zip(samples, cs, directions, strict=True)]
+        except UnsupportedProblemError as error:
+            raise SkipError(str(error)) from None
+
+
+def _run(
+    route: Route, samples: Sequence[QP], cs: Sequence[Array], directions: Sequence[Mapping[str, Array]]
+) -> list[Found]:
+    if route.layer == "array":
+        return _array(route, samples)
+    call, names, owner = _function_call(samples) if route.layer == "function" else _layer_call(route, samples)
+    tensors = {name: _tensor(route, [getattr(qp, name) for qp in samples], name) for name in names}
+    wanted = route.wanted
+    c = torch.tensor(np.stack(cs), dtype=torch.float64)
+    gradients: dict[str, Array] = {}
+    slopes = None
+    if route.derivative == "forward":
+        with forward_ad.dual_level():
+            moving = dict(tensors)
+            for name in wanted:
+                d = torch.tensor(np.stack([d[name] for d in directions]), dtype=tensors[name].dtype)
+                moving[name] = forward_ad.make_dual(tensors[name], d.reshape(tensors[name].shape))
+            z, tangent = forward_ad.unpack_dual(call(moving))
+            moved = c.reshape(z.shape) * (0.0 if tangent is None else tangent)
+            slopes = moved.reshape(len(samples), -1).detach().numpy()
+    else:
+        with torch.set_grad_enabled(route.derivative == "reverse"):
+            if route.derivative == "reverse":
+                for name in wanted:
+                    tensors[name].requires_grad_()
+            z = call(tensors)
+        if route.derivative == "reverse":
+            loss = (c.reshape(z.shape) * z.nan_to_num(0.0)).sum()
+            for name, g in zip(wanted, torch.autograd.grad(loss, [tensors[name] for name in wanted]), strict=True):
+                dense = g.to_dense() if g.layout is not torch.strided else g
+                gradients[name] = dense.reshape(len(samples), *np.shape(getattr(samples[0], name))).double().numpy()
+    info, out = owner.info, z.detach().reshape(len(samples), -1).double().numpy()
+    known = info.certificate is not None and route.derivative != "none"
+    good = info.certificate.good if known else [None] * len(samples)
+    return [
+        Found(
+            info.status[k].name.lower(),
+            out[k],
+            good[k] if good[k] is None else bool(good[k]),
+            info.certificate.reasons(k) if known else (),
+            {name: g[k] for name, g in gradients.items()},
+            None if slopes is None else slopes[k],
+        )
+        for k in range(len(samples))
+    ]
+
+
+def _tensor(route: Route, values: Sequence[Array], name: str) -> torch.Tensor:
+    """The block of all samples as one tensor, laid out as the route says."""
+    stack = torch.tensor(np.stack(values), dtype=torch.float32 if route.single else torch.float64)
+    if route.layout == "expanded" and len(values) > 1 and bool((stack == stack[:1]).all()):
+        stack = stack[:1].expand(stack.shape)
+    elif route.layout == "strided":
+        wide = torch.zeros(*stack.shape[:-1], 2 * stack.shape[-1] + 1, dtype=stack.dtype)
+        wide[..., 1::2] = stack
+        stack = wide[..., 1::2]
+    if route.alone:
+        stack = stack[0]
+    return stack.to_sparse() if route.layer == "sparse" and name in MATRICES else stack
+
+
+def _layer_call(route: Route, samples: Sequence[QP]) -> tuple[Any, tuple[str, ...], Any]:
+    names = tuple(samples[0].blocks)
+    if route.layer != "cvxpy":
+        qp_layer = FFOQPLayer(solver=route.solver, backward=route.backward, on_fail="nan")
+        keywords = ("lb", "ub", "lower")
+
+        def solve(t: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            bounds = {name: t.get(name) for name in keywords}
+            return qp_layer(*(t.get(name) for name in ("Q", "p", "G", "h", "A", "b")), **bounds)
+
+        return solve, names, qp_layer
+    for qp in samples:
+        if any(np.isinf(getattr(qp, name)).any() for name in ("lb", "ub", "lower", "h") if name in names):
+            raise SkipError("CVXPY has no infinite sides")
+    shapes = tuple((name, np.shape(getattr(samples[0], name))) for name in names)
+    if any(0 in shape for _, shape in shapes):
+        raise SkipError("CVXPY has no empty blocks")
+    layer = cvxpy_layer(shapes, route.solver, route.backward)
+    return lambda t: layer(*(t[name] for name in names))[0], names, layer
+
+
+@lru_cache(maxsize=64)
+def cvxpy_layer(shapes: tuple[tuple[str, tuple[int, ...]], ...], solver: str | None, backward: str) -> FFOLayer:
+    """The general quadratic program in CVXPY, every block a parameter."""
+    P = {name: cp.Parameter(shape, PSD=True if name == "Q" else None) for name, shape in shapes}
+    z = cp.Variable(P["p"].shape)
+    cost = P["p"] @ z + (0.5 * cp.quad_form(z, P["Q"]) if "Q" in P else 0.0)
+    rows = {
+        "h": lambda: P["G"] @ z <= P["h"],
+        "b": lambda: P["A"] @ z == P["b"],
+        "lb": lambda: z >= P["lb"],
+        "ub": lambda: z <= P["ub"],
+        "lower": lambda: P["G"] @ z >= P["lower"],
+    }
+    problem = cp.Problem(cp.Minimize(cost), [row() for name, row in rows.items() if name in P])
+    return FFOLayer(problem, list(P.values()), [z], solver, backward=backward, on_fail="nan")
+
+
+def _function_call(samples: Sequence[QP]) -> tuple[Any, tuple[str, ...], Any]:
+    """The program as torch functions; only well-posed ones, which local methods can solve."""
+    first, names = samples[0], tuple(samples[0].blocks)
+    if any(np.isinf(v).any() or not v.size for qp in samples for v in qp.blocks.values()) or not _convex(samples):
+        raise SkipError("for functions, programs are strictly convex and have no infinite sides")
+    sides = [name for name in ("h", "lower", "ub", "lb") if name in names]
+
+    def objective(*arguments: torch.Tensor) -> torch.Tensor:
+        *theta, z = arguments
+        t = dict(zip(names, theta, strict=True))
+        return 0.5 * z @ t["Q"] @ z + t["p"] @ z
+
+    def inequality(*arguments: torch.Tensor) -> torch.Tensor:
+        *theta, z = arguments
+        t = dict(zip(names, theta, strict=True))
+        rows = {"h": lambda: t["G"] @ z - t["h"], "lower": lambda: t["lower"] - t["G"] @ z}
+        rows |= {"ub": lambda: z - t["ub"], "lb": lambda: t["lb"] - z}
+        return torch.cat([rows[name]() for name in sides])
+
+    def equality(*arguments: torch.Tensor) -> torch.Tensor:
+        *theta, z = arguments
+        t = dict(zip(names, theta, strict=True))
+        return t["A"] @ z - t["b"]
+
+    layer = FFOFunctionLayer(
+        objective,
+        inequality if sides else None,
+        equality if "A" in names else None,
+        shape=first.n,
+        dims=[2 if name in MATRICES else 1 for name in names],
+        on_fail="nan",
+    )
+    return lambda t: layer(*(t[name] for name in names)), names, layer
+
+
+def _convex(samples: Sequence[QP]) -> bool:
+    if samples[0].Q is None:
+        return False
+    return all(np.linalg.eigvalsh(np.nan_to_num(qp.Q + qp.Q.T)).min() > 1e-6 for qp in samples)
+
+
+def _array(route: Route, samples: Sequence[QP]) -> list[Found]:
+    blocks: dict[str, Any] = {}
+    for name in samples[0].blocks:
+        values = [getattr(qp, name) for qp in samples]
+        blocks[name] = [sp.csc_array(v) for v in values] if name in MATRICES and values[0].size else np.stack(values)
+    if route.alone:
+        blocks = {name: v[0] for name, v in blocks.items()}
+    found = solve_qp_batch(blocks.pop("Q", None), blocks.pop("p"), **blocks, solver=route.solver, on_fail="nan")
+    z = np.atleast_2d(found.z)
+    return [Found(status.name.lower(), z[k]) for k, status in enumerate(found.status)]

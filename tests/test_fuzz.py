@@ -1,0 +1,141 @@
+"""The fuzzer itself, and a short slice of it; `make fuzz` runs the rest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from fuzz import exact, shrink
+from fuzz.exact import QP
+from fuzz.judge import Outcome, Truth, judge
+from fuzz.routes import Found, Route
+from fuzz.run import NAMES, Case, draw_case, play
+
+Array = np.ndarray
+BOX = QP(p=np.array([-3.0, 1.0]), Q=np.eye(2), ub=np.array([1.0, 5.0]))  # z = (1, -1)
+
+
+# The exact solver
+
+
+def test_exact_solutions() -> None:
+    answer = exact.solve(BOX)
+    assert (answer.status, answer.z.tolist(), answer.y.tolist()) == ("solved", [1, -1], [2, 0])
+    third = exact.solve(QP(p=np.array([0.0]), Q=np.array([[3.0]]), A=np.array([[3.0]]), b=np.array([1.0])))
+    assert (third.z.tolist(), third.nu.tolist()) == ([Fraction(1, 3)], [Fraction(-1, 3)])
+
+
+@pytest.mark.parametrize(
+    ("qp", "status"),
+    [
+        (QP(p=np.ones(1)), "unbounded"),
+        (QP(p=np.ones(2), Q=np.diag([1.0, 0.0])), "unbounded"),
+        (QP(p=np.ones(1), lb=np.ones(1), ub=np.zeros(1)), "infeasible"),
+        (QP(p=np.zeros(1), G=np.array([[1.0], [-1.0]]), h=np.array([0.1, -0.1])), "solved"),
+        (QP(p=np.zeros(1), G=np.array([[1.0], [-1.0]]), h=np.array([1e-17, -2e-17])), "infeasible"),
+    ],
+)
+def test_exact_verdicts(qp: QP, status: str) -> None:
+    assert exact.solve(qp).status == status
+
+
+def test_random_programs_meet_the_optimality_conditions_exactly() -> None:
+    for index in range(60):
+        for qp in draw_case(5, index, NAMES[index % 20])[0].samples:
+            truth = Truth(qp, np.ones(qp.n), 0)
+            if truth.answer.status == "solved":
+                a, rows = truth.answer, exact.constraints(qp)
+                left = exact.quadratic(qp) @ a.z + exact.rational(qp.p) + rows.R.T @ a.y + rows.E.T @ a.nu
+                slack = rows.r - rows.R @ a.z
+                assert not left.any()
+                assert (rows.E @ a.z == rows.e).all()
+                assert (slack >= 0).all()
+                assert (a.y >= 0).all()
+                assert not (slack * a.y).any()
+
+
+def test_slopes_and_spreads() -> None:
+    kink = QP(p=np.array([0.0]), Q=np.eye(1), lb=np.zeros(1))  # z = max(-p, 0) at p = 0
+    answer, one = exact.solve(kink), np.ones(1)
+    assert exact.slope(kink, {"p": one}, one, answer) == 0
+    assert exact.slope(kink, {"p": one}, one, answer, -exact.STEP) == -1
+    edge = QP(p=np.zeros(2), Q=np.ones((2, 2)), lb=np.zeros(2), ub=np.ones(2), A=np.ones((1, 2)), b=np.ones(1))
+    assert exact.spread(edge, exact.solve(edge), np.array([1.0, 0.0])) == 1
+    assert exact.spread(edge, exact.solve(edge), np.array([1.0, 1.0])) == 0
+    assert exact.spread(QP(p=np.zeros(1)), exact.solve(QP(p=np.zeros(1))), one) == math.inf
+
+
+# The judge
+
+
+def found(
+    z: list[float], gradient: list[float] | None = None, good: bool | None = None, status: str = "solved"
+) -> Found:
+    return Found(status, np.array(z), good, (), {} if gradient is None else {"p": np.array(gradient)})
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (found([1.0, -1.0]), Outcome.RIGHT),
+        (found([1.0, -1.001]), Outcome.WRONG_SOLUTION),
+        (found([np.nan, -1.0]), Outcome.WRONG_SOLUTION),
+        (found([np.nan, np.nan], status="infeasible"), Outcome.FALSE_REFUSAL),
+        (found([1.0, -1.0], [0.0, -1.0], True), Outcome.RIGHT),
+        (found([1.0, -1.0], [0.0, -1.001], True), Outcome.WRONG_GRADIENT),
+        (found([1.0, -1.0], [0.0, -1.001], False), Outcome.FLAGGED),
+        (found([1.0, -1.0], [0.0, -1.0], False), Outcome.FALSE_ALARM),
+    ],
+)
+def test_the_judge(answer: Found, outcome: Outcome) -> None:
+    truth = Truth(BOX, np.ones(2), 0)
+    assert judge(answer, truth, ["p"], truth.direction(["p"], 1), False).outcome is outcome
+
+
+def test_a_kink_must_be_flagged() -> None:
+    truth = Truth(replace(BOX, p=np.array([-1.0, 1.0])), np.ones(2), 0)  # the bound is met without a force
+    for good, outcome in ((True, Outcome.WRONG_GRADIENT), (False, Outcome.FLAGGED)):
+        answer = found([1.0, -1.0], [0.0, -1.0], good)
+        assert judge(answer, truth, ["p"], truth.direction(["p"], 1), False).outcome is outcome
+
+
+def test_a_failure_is_shrunk_and_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, _ = draw_case(0, 0, "ordinary")
+
+    def wrong(route: Route, samples: list[QP], cs: object, directions: object) -> list[Found]:
+        return [found([9.0] * qp.n) for qp in samples]
+
+    monkeypatch.setattr("fuzz.run.run", wrong)
+    route = Route(solver="PIQP", alone=True)
+    verdict = case.verdicts(route)[0]
+    small = shrink.shrink(case, route, verdict.outcome)
+    (qp,) = small[0].samples
+    assert (qp.n, small[1]) == (1, Route())
+    text = shrink.snippet(small, verdict, 0, 0, "ordinary")
+    space: dict[str, object] = {}
+    exec(text, space)
+    with pytest.raises(AssertionError):
+        space["test_ordinary_0"]()  # type: ignore[operator]
+
+
+# The slice
+
+SEED = 15
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_slice(kind: str) -> None:
+    """One batch of each kind through its routes: nothing wrong without a word."""
+    for _, route, verdicts in play(SEED, 0, kind):
+        assert not [f"{route}: {v}" for v in verdicts if v.outcome.wrong]
+
+
+def test_equal_seeds_give_equal_cases() -> None:
+    one, other = (draw_case(3, 7, "mixed") for _ in range(2))
+    assert one[1] == other[1]
+    for a, b in zip(one[0].samples, other[0].samples, strict=True):
+        np.testing.assert_equal(a.blocks, b.blocks)
+    assert isinstance(one[0], Case)
