@@ -78,6 +78,21 @@ def test_columns_that_a_dense_corner_shares_are_gathered(off: int, upside_down: 
     np.testing.assert_allclose(inverse, exact, atol=1e-11 * np.abs(exact).max())
 
 
+@pytest.mark.parametrize(("n", "m", "off"), [(8, 5, 2), (60, 60, 25)])
+def test_rows_that_come_first_are_eliminated_after_the_variables_of_a_dense_matrix(n: int, m: int, off: int) -> None:
+    """Active rows have no diagonal entry: first ones would have pivots of the size of the regularisation."""
+    K, sign = quasi_definite(n, m, 1.0, seed=n, off=off)
+    K[n : n + m - off, n : n + m - off] = 0.0
+    pattern = np.block([[np.ones((n, n + m))], [np.ones((m, n)), np.eye(m)]])
+    order = np.r_[n : n + m, :n]
+    K, sign, pattern = K[np.ix_(order, order)], sign[order], pattern[np.ix_(order, order)]
+    head, smallest, inverse = factorize(K, sign, pattern != 0)
+    exact = np.linalg.inv(K + SHIFT * np.diag(sign))
+    assert head == 0
+    assert smallest > 1e-3
+    np.testing.assert_allclose(inverse, exact, atol=1e-12 * np.abs(exact).max() * np.linalg.cond(K))
+
+
 @pytest.mark.parametrize("size", [20, 150])
 def test_a_singular_matrix_has_its_pivots_set_to_the_regularisation(size: int) -> None:
     v = np.random.default_rng(1).standard_normal((size, 3))

@@ -7,7 +7,7 @@ triangles; the upper ones are neither read nor written. Everything is done in pl
     cholesky                    A = LL'
     solve_lower, solve_upper    L^-1 x, L^-T x
     solve_lower_rows            L^-1 applied to every row of a matrix
-    multiply, multiply_transposed, row_products, add_gram
+    multiply, multiply_transposed, row_products, subtract_products, add_gram
 
 BLAS is column-major: it sees the transpose of every matrix, hence "upper" below for the lower triangles.
 
@@ -113,6 +113,15 @@ if not numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
         )  # fmt: skip
 
     @inner_kernel
+    def _subtract_products(M: Array, first: int, last: int, other: Array) -> None:
+        rows, width = np.int32(last - first), np.int32(M.shape[1])
+        _dgemm(
+            _at(_TRANSPOSED), _at(_PLAIN), _at(rows), _at(rows), _at(np.int32(first)), _at(-1.0), other.ctypes.data,
+            _at(np.int32(other.shape[1])), M[first].ctypes.data, _at(width), _at(1.0), M[first, first:].ctypes.data,
+            _at(width),
+        )  # fmt: skip
+
+    @inner_kernel
     def _rank_update(U: Array, k: int, r: int, S: Array, alpha: float, beta: float) -> None:
         _dsyrk(
             _at(_UPPER), _at(_PLAIN), _at(np.int32(r)), _at(np.int32(k)), _at(np.float64(alpha)), U.ctypes.data,
@@ -143,6 +152,9 @@ else:  # the same in SciPy and NumPy: an external function cannot be called from
 
     def _products(M: Array, first: int, last: int, n: int, S: Array) -> None:
         S[first:last, :last] = M[first:last, :n] @ M[:last, :n].T
+
+    def _subtract_products(M: Array, first: int, last: int, other: Array) -> None:
+        M[first:last, first:last] -= M[first:last, :first] @ other[: last - first, :first].T
 
     def _rank_update(U: Array, k: int, r: int, S: Array, alpha: float, beta: float) -> None:
         lower = np.tril_indices(r)
@@ -248,6 +260,21 @@ def row_products(M: Array, first: int, last: int, n: int, S: Array) -> None:
         return
     for i in range(first, last):
         multiply(M, i + 1, n, M[i], S[i], 1.0, 0.0)
+
+
+@inner_reducing_kernel
+def subtract_products(M: Array, first: int, last: int, other: Array) -> None:
+    """M[i, j] := M[i, j] - m_i'o_j over the first columns of the rows m of M and o of `other` (those of `first` and the
+    next), first <= j <= i < last (BLAS fills the square)."""
+    if (last - first) * first >= SMALL * SMALL:
+        _subtract_products(M, first, last, other)
+        return
+    for i in range(first, last):
+        for j in range(first, i + 1):
+            v = M[i, j]
+            for k in range(first):
+                v -= M[i, k] * other[j - first, k]
+            M[i, j] = v
 
 
 @inner_reducing_kernel

@@ -1,21 +1,20 @@
 """Dense LDL' of the last unknowns of a sparse factorization, where its factor is full anyway.
 
-Unknowns that take no part (rows that are switched off) are left out: L, a unit lower triangle, stands in the leading
-rows and columns of M for the others, whose places are marked in `used` by whoever fills M.
+Unknowns that take no part (rows that are switched off) are left out: M is the matrix of the others, which stand at `at`
+among the last ones, and becomes their L, a unit lower triangle.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ffo.kernels.blas import multiply, solve_lower, solve_lower_rows, solve_upper
+from ffo.kernels.blas import solve_lower, solve_lower_rows, solve_upper, subtract_products
 from ffo.kernels.jit import inner_kernel, inner_reducing_kernel
-from ffo.kernels.vectors import positions
 
 Array = np.ndarray
 
 #: rows that are factorized by plain loops; with more of them, block by block, BLAS does most of the work
-BLOCK = 64
+BLOCK = 32
 
 
 @inner_kernel
@@ -26,17 +25,9 @@ def pivot(d: float, sign: float, shift: float) -> float:
 
 
 @inner_kernel
-def factor(M: Array, used: Array, sign: Array, shift: float, Dinv: Array) -> float:
-    """Factor the lower triangle of M in place; returns the smallest pivot."""
-    at, smallest = positions(used), np.inf
-    for k in range(used.size):
-        if used[k] == 0.0:
-            d = pivot(M[k, k], sign[k], shift)
-            smallest, Dinv[k] = min(smallest, abs(d)), 1.0 / d
-    for r in range(at.size):
-        for c in range(r + 1):
-            M[r, c] = M[at[r], at[c]]
-    scaled = np.empty((min(at.size, BLOCK), at.size))
+def factor(M: Array, at: Array, sign: Array, shift: float, Dinv: Array) -> float:
+    """Factor the lower triangle of M, whose unknowns stand at `at`, in place; returns the smallest pivot."""
+    smallest, scaled = np.inf, np.empty((min(at.size, BLOCK), at.size))
     for first in range(0, at.size, BLOCK):
         last = min(at.size, first + BLOCK)
         if first:
@@ -44,7 +35,7 @@ def factor(M: Array, used: Array, sign: Array, shift: float, Dinv: Array) -> flo
             for i in range(first, last):
                 for k in range(first):
                     scaled[i - first, k] = M[i, k] * Dinv[at[k]]
-                multiply(scaled, i + 1 - first, first, M[i], M[i, first:], -1.0, 1.0)
+            subtract_products(M, first, last, scaled)
             for i in range(first, last):
                 for k in range(first):
                     M[i, k] = scaled[i - first, k]
@@ -75,9 +66,8 @@ def _factor_rows(
 
 
 @inner_kernel
-def solve(M: Array, used: Array, Dinv: Array, x: Array) -> None:
+def solve(M: Array, at: Array, Dinv: Array, x: Array) -> None:
     """x := (LDL')^-1 x."""
-    at = positions(used)
     z = np.empty(at.size)
     for r in range(at.size):
         z[r] = x[at[r]]
