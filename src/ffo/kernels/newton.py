@@ -191,22 +191,6 @@ def _measure(
 
 
 @inner_kernel
-def _start(
-    S: Structure, D: Data, z: Sizes, given: Iterate, here: Iterate, face: Face, evidence: Array, full: Full | None
-) -> tuple[float, float]:
-    """Clean the given point; returns the natural residuals of the point and of its cleaned pair."""
-    fill(evidence, np.inf)
-    evidence[STEPS], evidence[IS_SETTLED] = 0.0, 0.0
-    as_given = judge(S, D, z, given.x, given.y, given.s, here.r_x, here.r_s)
-    set_out(S, D, z, given, here)
-    cleaned = arrive(S, D, z, here, face, full)
-    as_given = max(as_given, distance(S, z, given.s, here.s))
-    merit = merit_of(S, z, here)
-    evidence[START_RESIDUAL] = as_given if as_given < merit else merit
-    return as_given, cleaned
-
-
-@inner_kernel
 def newton(
     S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face, F: Factors, evidence: Array, steps: int,
     full: Full | None,
@@ -220,27 +204,48 @@ def newton(
     z = sizes(S, D, x, y, s)
     _weights(S, z.row, z.tau, F.unit)
     here = Iterate(x, np.empty(S.m), y, s, np.empty(S.n), np.empty(S.m))
+    _polish(S, D, z, copied(S, x, y, s), here, face, F, evidence, steps, full)
+
+
+@inner_kernel
+def _polish(
+    S: Structure, D: Data, z: Sizes, given: Iterate, here: Iterate, face: Face, F: Factors, evidence: Array,
+    steps: int, full: Full | None,
+) -> None:  # fmt: skip
+    """Clean the given point. From a solution to rounding, such as active-set methods find, a step would be rounding
+    too: it is judged once, and no room is made for others."""
+    z, given, here = refer(z), refer(given), refer(here)
+    fill(evidence, np.inf)
+    evidence[STEPS], evidence[IS_SETTLED] = 0.0, 0.0
+    set_out(S, D, z, given, here)
+    cleaned = arrive(S, D, z, here, face, full)
+    evidence[START_RESIDUAL] = merit_of(S, z, here)
+    if steps > 0 and cleaned <= ROUNDING:
+        dx, dy = np.zeros(S.n), np.zeros(S.m)
+        if _measure(S, z, face, face, dx, dy, 0.0, cleaned, cleaned, evidence):
+            _finish(S, D, here, face, F, evidence, np.inf, 0.0, True, full)
+            return
     other = Face(face.on.copy(), face.delta.copy(), face.u.copy(), face.R.copy(), face.case.copy(), face.margin.copy())
-    given, best, there = copied(S, x, y, s), copied(S, x, y, s), copied(S, x, y, s)
-    _newton(S, D, z, given, best, here, there, face, other, F, evidence, steps, full)
+    best, there = copied(S, here.x, here.y, here.s), copied(S, here.x, here.y, here.s)
+    _newton(S, D, z, given, best, here, there, face, other, F, evidence, cleaned, steps, full)
 
 
 @inner_kernel
 def _newton(
     S: Structure, D: Data, z: Sizes, given: Iterate, best: Iterate, here: Iterate, there: Iterate, face: Face,
-    other: Face, F: Factors, evidence: Array, steps: int, full: Full | None,
+    other: Face, F: Factors, evidence: Array, old: float, steps: int, full: Full | None,
 ) -> None:  # fmt: skip
-    """From `here`, the point in place, to `there`, whose face is `other`, and so on."""
-    z, given, best, here, there, other = refer(z), refer(given), refer(best), refer(here), refer(there), refer(other)
-    as_given, old = _start(S, D, z, given, here, face, evidence, full)
-    merit = least = merit_of(S, z, here)
+    """From `here`, the point in place, to `there`, whose face is `other`, and so on; `old`: natural residual here."""
+    best, there, other = refer(best), refer(there), refer(other)
+    as_given = judge(S, D, z, given.x, given.y, given.s, there.r_x, there.r_s)
+    as_given = max(as_given, distance(S, z, given.s, here.s))
+    merit = least = evidence[START_RESIDUAL]
+    evidence[START_RESIDUAL] = as_given if as_given < merit else merit
     lowest, borrowed, waited, pivot, known = old, steps < 0, 0, np.inf, 0.0
     copy_point(here, best)
     dx, dy = np.zeros(S.n), np.zeros(S.m)
-    # from a solution to rounding, such as active-set methods find, a step would be rounding too
-    exact = steps > 0 and old <= ROUNDING and _measure(S, z, face, face, dx, dy, 0.0, old, old, evidence)
     for step in range(steps):
-        if exact or not np.isfinite(old):
+        if not np.isfinite(old):
             break
         assemble(S, D.Pv, D.Av, face, face.u, np.zeros(S.aux), F.Kx)
         unsolved, new_pivot, fresh = _direction(S, F, face, here.r_x, here.r_s, old, borrowed, dx, dy, full)
