@@ -16,7 +16,7 @@ import numpy as np
 
 from ffo.kernels import trailing
 from ffo.kernels.blas import add_gram
-from ffo.kernels.jit import inner_kernel, kernel
+from ffo.kernels.jit import inner_kernel, inner_reducing_kernel, kernel
 from ffo.kernels.vectors import fill
 
 Array = np.ndarray
@@ -28,6 +28,8 @@ PAYING = 0.2
 #: share of entries of L from which all unknowns are taken as dense ones: rows that are off are left out of it, and
 #: solves are three times as fast (100 variables and as many rows, eliminated first: 8 instead of 25 microseconds)
 FULL = 0.7
+#: entries of a column from which it is worth looking whether there are gaps between them
+RUN = 8
 #: marks of unknowns in use
 VARIABLE, ROW = 1.0, 2.0
 
@@ -279,40 +281,59 @@ def solve(head: int, Lp: Array, Li: Array, Lx: Array, Dinv: Array, x: Array) -> 
         x[i] = v
 
 
-@inner_kernel
+@inner_reducing_kernel
 def multiply(Kp: Array, Ki: Array, Kx: Array, z: Array, out: Array) -> None:
-    """out := K z, K symmetric, upper CSC."""
+    """out := K z, K symmetric, upper CSC; the last entry of a column is its diagonal.
+
+    Columns without gaps run over vectors (100 variables, 100 dense rows: 4 us instead of 16)."""
     for j in range(z.size):
         out[j] = 0.0
     for j in range(z.size):
-        total, zj = 0.0, z[j]
-        for p in range(Kp[j], Kp[j + 1]):
-            i = Ki[p]
-            total += Kx[p] * z[i]
-            if i != j:
+        total, zj, first, last = 0.0, z[j], Kp[j], Kp[j + 1] - 1
+        if last - first >= RUN and Ki[last - 1] - Ki[first] == last - first - 1:
+            begin = np.int64(Ki[first])
+            for t in range(last - first):
+                v = Kx[first + t]
+                total += v * z[begin + t]
+                out[begin + t] += v * zj
+        else:
+            for p in range(first, last):
+                i = Ki[p]
+                total += Kx[p] * z[i]
                 out[i] += Kx[p] * zj
-        out[j] += total
+        out[j] += total + Kx[last] * zj
 
 
 @inner_kernel
 def equilibrate(Kp: Array, Ki: Array, Kx: Array, scale: Array) -> None:
     """Symmetric scaling towards rows of unit largest entry (Ruiz), three passes."""
     n = scale.size
-    largest = np.empty(n)
+    largest, column = np.empty(n), np.empty(n)
+    bits = column.view(np.int64)  # ordered as the numbers: of integers compilers find the largest several at a time
     fill(scale, 1.0)
     for _ in range(3):
         fill(largest, 0.0)
         for j in range(n):
-            own, top = scale[j], 0.0
-            for p in range(Kp[j], Kp[j + 1]):
-                i = Ki[p]
-                v = abs(Kx[p]) * scale[i] * own
-                if v > largest[i]:
-                    largest[i] = v
-                if v > top:
-                    top = v
-            if top > largest[j]:
-                largest[j] = top
+            own, first, last, top = scale[j], Kp[j], Kp[j + 1] - 1, 0.0
+            if last - first >= RUN and Ki[last - 1] - Ki[first] == last - first - 1:
+                begin, highest = np.int64(Ki[first]), 0
+                for t in range(last - first):
+                    v = abs(Kx[first + t]) * scale[begin + t] * own
+                    column[t] = v
+                    largest[begin + t] = v if v > largest[begin + t] else largest[begin + t]
+                for t in range(last - first):
+                    highest = max(highest, bits[t])
+                bits[0] = highest
+                top = column[0]
+            else:
+                for p in range(first, last):
+                    i = Ki[p]
+                    v = abs(Kx[p]) * scale[i] * own
+                    if v > largest[i]:
+                        largest[i] = v
+                    if v > top:
+                        top = v
+            largest[j] = max(largest[j], top, abs(Kx[last]) * own * own)
         for j in range(n):
             if largest[j] > 0.0 and largest[j] < np.inf:
                 scale[j] /= np.sqrt(largest[j])

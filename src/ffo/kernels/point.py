@@ -100,13 +100,17 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
     Prow, Pcol = part(S.wide, PROW), part(S.wide, PCOL)
     row, tau, Px = np.empty(S.m), np.empty(S.m), np.zeros(S.n)
     row_norms(S, D.Av, row)
-    curvature = 0.0
+    curvature, column, value = 0.0, 0, 0.0
     for t in range(D.Pv.size):
         i, j, v = Prow[t], Pcol[t], D.Pv[t]
         curvature = max(curvature, abs(v))
+        if j != column:
+            Px[column] += value
+            column, value = j, 0.0
         Px[i] += v * x[j]
-        if i != j:
-            Px[j] += v * x[i]
+        value += v * x[i] if i != j else 0.0
+    if column < S.n:
+        Px[column] += value
     length = gradient = force = slack = 0.0
     side = np.inf  # the smallest one that is not zero
     for j in range(S.n):
@@ -201,20 +205,35 @@ def residuals(S: Structure, D: Data, x: Array, y: Array, s: Array, r_x: Array, r
         missing = b[i] == np.inf
         r_s[i] = 0.0 if missing else b[i] - s[i]
         a_s[i] = 0.0 if missing else abs(b[i])
+    # what a column adds up to is kept apart until it ends: sums in memory would wait for each other
+    column, value, size = 0, 0.0, 0.0
     for t in range(Pv.size):
         i, j, v = Prow[t], Pcol[t], Pv[t]
-        r_x[i] -= v * x[j]
-        a_x[i] += abs(v * x[j])
-        if i != j:
-            r_x[j] -= v * x[i]
-            a_x[j] += abs(v * x[i])
+        if j != column:
+            r_x[column] -= value
+            a_x[column] += size
+            column, value, size = j, 0.0, 0.0
+        term = v * x[j]
+        r_x[i] -= term
+        a_x[i] += abs(term)
+        term = v * x[i] if i != j else 0.0
+        value += term
+        size += abs(term)
     for t in range(Av.size):
         i, j, v = Arow[t], Acol[t], Av[t]
-        r_x[j] -= v * y[i]
-        a_x[j] += abs(v * y[i])
-        if b[i] < np.inf:
-            r_s[i] -= v * x[j]
-            a_s[i] += abs(v * x[j])
+        if j != column:
+            r_x[column] -= value
+            a_x[column] += size
+            column, value, size = j, 0.0, 0.0
+        term = v * y[i]
+        value += term
+        size += abs(term)
+        term = v * x[j] if b[i] < np.inf else 0.0
+        r_s[i] -= term
+        a_s[i] += abs(term)
+    if column < S.n:
+        r_x[column] -= value
+        a_x[column] += size
     return a_x, a_s
 
 
