@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import qdldl
 import scipy.linalg
 import scipy.sparse as sp
 
 from ffo.kernels.pool import one_blas_thread, run_chunks
+from ffo.program.pattern import Pattern
+from ffo.program.plan import KEPT
 from ffo.program.sparse import SymmetricBatch
 
 Array = np.ndarray
@@ -29,13 +33,11 @@ def indefinite(P: SymmetricBatch) -> dict[int, float]:
     """
     if not P.nnz:
         return {}
-    values = np.atleast_2d(P.values)
-    largest = np.abs(values).max(axis=1)
-    if np.array_equal(P.indices, P.columns):  # diagonal: no factorization
+    values, largest = np.atleast_2d(P.values), P.largest
+    if P.pattern.diagonal:  # no factorization
         smallest = values.min(axis=1)
         return {int(k): float(smallest[k]) for k in np.flatnonzero(smallest < -TOLERANCE * largest)}
-    used, place = np.unique(np.concatenate([P.indices, P.columns]), return_inverse=True)
-    size, row, column = len(used), *np.split(place, 2)
+    size, row, column = _used(P.pattern)
     shift = TOLERANCE * np.where(largest > 0, largest, 1.0)
     definite = _dense if size <= SMALL or P.nnz > DENSE * size * size / 2 else _sparse
     found = {}
@@ -44,6 +46,14 @@ def indefinite(P: SymmetricBatch) -> dict[int, float]:
         if not smallest >= -shift[k] * np.sqrt(size):
             found[k] = smallest
     return found
+
+
+@lru_cache(maxsize=KEPT)
+def _used(P: Pattern) -> tuple[int, Array, Array]:
+    """How many rows have entries, and the rows and columns of these among them."""
+    used, place = np.unique(np.concatenate([P.indices, P.columns]), return_inverse=True)
+    row, column = np.split(place, 2)
+    return len(used), row, column
 
 
 def _dense(values: Array, row: Array, column: Array, size: int, shift: Array) -> Array:

@@ -95,7 +95,9 @@ class SparseBatch:
 
     def take(self, samples: Array) -> Self:
         """The sub-batch of the given samples."""
-        return self if self.shared else self.with_values(self.values[samples])
+        if self.shared or (len(samples) == len(self.values) and (samples == np.arange(len(samples))).all()):
+            return self
+        return self.with_values(self.values[samples])
 
     def restrict(self, keep: Array) -> Self:
         """Only the stored entries where the (nnz,) mask `keep` is true."""
@@ -107,6 +109,8 @@ class SparseBatch:
 
     @cached_property
     def _pruned(self) -> Self | None:
+        if not self.shared and len(self.values) and (self.values[0] != 0).all():  # mostly one sample tells
+            return None
         keep = self.values != 0 if self.shared else (self.values != 0).any(axis=0)
         return None if keep.all() else self.restrict(keep)
 
@@ -156,7 +160,7 @@ class SparseBatch:
     def largest_of_rows(self) -> Array:
         """(batch or 1, rows) largest magnitude in each row, 0 in an empty one."""
         if self.pattern.full:
-            return self._magnitudes.max(axis=1)
+            return _largest(self._columns, 1)
         values = np.abs(self.values)[..., self.pattern.by_rows[2]]
         return _segment_max(values, self.pattern.row_starts, self.shape[0])
 
@@ -164,18 +168,21 @@ class SparseBatch:
     def largest_of_columns(self) -> Array:
         """(batch or 1, cols) largest magnitude in each column, 0 in an empty one."""
         if self.pattern.full:
-            return self._magnitudes.max(axis=2)
+            return _largest(self._columns, 2)
         return _segment_max(np.abs(self.values), self.pattern.column_starts, self.shape[1])
 
     @property
-    def _magnitudes(self) -> Array:
+    def _columns(self) -> Array:
         """(batch or 1, cols, rows) of matrices that are full."""
-        return np.abs(self.values).reshape(-1, self.shape[1], self.shape[0])
+        return self.values.reshape(-1, self.shape[1], self.shape[0])
 
     @cached_property
     def finite(self) -> Array:
         """(batch or 1,) whether all entries are finite."""
-        return np.isfinite(np.atleast_2d(self.values)).all(axis=1)
+        values = np.atleast_2d(self.values)
+        with np.errstate(all="ignore"):
+            finite = np.isfinite(values.sum(axis=1))  # then all terms are
+        return finite if finite.all() else np.isfinite(values).all(axis=1)
 
     @cached_property
     def all_finite(self) -> bool:
@@ -184,7 +191,7 @@ class SparseBatch:
     @cached_property
     def largest(self) -> Array:
         """(batch or 1,) largest magnitude of all entries."""
-        return np.abs(np.atleast_2d(self.values)).max(axis=1, initial=0.0)
+        return _largest(np.atleast_2d(self.values), 1)
 
     @cached_property
     def row_norms_squared(self) -> Array:
@@ -273,6 +280,11 @@ def is_identity(M: sp.csc_array | sp.csr_array) -> bool:
         return False
     each = np.arange(size)
     return np.array_equal(M.indices, each) and np.array_equal(M.indptr[:-1], each)
+
+
+def _largest(v: Array, axis: int) -> Array:
+    """Largest magnitudes along an axis, 0 of nothing; without an array of all magnitudes."""
+    return np.maximum(v.max(axis=axis, initial=0.0), -v.min(axis=axis, initial=0.0))
 
 
 def _segment_max(values: Array, starts: tuple[Array, Array], count: int) -> Array:
