@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 import scipy.sparse as sp
 
+from ffo.kernels.pool import run_chunks
 from ffo.program.pattern import Pattern, span
 from ffo.program.sparse import is_identity
 
@@ -24,6 +25,8 @@ Pairs = Sequence[tuple[Array, Array]]
 
 #: entries of a row of the map up to which products pick them
 FEW = 2
+#: seconds to pick one number, about
+SECONDS = 2e-9
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,15 @@ class _Samples:
         left, right = [p[0][:, self.where] for p in pairs], [p[1] for p in pairs]
         if summed:
             return _weighted((np.concatenate(left).T @ np.concatenate(right)).ravel(), self.weight)
-        found = np.stack(left, axis=2) @ np.stack(right, axis=1)  # (batch, rows, n)
-        return _weighted(found.reshape(len(found), -1), self.weight)
+        rows, columns = np.stack(left, axis=2), np.stack(right, axis=1)
+        found = np.empty((len(rows), rows.shape[1], columns.shape[2]))  # (batch, rows, n)
+
+        def work(start: int, stop: int) -> None:
+            np.matmul(rows[start:stop], columns[start:stop], out=found[start:stop])
+            _weighted(found[start:stop], self.weight)
+
+        run_chunks(work, len(found), SECONDS * found.size)
+        return found.reshape(len(found), -1)
 
 
 class EntryMap:
@@ -147,19 +157,29 @@ def _product(M: sp.sparray, terms: list[_Term] | None, v: Array) -> Array:
     """M v for every (·) row of v; v has one or two dimensions."""
     if terms is None:
         return M @ v if v.ndim == 1 else np.ascontiguousarray((M @ v.T).T)
-    out = None
-    for term in terms:
-        at = term.columns
-        part = v[..., at] * term.weight if isinstance(at, slice) else _weighted(np.take(v, at, axis=-1), term.weight)
-        if term.rows is None:
-            out = part if out is None else np.add(out, part, out=out)
-            continue
-        if out is None:
-            out = np.zeros((*v.shape[:-1], M.shape[0]))
-            out[..., term.rows] = part
-        else:
-            out[..., term.rows] += part
-    return np.zeros((*v.shape[:-1], M.shape[0])) if out is None else out
+    if v.ndim == 1:
+        return _product(M, terms, v[None])[0]
+    out = np.empty((len(v), M.shape[0]))
+
+    def work(start: int, stop: int) -> None:
+        _add_terms(terms, v[start:stop], out[start:stop])
+
+    run_chunks(work, len(v), SECONDS * out.size * len(terms))
+    return out
+
+
+def _add_terms(terms: list[_Term], v: Array, out: Array) -> None:
+    """out := the sum of the terms."""
+    if not terms or terms[0].rows is not None:
+        out[:] = 0.0
+    for k, term in enumerate(terms):
+        at, fresh = term.columns, term.rows is None and k == 0
+        if isinstance(at, slice):
+            part = np.multiply(v[:, at], term.weight, out=out if fresh else None)
+        else:  # clipping changes no place, and lets NumPy write to `out` at once
+            part = _weighted(np.take(v, at, axis=1, out=out if fresh else None, mode="clip"), term.weight)
+        if not fresh:
+            out[:, slice(None) if term.rows is None else term.rows] += part
 
 
 def _one(weight: Array) -> Array | float:
