@@ -105,11 +105,15 @@ if not numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
 
     @inner_kernel
     def _products(M: Array, first: int, last: int, n: int, S: Array) -> None:
-        width = np.int32(M.shape[1])
-        _dgemm(
-            _at(_TRANSPOSED), _at(_PLAIN), _at(np.int32(last)), _at(np.int32(last - first)), _at(np.int32(n)),
-            _at(1.0), M.ctypes.data, _at(width), M[first].ctypes.data, _at(width), _at(0.0), S[first].ctypes.data,
-            _at(np.int32(S.shape[1])),
+        rows, size, width, wide = np.int32(last - first), np.int32(n), np.int32(M.shape[1]), np.int32(S.shape[1])
+        if first:
+            _dgemm(
+                _at(_TRANSPOSED), _at(_PLAIN), _at(np.int32(first)), _at(rows), _at(size), _at(1.0), M.ctypes.data,
+                _at(width), M[first].ctypes.data, _at(width), _at(0.0), S[first].ctypes.data, _at(wide),
+            )  # fmt: skip
+        _dsyrk(
+            _at(_UPPER), _at(_TRANSPOSED), _at(rows), _at(size), _at(1.0), M[first].ctypes.data, _at(width), _at(0.0),
+            S[first, first:].ctypes.data, _at(wide),
         )  # fmt: skip
 
     @inner_kernel
@@ -254,7 +258,7 @@ def multiply_transposed(A: Array, r: int, n: int, x: Array, y: Array, alpha: flo
 
 @inner_kernel
 def row_products(M: Array, first: int, last: int, n: int, S: Array) -> None:
-    """S[i, j] := m_i'm_j for the rows m of M, first <= i < last, j <= i (BLAS fills the row up to last)."""
+    """S[i, j] := m_i'm_j for the rows m of M, first <= i < last, j <= i."""
     if n >= SMALL and last - first > 1:
         _products(M, first, last, n, S)
         return

@@ -121,27 +121,28 @@ def forget(m: DualMatrices) -> None:
 
 
 @inner_reducing_kernel
-def load_matrices(m: DualMatrices, Q: Array, R: Array) -> float:
-    """Scale Q and R, factor Q. Returns the weight of the proximal term, 0 where Q is regular; -1 if Q is indefinite."""
+def load_matrices(m: DualMatrices) -> float:
+    """Scale Q and R in place, factor Q. Returns the weight of the proximal term, 0 where Q is regular; -1 if Q is
+    indefinite."""
+    column, row, Q, R = m.column, m.row, m.Q, m.R
     n, r = Q.shape[0], R.shape[0]
     forget(m)
     top = 0.0
     for j in range(n):
         top = max(top, Q[j, j])
-    column, row, own_Q, own_R = m.column, m.row, m.Q, m.R
     for j in range(n):
         column[j] = power_of_two(Q[j, j] if Q[j, j] > 0.0 else top)
     for i in range(n):
         for j in range(n):
-            own_Q[i, j] = Q[i, j] * (column[i] * column[j])
+            Q[i, j] *= column[i] * column[j]
     for i in range(r):
         v = 0.0
         for j in range(n):
-            own_R[i, j] = R[i, j] * column[j]
-            v += own_R[i, j] * own_R[i, j]
+            R[i, j] *= column[j]
+            v += R[i, j] * R[i, j]
         row[i] = power_of_two(v)
         for j in range(n):
-            own_R[i, j] *= row[i]
+            R[i, j] *= row[i]
     for i in range(r, row.size):
         row[i] = 1.0 / column[(i - r) % n]
     if _factor(m, 0.0):

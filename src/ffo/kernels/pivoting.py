@@ -358,16 +358,16 @@ def _solve_samples(
     m: DualMatrices, f: DualFace, P: Triplets, p: Array, A: Triplets, h: Array, lb: Array, ub: Array, me: int,
     limit: int, out: PivotingAnswer, start: int, stop: int,
 ) -> None:  # fmt: skip
-    n, r, rows = p.shape[1], h.shape[1], out.y.shape[1]
-    m, f, Q, R = refer(m), refer(f), np.empty((n, n)), np.empty((r, n))
+    n, rows = p.shape[1], out.y.shape[1]
+    m, f = refer(m), refer(f)
     mark, cost, side = np.empty(rows, np.int8), np.empty(n), np.empty(rows)
     rho, linear = 0.0, False
     for b in range(start, stop):
         if b == start or not is_shared(P) or not is_shared(A):
-            scatter(P, b, True, Q)
-            scatter(A, b, False, R)
-            rho = load_matrices(m, Q, R)
-            linear = rho > 0.0 and _is_zero(Q)
+            scatter(P, b, True, m.Q)
+            scatter(A, b, False, m.R)
+            rho = load_matrices(m)
+            linear = rho > 0.0 and _is_zero(m.Q)
         factor = _load_vectors(m, p[b], h[b], lb[b], ub[b], linear, cost, side)
         k, out.code[b], out.steps[b], out.residual[b] = 0, INDEFINITE, 0, np.inf
         for j in range(n):
