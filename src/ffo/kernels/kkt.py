@@ -116,10 +116,13 @@ class Full(NamedTuple):
 def build(
     P: tuple[Array, Array], A: tuple[Array, Array], n: int, m: int, blocks: ConeBlocks, factors: bool = True
 ) -> Structure:
-    """The structure of a program: (rows, columns) of the entries of P (upper triangle) and of A.
+    """The structure of a program: (rows, columns) of the entries of P (upper triangle) and of A, column by column.
 
     Without `factors` unknowns keep their order, and there is no L: K can be multiplied with, not factorized.
     """
+    for rows, columns in (P, A):  # kernels take a column from row 0 to the last one, with as many entries, for full
+        if (np.diff(columns.astype(np.int64) * (n + m) + rows) <= 0).any():
+            raise ValueError("entries must stand column by column, in the order of their rows, each once")
     start = np.concatenate([[0], np.cumsum(blocks.dim)])[:-1]
     extra, aux, rotation = _extras(blocks)
     block = np.repeat(np.arange(len(blocks.dim)), blocks.dim)
@@ -214,7 +217,11 @@ def assemble(S: Structure, Pv: Array, Av: Array, face: Face, coupling: Array, co
             Kx[couplings[i]] = -coupling[i]
     for k in range(S.aux):
         Kx[diagonals[n + m + k]] = corner[k] if on[m + k] else 1.0
-    for t in range(Av.size):
+    plain = fan.size == Av.size  # scalar cones alone: entry by entry
+    for t in range(Av.size if plain else 0):
+        if on[Arow[t]]:
+            Kx[fan[t]] += Av[t]
+    for t in range(0 if plain else Av.size):
         i, f, v = Arow[t], fanp[t], Av[t]
         b = owner[i]
         kind = kinds[b]

