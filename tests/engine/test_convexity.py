@@ -8,9 +8,9 @@ import scipy.sparse as sp
 
 from ffo.cones import Nonneg, Product, Zero
 from ffo.engine import Engine, Options
-from ffo.engine.convexity import indefinite
 from ffo.errors import Status
 from ffo.program.cone import ConeProgram
+from ffo.program.convexity import indefinite
 from ffo.program.sparse import SparseBatch, SymmetricBatch
 
 
@@ -87,3 +87,33 @@ def test_an_indefinite_objective_is_refused_although_the_equalities_make_it_conv
     )
     outcome = Engine(Options(on_fail="nan")).run(program)
     assert outcome.info.status == [Status.INVALID_INPUT]
+
+
+def dense_program(*matrices: np.ndarray) -> ConeProgram:
+    """minimize 1/2 x'Px - 1'x subject to |u'x| <= 1 for half as many u as variables, which is one for DENSE."""
+    n = len(matrices[0])
+    rows = np.linalg.qr(np.random.default_rng(7).normal(size=(n, n)))[0][: n // 2]
+    A = SparseBatch.from_matrix(sp.csc_array(np.concatenate([rows, -rows])))
+    q, b = -np.ones((len(matrices), n)), np.ones((len(matrices), A.shape[0]))
+    return ConeProgram(batch_of(*matrices), q, A, b, Product([(Nonneg(), A.shape[0])]))
+
+
+def test_solvers_that_find_out_by_themselves_say_the_same() -> None:
+    """A batch of one that DENSE can factorize, an indefinite one, and one that is indefinite by rounding alone."""
+    good, bad, rounding = semidefinite(6, 9), with_smallest(6, -0.5), with_smallest(6, -1e-11)
+    outcome = Engine(Options(on_fail="nan")).run(dense_program(good, bad, rounding))
+    assert outcome.info.solver[0] == "DENSE"
+    assert outcome.info.status == [Status.SOLVED, Status.INVALID_INPUT, Status.SOLVED]
+    assert "not positive semidefinite: smallest eigenvalue -0.5" in outcome.info.detail[1]
+    assert not outcome.info.retried[1]  # nobody else is asked
+    assert np.isnan(outcome.x[1]).all()
+
+
+def test_matrices_that_the_solver_has_factorized_are_not_factorized_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(P: SymmetricBatch) -> dict[int, float]:
+        raise AssertionError("P was checked apart")
+
+    monkeypatch.setattr("ffo.engine.memory.indefinite", refuse)
+    monkeypatch.setattr("ffo.solvers.dense.indefinite", refuse)
+    program = dense_program(semidefinite(6, 9, seed=1), semidefinite(6, 9, seed=2))
+    assert Engine(Options()).run(program).info.solver == ("DENSE", "DENSE")

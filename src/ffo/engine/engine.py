@@ -183,6 +183,9 @@ class Engine:
         if overrides:
             find()  # settings are checked, whether or not a solver will be asked
         way = self.way(program, find)
+        # what the solver finds out in passing, dense batches take a tenth of a step to find out first
+        if check_convexity and recalled is None and not program.P.shared:
+            check_convexity = not find().capabilities.convexity
         reject_bad_data(batch, self._matrices.indefinite if check_convexity else None)
         if recalled is not None:
             from_memory(batch, way, recalled[0], recalled[1:])

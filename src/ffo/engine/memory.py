@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ffo.engine.convexity import indefinite
 from ffo.program.cone import ConeProgram
+from ffo.program.convexity import indefinite
 from ffo.program.presolve import SharedMatrices
 from ffo.program.sparse import SymmetricBatch
 

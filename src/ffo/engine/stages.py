@@ -13,6 +13,7 @@ from ffo.errors import SOLVED, Status
 from ffo.ghost.direct import from_nothing
 from ffo.ghost.oracle import Way
 from ffo.program.cone import Solution
+from ffo.program.convexity import NOT_CONVEX
 from ffo.program.presolve import Triple
 from ffo.program.sparse import SymmetricBatch
 from ffo.solvers.base import Solver
@@ -55,8 +56,7 @@ def reject_bad_data(batch: Batch, indefinite: Callable[[SymmetricBatch], dict[in
     for k, value in indefinite(P.take(good)).items():
         samples = good if P.shared else good[k : k + 1]
         batch.status[samples] = Status.INVALID_INPUT
-        text = f"the quadratic term is not positive semidefinite: smallest eigenvalue {value:.3g}"
-        batch.detail.update({int(i): text for i in samples})
+        batch.detail.update(dict.fromkeys(samples.tolist(), NOT_CONVEX.format(value)))
 
 
 def from_memory(batch: Batch, way: Way, known: Array, point: Triple) -> None:
@@ -98,6 +98,8 @@ def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
         left = batch.status[todo] != SOLVED
         if way.polishes:
             left |= batch.residual[todo] > COARSE
+        if solver.capabilities.convexity:
+            left &= batch.status[todo] != Status.INVALID_INPUT
         todo = todo[left]
         if not len(todo):
             return

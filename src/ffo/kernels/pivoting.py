@@ -311,6 +311,7 @@ class PivotingAnswer(NamedTuple):
         s: (batch, r) slacks h - Rx.
         code, steps: (batch,) int64.
         residual: (batch,) that of all optimality conditions, in natural units.
+        rho: (batch,) weight of the proximal term; 0 where Q is positive definite, -1 where it is indefinite.
     """
 
     x: Array
@@ -319,6 +320,7 @@ class PivotingAnswer(NamedTuple):
     code: Array
     steps: Array
     residual: Array
+    rho: Array
 
 
 @inner_reducing_kernel
@@ -369,7 +371,7 @@ def _solve_samples(
             rho = load_matrices(m)
             linear = rho > 0.0 and _is_zero(m.Q)
         factor = _load_vectors(m, p[b], h[b], lb[b], ub[b], linear, cost, side)
-        k, out.code[b], out.steps[b], out.residual[b] = 0, INDEFINITE, 0, np.inf
+        k, out.code[b], out.steps[b], out.residual[b], out.rho[b] = 0, INDEFINITE, 0, np.inf, rho
         for j in range(n):
             f.x[j] = 0.0
         if rho >= 0.0:

@@ -30,6 +30,7 @@ class Capabilities:
         cones: the cone types it accepts.
         quadratic: whether it takes P natively.
         threads: whether its solves release the GIL, so that Python threads speed a batch up.
+        convexity: whether it answers INVALID_INPUT where, and only where, P is not positive semidefinite.
         module: the module to import; package: what to pip install; extra: the extra of ffo.
     """
 
@@ -39,6 +40,7 @@ class Capabilities:
     package: str
     extra: str | None = None
     threads: bool = False
+    convexity: bool = False
 
 
 class Solver(ABC):

@@ -11,7 +11,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,10 @@ from ffo.cones import Nonneg, Product, Zero
 from ffo.errors import SOLVED, Status, UnsupportedProblemError
 from ffo.kernels.pool import one_blas_thread, run_chunks
 from ffo.program.cone import ConeProgram, Solution
+from ffo.program.convexity import NOT_CONVEX, indefinite
 from ffo.program.pattern import Pattern
 from ffo.program.plan import KEPT, structure_plan
-from ffo.program.sparse import SparseBatch
+from ffo.program.sparse import SparseBatch, SymmetricBatch
 from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.pool import NOT_FINITE
 from ffo.solvers.split import Split, find_rows, rows_by_kind
@@ -45,8 +46,8 @@ MEETING = 1e-14
 
 #: Status and words for the codes of `kernels.pivoting`.
 _STATUS = np.array([Status.SOLVED, Status.NUMERICAL, Status.INFEASIBLE, Status.UNBOUNDED, Status.INVALID_INPUT])
-_STALLED, _INFEASIBLE = 1, 2
-_WORDS = ("", "not verified", "infeasible", "unbounded", "the quadratic term is not convex")
+_STALLED, _INFEASIBLE, _INDEFINITE = 1, 2, 4
+_WORDS = ("", "not verified", "infeasible", "unbounded", "not convex")
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class _Found:
     code: Array
     steps: Array
     residual: Array
+    detail: dict[int, str] = field(default_factory=dict)
 
 
 class _CompiledSolver(Solver):
@@ -88,7 +90,7 @@ class _CompiledSolver(Solver):
             limited = (found.code == _STALLED) & (found.steps >= self.settings["max_iters"])
             status[limited] = Status.ITERATION_LIMIT
             detail = {k: _WORDS[found.code[k]] or "not verified" for k in np.flatnonzero(status).tolist()}
-            detail |= dict.fromkeys(np.flatnonzero(limited).tolist(), "iteration limit")
+            detail |= dict.fromkeys(np.flatnonzero(limited).tolist(), "iteration limit") | found.detail
         seconds = time.perf_counter() - start
         return Solution(found.x, found.y, found.s, status, found.steps, 0.0, seconds, detail)
 
@@ -118,6 +120,7 @@ class DenseSolver(_CompiledSolver):
     """Block principal pivoting on the dual, for dense programs; see `kernels.pivoting` and `suits`."""
 
     name = "DENSE"
+    capabilities = replace(_CompiledSolver.capabilities, convexity=True)
     defaults = {"max_iters": 5000}
 
     def _run(self, program: ConeProgram) -> _Found:
@@ -131,7 +134,7 @@ class DenseSolver(_CompiledSolver):
         lb, ub = (split.lb, split.ub) if bounds else (np.empty((batch, 0)), np.empty((batch, 0)))
         out = PivotingAnswer(
             np.empty((batch, n)), np.empty((batch, r + bounds)), np.empty((batch, r)), np.empty(batch, np.int64),
-            np.empty(batch, np.int64), np.empty(batch),
+            np.empty(batch, np.int64), np.empty(batch), np.empty(batch),
         )  # fmt: skip
         P, p, A, h = _triplets(program.P), _plain(program.q), _triplets(program.A, split), _plain(program.b[:, rows])
         lb, ub, limit = _plain(lb), _plain(ub), int(self.settings["max_iters"])
@@ -145,7 +148,9 @@ class DenseSolver(_CompiledSolver):
         on_bounds = np.maximum(np.concatenate([out.y[:, r + n :], out.y[:, r : r + n]], axis=1), 0.0)
         y = split.batch_duals(out.y[:, :me], unequal, on_bounds)
         s = np.where(y > 0, 0.0, split.batch_slacks(out.x, out.s[:, me:]))
-        return _Found(out.x, y, s, _code(split, out.code), out.steps, out.residual)
+        code = _code(split, out.code)
+        detail = _reject_indefinite(program.P, out.rho, code, out.x) if out.rho.any() else {}
+        return _Found(out.x, y, s, code, out.steps, out.residual, detail)
 
 
 class SeparableSolver(_CompiledSolver):
@@ -261,6 +266,19 @@ def suits_separable(program: ConeProgram) -> bool:
         return False
     equalities = len(rows_by_kind(program).equal)
     return equalities <= FEW_EQUALITIES or program.A.nnz >= DENSITY * equalities * program.n
+
+
+def _reject_indefinite(P: SymmetricBatch, rho: Array, code: Array, x: Array) -> dict[int, str]:
+    """Mark the samples whose P, which has no Cholesky factor, is not positive semidefinite up to rounding, in place; a
+    text for each. Those that the kernel took for such by mistake are merely unsolved."""
+    found = P.kept("indefinite", lambda: indefinite(P)) if P.shared else {}
+    bad = dict.fromkeys(range(len(rho)), found[0]) if found else {}
+    if not P.shared:
+        some = np.flatnonzero(rho)
+        bad = {int(some[k]): value for k, value in indefinite(P.take(some)).items()}
+    code[code == _INDEFINITE] = _STALLED
+    code[[*bad]], x[[*bad]] = _INDEFINITE, np.nan
+    return {k: NOT_CONVEX.format(value) for k, value in bad.items()}
 
 
 def _code(split: Split, code: Array) -> Array:

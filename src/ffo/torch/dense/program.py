@@ -60,7 +60,7 @@ class DenseProgram:
 
     @cached_property
     def factor(self) -> Factor | None:
-        """Of Q, plus a shift in the size of rounding if it needs one (see `ffo.engine.convexity`); None where Q
+        """Of Q, plus a shift in the size of rounding if it needs one (see `ffo.program.convexity`); None where Q
         is not positive semidefinite."""
         L, info = torch.linalg.cholesky_ex(self.Q)
         if not bool(info.any()):

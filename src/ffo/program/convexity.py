@@ -16,6 +16,8 @@ from ffo.program.sparse import SymmetricBatch
 
 Array = np.ndarray
 
+#: what is wrong with a sample, and by how much
+NOT_CONVEX = "the quadratic term is not positive semidefinite: smallest eigenvalue {:.3g}"
 #: negative eigenvalues up to this share of the largest entry count as rounding
 TOLERANCE = 1e-9
 #: order up to which matrices are factorized as dense ones, and the share of entries from which larger ones are
