@@ -76,3 +76,17 @@ def test_gradients_of_symmetric_matrices(given: str, summed: bool) -> None:
     expected = full[:, i, j]
     found = EntryMap(M).back_sampled([(u, x), (x, u)], places, True, summed)
     np.testing.assert_allclose(found, expected.sum(axis=0) if summed else expected, atol=1e-13)
+
+
+@pytest.mark.parametrize("summed", [False, True])
+def test_gradients_of_full_matrices_whose_entries_have_weights_of_their_own(summed: bool) -> None:
+    rng, rows, n = np.random.default_rng(5), 4, 3
+    each = np.arange(rows * n)
+    place = (each % n) * rows + each // n  # the parameter stands row by row, the block column by column
+    weight = rng.normal(size=rows * n)
+    into = EntryMap(sp.csc_array((weight, (place, each)), shape=(rows * n, rows * n)))
+    places = Pattern.of(np.arange(n + 1) * rows, np.tile(np.arange(rows), n), (rows, n))
+    left, right = rng.normal(size=(2, rows)), rng.normal(size=(2, n))
+    expected = (left[:, :, None] * right[:, None, :]).reshape(2, -1) * weight
+    found = into.back_sampled([(left, right)], places, False, summed)
+    np.testing.assert_allclose(found, expected.sum(axis=0) if summed else expected)

@@ -57,13 +57,14 @@ class _Samples:
             return _weighted((np.concatenate(left).T @ np.concatenate(right)).ravel(), self.weight)
         rows, columns = np.stack(left, axis=2), np.stack(right, axis=1)
         found = np.empty((len(rows), rows.shape[1], columns.shape[2]))  # (batch, rows, n)
+        flat = found.reshape(len(found), found.shape[1] * found.shape[2])
 
         def work(start: int, stop: int) -> None:
             np.matmul(rows[start:stop], columns[start:stop], out=found[start:stop])
-            _weighted(found[start:stop], self.weight)
+            _weighted(flat[start:stop], self.weight)
 
         run_chunks(work, len(found), SECONDS * found.size)
-        return found.reshape(len(found), -1)
+        return flat
 
 
 class EntryMap:
