@@ -29,6 +29,8 @@ DRAWS, GRANTED = 3, 10.0
 JUMP = 2**60
 
 
+#: a reported residual from which a solution is known to be coarse
+COARSE = 1e-8
 #: derivatives along a direction as large as the data that count as none, relative to the solution
 NOTHING = 1e-6
 
@@ -36,6 +38,7 @@ NOTHING = 1e-6
 class Outcome(Enum):
     RIGHT = "right"
     REFUSED = "refused"
+    COARSE = "coarse"  # a solution that is off, of which the reported residual says so
     VAGUE = "vague"  # refused rightly, but for another reason than the true one
     FALSE_REFUSAL = "false refusal"
     FLAGGED = "flagged"
@@ -173,9 +176,10 @@ def judge(found: Found, truth: Truth, wanted: Sequence[str], direction: Directio
         return Verdict(Outcome.UNJUDGED, "feasible within the tolerance")
     if status == "unbounded" and exact.nearly_bounded(truth.qp, NEAR):
         return Verdict(Outcome.UNJUDGED, "bounded within the tolerance")
+    off = Outcome.COARSE if found.residual > COARSE else Outcome.WRONG_SOLUTION
     if status != "solved":
-        return Verdict(Outcome.WRONG_SOLUTION, f"solved, but {status}: violation {_violation(truth.qp, found.z):.1e}")
-    verdict = _solution(found, truth, single)
+        return Verdict(off, f"solved, but {status}: violation {_violation(truth.qp, found.z):.1e}")
+    verdict = _solution(found, truth, single, off)
     if verdict.outcome is not Outcome.RIGHT or found.good is None:
         return verdict
     return _gradient(found, truth, wanted, direction, single)
@@ -199,12 +203,12 @@ def _violation(qp: QP, z: Array) -> float:
             rows = np.eye(qp.n) if matrix is None else matrix
             over = np.where(np.isinf(side), 0.0, rows @ z - np.where(np.isinf(side), 0.0, side))
             over = np.abs(over) if sign == 0 else np.maximum(sign * over, 0.0)
-            own = np.abs(rows) @ np.abs(z) + np.where(np.isinf(side), 0.0, np.abs(side))
+            own = np.abs(rows) @ (np.abs(z) + 1e-6 * np.abs(z).max()) + np.where(np.isinf(side), 0.0, np.abs(side))
             worst = max(worst, float(np.max(over / (own + 1e-300))))
     return worst
 
 
-def _solution(found: Found, truth: Truth, single: bool) -> Verdict:
+def _solution(found: Found, truth: Truth, single: bool, off: Outcome) -> Verdict:
     if not np.isfinite(found.z).all():
         return Verdict(Outcome.WRONG_SOLUTION, "solved, yet not finite")
     tolerance = SOLUTION[single]
@@ -213,7 +217,7 @@ def _solution(found: Found, truth: Truth, single: bool) -> Verdict:
     error, size = float(np.abs(found.z - truth.z).max()), float(np.abs(truth.z).max())
     if error <= tolerance * size or error <= GRANTED * truth.moves(EXCUSE if not single else 1e-6):
         return Verdict(Outcome.RIGHT)
-    return Verdict(Outcome.WRONG_SOLUTION, f"off by {error:.1e} of {size:.1e}")
+    return Verdict(off, f"off by {error:.1e} of {size:.1e}")
 
 
 def _is_solution(truth: Truth, z: Array, tolerance: float) -> bool:

@@ -50,10 +50,11 @@ class Route:
 
 @dataclass(frozen=True)
 class Found:
-    """What a route says of a sample: status in lower case; gradient by block, or the terms c_j dz_j of a slope."""
+    """What a route says of a sample: status in lower case, the residual; gradient by block, or the terms of a slope."""
 
     status: str
     z: Array
+    residual: float = 0.0
     good: bool | None = None
     reasons: Sequence[str] = ()
     gradient: Mapping[str, Array] = field(default_factory=dict)
@@ -131,6 +132,7 @@ def _run(
         Found(
             info.status[k].name.lower(),
             out[k],
+            float(info.residual[k]),
             good[k] if good[k] is None else bool(good[k]),
             info.certificate.reasons(k) if known else (),
             {name: g[k] for name, g in gradients.items()},
@@ -242,4 +244,4 @@ def _array(route: Route, samples: Sequence[QP]) -> list[Found]:
         blocks = {name: v[0] for name, v in blocks.items()}
     found = solve_qp_batch(blocks.pop("Q", None), blocks.pop("p"), **blocks, solver=route.solver, on_fail="nan")
     z = np.atleast_2d(found.z)
-    return [Found(status.name.lower(), z[k]) for k, status in enumerate(found.status)]
+    return [Found(status.name.lower(), z[k], float(found.info.residual[k])) for k, status in enumerate(found.status)]

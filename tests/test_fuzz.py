@@ -74,7 +74,7 @@ def test_slopes_and_spreads() -> None:
 def found(
     z: list[float], gradient: list[float] | None = None, good: bool | None = None, status: str = "solved"
 ) -> Found:
-    return Found(status, np.array(z), good, (), {} if gradient is None else {"p": np.array(gradient)})
+    return Found(status, np.array(z), 0.0, good, (), {} if gradient is None else {"p": np.array(gradient)})
 
 
 @pytest.mark.parametrize(

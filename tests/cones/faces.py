@@ -77,7 +77,7 @@ def clean_blocks(
     unit, turned = np.zeros(S.m), np.empty(S.m)
     for k in range(len(w)):
         face = Face(on[k], delta[k], u[k], R[k], case[k], margin[k])
-        clean(S, w[k], Sizes(1.0, 1.0, tau[k], row), s[k], y[k], face, full)
+        clean(S, w[k], Sizes(1.0, 1.0, tau[k], row, 1.0, 1.0), s[k], y[k], face, full)
         for i in range(S.m):
             unit[i] = 1.0
             onto_face(S, face, unit, turned)

@@ -11,7 +11,7 @@ from ffo.cones import Nonneg, Product
 from ffo.ghost.direct import Direct, newton
 from ffo.ghost.iterative import Iterative
 from ffo.ghost.oracle import Linearization, linearize
-from ffo.kernels.point import FLOOR
+from ffo.kernels.point import FAR, FLOOR
 from ffo.program.cone import ConeProgram, Solution
 
 Array = np.ndarray
@@ -115,8 +115,12 @@ def by_rows(program: ConeProgram, x: Array, y: Array, s: Array) -> Array:
                 start += cone.dim
             start += count if cone.scalar else 0
         force = max(np.abs(program.q[k]).max(), np.abs(P @ x[k]).max(), (np.abs(y[k]) * rows).max())
+        cost, curvature, sides = np.abs(program.q[k]).max(), np.abs(P).max(), np.abs(program.b[k]) / rows
+        implied = max(cost / curvature if curvature else 0.0, sides[sides > 0].min())
+        force = min(force, FAR * max(cost, curvature * implied))
         dual = np.abs(program.stationarity(x, y)[k]) / (gradient + FLOOR * force)
-        primal = np.abs(program.slack(x)[k] - s[k]) / (side + FLOOR * rows * np.abs(x[k]).max())
+        length = min(np.abs(x[k]).max(), FAR * implied)
+        primal = np.abs(program.slack(x)[k] - s[k]) / (side + FLOOR * rows * length)
         out[k] = max(dual.max(), primal.max())
     return out
 

@@ -86,13 +86,16 @@ def test_mixed_sizes_in_one_batch() -> None:
 
 
 def test_large_values_are_not_infeasible() -> None:
-    """The optimal value is 6e7; Clarabel ends almost there, and that is what is said of it."""
+    """The optimal value is 6e7, and solvers end almost there: refused, if the other entries are not right."""
     x, b = cp.Variable(3), cp.Parameter(3)
     problem = cp.Problem(cp.Minimize(cp.sum(cp.power(x - b, 4))), [x <= 2])
     layer = FFOLayer(problem, [b], [x], on_fail="nan")
-    layer(torch.tensor([[90.0, 1.0, -5.0], [9.0, 1.0, -5.0]]).double().requires_grad_())
-    assert layer.info.status[0] in (Status.SOLVED, Status.INACCURATE)
+    (found,) = layer(torch.tensor([[90.0, 1.0, -5.0], [9.0, 1.0, -5.0]]).double().requires_grad_())
+    assert layer.info.status[0] in (Status.SOLVED, Status.INACCURATE, Status.ITERATION_LIMIT)
     assert layer.info.status[1] is Status.SOLVED
+    right = torch.tensor([2.0, 1.0, -5.0], dtype=torch.float64).expand(2, 3)
+    solved = torch.tensor(layer.info.ok)
+    torch.testing.assert_close(found[solved], right[solved], rtol=0, atol=1e-3)  # quartic: flat around these
 
 
 def test_an_indefinite_matrix_is_found_beside_a_bad_sample() -> None:

@@ -138,6 +138,16 @@ class Batch:
                 pieces.append(SolvedPart(piece.samples[mine], piece.presolve, found))
         return replace(self, pieces=pieces, status=np.where(kept, self.status, OPEN))
 
+    def withdraw(self, samples: Array, status: Array) -> None:
+        """Take answers back: these samples failed, with these statuses."""
+        kept = np.ones(len(self.status), dtype=bool)
+        kept[samples] = False
+        self.pieces[:] = self.only(kept).pieces
+        self.detail.update(
+            {int(k): f"the best point has a natural residual of {self.residual[k]:.1e}" for k in samples}
+        )
+        self.status[samples] = status
+
     def undo(self, presolve: Presolve, program: ConeProgram) -> Batch:
         """The same batch, of the program that a presolve made this one of."""
         self.program, self._point = program, presolve.outward(*self.point)

@@ -160,7 +160,7 @@ class LayerCall:
 
     def _flat(self, values: list[Array]) -> list[Array]:
         sizes = self.canonical.map.sizes
-        return [v.reshape((-1, s) if b else (s,)) for v, b, s in zip(values, self.batched, sizes, strict=True)]
+        return [v.reshape((len(v), s) if b else (s,)) for v, b, s in zip(values, self.batched, sizes, strict=True)]
 
     @property
     def _averages(self) -> bool:

@@ -18,7 +18,7 @@ from ffo.program.presolve import Triple
 from ffo.program.sparse import SymmetricBatch
 from ffo.solvers.base import Solver
 from ffo.solvers.forward import default_tolerance, describe, solve_checked
-from ffo.solvers.verdict import judge
+from ffo.solvers.verdict import ROUGH, judge
 
 Array = np.ndarray
 
@@ -83,18 +83,22 @@ def solve_from_nothing(batch: Batch) -> None:
 
 def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
     """Solvers in order: a sample that one fails on, or whose answer is not verified, goes on to the next alone. So does
-    one whose answer is coarse although it was polished, if there is another solver: the better answer stands."""
+    one whose answer is coarse although it was polished, if there is another solver: the better answer stands, unless
+    it stays coarse and some solver says that there is no solution."""
     todo = fresh = batch.open
     if not len(todo):
         return
+    denied = np.full(len(batch.status), OPEN)
     for place, solver in enumerate(solvers):
         if place:
             fresh = todo[batch.status[todo] != SOLVED]
             batch.retried[fresh] = True
         if len(fresh):
             _ask_one(batch, solver, way, fresh)
+            _note_verdicts(denied, fresh, batch.status[fresh])
         if len(fresh) < len(todo):
-            _ask_again(batch, solver, way, np.setdiff1d(todo, fresh))
+            others = np.setdiff1d(todo, fresh)
+            _note_verdicts(denied, others, _ask_again(batch, solver, way, others))
         left = batch.status[todo] != SOLVED
         if way.polishes:
             left |= batch.residual[todo] > COARSE
@@ -103,15 +107,25 @@ def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
         todo = todo[left]
         if not len(todo):
             return
+    coarse = todo[(batch.status[todo] == SOLVED) & (denied[todo] != OPEN)]
+    if len(coarse):
+        batch.withdraw(coarse, denied[coarse])
 
 
-def _ask_again(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
-    """Another solver about samples that have an answer, which stands unless the new one is better."""
+def _note_verdicts(denied: Array, samples: Array, status: Array) -> None:
+    verdict = np.isin(status, VERDICTS)
+    denied[samples[verdict]] = status[verdict]
+
+
+def _ask_again(batch: Batch, solver: Solver, way: Way, samples: Array) -> Array:
+    """Another solver about samples that have an answer, which stands unless the new one is better; what it says."""
     other = Batch.of(batch.part(samples))
     _ask_one(other, solver, way, np.arange(len(samples)))
     better = (other.status == SOLVED) & (other.residual < batch.residual[samples])
     other.retried[:] = True
+    status = other.status.copy()
     batch.put(samples, other.only(better), solved_only=True)
+    return status
 
 
 def _ask_one(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
@@ -146,6 +160,10 @@ def _verify(batch: Batch, samples: Array, answer: Solution, way: Way, tolerance:
     found = batch.linearized(samples, answer, way)
     natural, start = found.certificate.natural_residual, found.start_residual
     good = (natural <= tolerance) & (start <= math.sqrt(tolerance))
+    rough = np.flatnonzero(good & (natural > ROUGH))
+    if len(rough):
+        _, status = judge(answer.take(rough), batch.part(samples[rough]), tolerance, natural[rough])
+        good[rough] = status == SOLVED
     if batch.accept(samples, found, good):
         return
     bad = np.flatnonzero(~good)

@@ -38,7 +38,8 @@ VANISHING = 1e-3
 #: met says nothing about x
 FAR, FARTHEST = 1e3, 1e6
 #: share of the largest terms of a program that a row with small terms of its own is judged by; ten times less, and
-#: rounding errors of other rows are held against it
+#: rounding errors of other rows are held against it. These terms count up to FAR times the size that the data implies:
+#: a point that diverges, or whose multipliers do, would excuse any violation
 FLOOR = 1e-3
 
 
@@ -52,12 +53,15 @@ class Data(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Natural sizes: of x, of the objective's gradient; tau (m,) and row (m,), both constant on curved blocks."""
+    """Natural sizes: of x, of the objective's gradient; tau (m,) and row (m,), both constant on curved blocks; and what
+    the data alone implies for the first two, infinite where it implies nothing."""
 
     primal: float
     dual: float
     tau: Array
     row: Array
+    implied_primal: float
+    implied_dual: float
 
 
 @inner_kernel
@@ -124,7 +128,9 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
         if D.b[i] < np.inf:
             slack = max(slack, abs(s[i]) / row[i])
             side = min(side, abs(D.b[i]) / row[i]) if D.b[i] != 0.0 else side
-    side = 0.0 if side == np.inf else min(side, FARTHEST * length) if length > 0.0 else side
+    side = 0.0 if side == np.inf else side
+    implied = max(gradient / curvature if curvature > 0.0 else 0.0, side)
+    side = min(side, FARTHEST * length) if length > 0.0 else side
     least = VANISHING * max(reach, side)
     if least == 0.0 or (gradient == 0.0 and side == 0.0):
         least = 1.0  # b = 0, and P = 0 or q = 0: any length will do
@@ -134,7 +140,10 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
     force = max(force, least if least > 0.0 else 1.0)
     for i in range(S.m):
         tau[i] = row[i] * row[i] * length / force
-    return Sizes(length, force, tau, row)
+    implied_force = max(gradient, curvature * implied)
+    return Sizes(
+        length, force, tau, row, implied if implied > 0.0 else np.inf, implied_force if implied_force > 0.0 else np.inf
+    )
 
 
 @inner_kernel
@@ -271,9 +280,11 @@ def judge(S: Structure, D: Data, z: Sizes, x: Array, y: Array, s: Array, r_x: Ar
     for j in range(S.n):
         length = max(length, abs(x[j]))
     length, row = max(length, VANISHING * z.primal), z.row
+    floor = FLOOR * min(z.dual, FAR * z.implied_dual)
     worst = 0.0
     for j in range(S.n):
-        worst = larger(worst, r_x[j], a_x[j] + FLOOR * z.dual)
+        worst = larger(worst, r_x[j], a_x[j] + floor)
+    floor = FLOOR * min(length, FAR * z.implied_primal)
     for b in range(S.blocks):
         i, k = starts[b], starts[b] + dims[b]
         own = 0.0
@@ -281,18 +292,26 @@ def judge(S: Structure, D: Data, z: Sizes, x: Array, y: Array, s: Array, r_x: Ar
             for r in range(i, k):
                 own = max(own, a_s[r])
         for r in range(i, k):
-            worst = larger(worst, r_s[r], max(own, a_s[r]) + FLOOR * row[r] * length)
+            worst = larger(worst, r_s[r], max(own, a_s[r]) + floor * row[r])
     return worst
 
 
 @inner_kernel
 def distance(S: Structure, z: Sizes, s: Array, cleaned: Array) -> float:
     """How far a pair is from the cleaned one, in natural units; with `judge` at s and y as they are, the natural
-    residual of a point that has not been cleaned."""
+    residual of a point that has not been cleaned.
+
+    Of a scalar pair the smaller one is left over: the slack, or tau times the multiplier. A multiplier is compared with
+    forces up to FAR times what the data implies: where others diverge, they would excuse it.
+    """
+    kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
+    counted = min(1.0, FAR * z.implied_dual / z.dual)
     worst = 0.0
-    for i in range(S.m):
-        if s[i] != cleaned[i]:
-            worst = larger(worst, s[i] - cleaned[i], z.row[i] * z.primal)
+    for b in range(S.blocks):
+        share = counted if kinds[b] == NONNEG else 1.0
+        for i in range(starts[b], starts[b] + dims[b]):
+            if s[i] != cleaned[i]:
+                worst = larger(worst, s[i] - cleaned[i], z.row[i] * z.primal * (share if cleaned[i] > 0.0 else 1.0))
     return worst
 
 

@@ -84,7 +84,8 @@ class Definitions:
         if at is None:
             return None
         P, A = np.atleast_2d(program.P.values), np.atleast_2d(program.A.values)
-        C, D = A[:, at.pivots], np.where(at.d >= 0, P[:, at.d], 0.0)
+        C, D = A[:, at.pivots], np.zeros((len(P), len(at.d)))
+        D[:, at.d >= 0] = P[:, at.d[at.d >= 0]]
         with np.errstate(all="ignore"):
             M = A[:, at.in_M] / C[:, at.M.rows]
         if not (np.abs(M) <= LARGEST).all() or not (D >= 0).all():

@@ -2,7 +2,7 @@
 
 One rule in both directions: a point whose natural residual (`ffo.kernels.point`) is within the tolerance is SOLVED,
 even if the solver stopped at a limit or called it inaccurate; a point outside is not, even if the
-solver called it solved. A point that is not a solution may still prove that there is none, because
+solver called it solved. A point that is not a solution, or only roughly, may still prove that there is none, because
 the iterates of most algorithms then diverge along a certificate:
 
     y in K*, b'y < 0:             every feasible x has |x| >= -b'y / |A'y|_1        (Farkas)
@@ -27,6 +27,9 @@ _JUDGED = (Status.SOLVED, Status.INACCURATE, Status.ITERATION_LIMIT, Status.TIME
 
 #: A feasible point farther away than this, in units of the data, is none.
 FAR = 1e6
+#: Natural residual from which a point that proves that there is no solution is none, even within the tolerance: where
+#: it diverges, the terms of the conditions grow with it, and any error becomes small beside them.
+ROUGH = 1e-10
 
 
 def judge(
@@ -43,7 +46,7 @@ def judge(
     good = residual <= tolerance
     status[judged & good] = Status.SOLVED
     status[judged & ~good & (status == Status.SOLVED)] = Status.INACCURATE
-    doubtful = np.flatnonzero(judged & ~good & finite)
+    doubtful = np.flatnonzero(judged & ~(residual <= ROUGH) & finite)
     if len(doubtful):
         status[doubtful] = _certified(answer.take(doubtful), program.take(doubtful), status[doubtful])
     return residual, status

@@ -1,0 +1,69 @@
+"""What the fuzzer found, shrunk: none of it may come back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from fuzz.exact import QP
+from fuzz.routes import Route
+from fuzz.run import Case
+from numpy import array
+
+
+@dataclass(frozen=True)
+class Found:
+    """A program, and the routes on which it went wrong."""
+
+    qp: QP
+    routes: tuple[Route, ...] = (Route(),)
+
+
+FOUND = {
+    # raw errors
+    "equalities alone": Found(QP(p=array([1.0, 2.0]), A=array([[1.0, 2.0]]), b=array([1.0]))),
+    "a batch of sparse zeros": Found(QP(p=array([1.0]), G=array([[0.0]]), h=array([0.0])), (Route("sparse"),)),
+    # x diverges, and with it the sizes by which stationarity was judged
+    "a flat direction": Found(QP(p=array([4.0, -1.0]), Q=np.diag([4.0, 0.0]))),
+    "a flat direction off the axes": Found(
+        QP(p=array([5.0, -1.0]), Q=array([[2.25, 0.375], [0.375, 0.0625]])),
+        (Route(), Route(solver="INTERIOR"), Route(solver="PIQP")),
+    ),
+    # one long column excused the rows of all
+    "contradiction, scaled columns": Found(
+        QP(
+            p=np.zeros(2),
+            G=array([[7e5, 1e-6], [-1e6, 1e-6], [1e6, 1e-6]]),
+            h=array([1.0, 0.0, 4.0]),
+            lower=array([-1.0, 0.0, 3.0]),
+        ),
+        (Route(), Route(solver="PIQP")),
+    ),
+    # the multiplier of an empty row diverges
+    "a distant empty row": Found(
+        QP(p=array([1.0]), G=array([[-3e7], [0.0], [-1.0]]), h=array([-2e7, 2e-4, 1e13])),
+        (Route(), Route(solver="INTERIOR")),
+    ),
+    "a distant empty row, bounded": Found(
+        QP(p=array([-6.0]), Q=array([[2.0]]), G=array([[0.0], [0.0]]), h=array([0.0625, 1e9]), ub=array([2.25])),
+        (Route("array", "INTERIOR", derivative="none"), Route(solver="INTERIOR")),
+    ),
+    # one solver says that there is no solution, another has a coarse point
+    "a small contradiction": Found(
+        QP(
+            p=array([-13.0, 5.0, 2.0]),
+            Q=array([[5.0, -1.0, -1.0], [-1.0, 6.0, 4.0], [-1.0, 4.0, 9.0]]),
+            G=array([[2.0, 0.0, -2.0], [-2.0, 0.0, 2.0]]),
+            h=array([0.125, -0.1251]),
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_found(name: str) -> None:
+    found = FOUND[name]
+    case = Case([found.qp] * 2, [np.ones(found.qp.n)] * 2)
+    for route in found.routes:
+        assert not [f"{route}: {v}" for v in case.verdicts(route) if v.outcome.wrong or v.outcome.value == "coarse"]
