@@ -9,7 +9,7 @@ import pytest
 from fuzz.exact import QP
 from fuzz.routes import Route
 from fuzz.run import Case
-from numpy import array
+from numpy import array, inf
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,10 @@ FOUND = {
     # raw errors
     "equalities alone": Found(QP(p=array([1.0, 2.0]), A=array([[1.0, 2.0]]), b=array([1.0]))),
     "a batch of sparse zeros": Found(QP(p=array([1.0]), G=array([[0.0]]), h=array([0.0])), (Route("sparse"),)),
+    "the matrix of two-sided rows": Found(
+        QP(p=array([1.0]), Q=array([[1.0]]), G=array([[2.0], [1.0]]), h=array([4.0, 4.0]), lower=array([-1.0, -inf])),
+        (Route(wanted=("p", "G")),),
+    ),
     # x diverges, and with it the sizes by which stationarity was judged
     "a flat direction": Found(QP(p=array([4.0, -1.0]), Q=np.diag([4.0, 0.0]))),
     "a flat direction off the axes": Found(
