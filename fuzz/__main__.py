@@ -12,11 +12,12 @@ from pathlib import Path
 
 import torch
 
+from fuzz import families, run
 from fuzz.judge import Outcome
-from fuzz.run import NAMES, play
 from fuzz.shrink import shrink, write_down
 
 Counts = Counter[tuple[str, Outcome]]
+NAMES = (*run.NAMES, *families.NAMES)
 #: failures of one kind and outcome that are written down
 KEPT = 3
 
@@ -30,13 +31,14 @@ def work(chosen: argparse.Namespace, worker: int) -> Counts:
     end, index = time.monotonic() + 60 * chosen.minutes, chosen.start + worker
     while time.monotonic() < end and index < chosen.start + chosen.batches:
         kind = chosen.only[index % len(chosen.only)]
+        play = families.play if kind in families.NAMES else run.play
         for case, route, verdicts in play(chosen.seed, index, kind):
             counts.update((kind, v.outcome) for v in verdicts)
             for v in {v.outcome: v for v in verdicts if v.outcome in hunted}.values():
                 kept[kind, v.outcome] += 1
                 print(f"{kind} {index}: {v.outcome.value} ({v.note}) {route}", flush=True)
                 if kept[kind, v.outcome] <= KEPT:
-                    smaller = shrink(case, route, v.outcome)
+                    smaller = shrink(case, route, v.outcome) if case else None
                     print("   ", write_down(Path(chosen.folder), smaller, v, chosen.seed, index, kind), flush=True)
         index += chosen.workers
     return counts

@@ -145,6 +145,23 @@ def snippet(failure: Failure, verdict: Verdict, seed: int, index: int, kind: str
     )
 
 
+REPLAY = '''"""Found by the fuzzer: {note}."""
+
+from fuzz.families import play
+
+
+def test_{name}() -> None:
+    for _, way, verdicts in play({seed}, {index}, {kind!r}):
+        assert not [f"{{way}}: {{v}}" for v in verdicts if v.outcome.value == {outcome!r}]
+'''
+
+
+def replay(verdict: Verdict, seed: int, index: int, kind: str) -> str:
+    """The same for a batch of a family, as it was drawn."""
+    values = {"seed": seed, "index": index, "kind": kind, "name": _name(kind, index)}
+    return REPLAY.format(note=verdict.note, outcome=verdict.outcome.value, **values)
+
+
 def _shown(v: Array) -> str:
     return f"np.zeros({v.shape})" if not v.size else repr(v)
 
@@ -153,8 +170,9 @@ def _name(kind: str, index: int) -> str:
     return re.sub(r"\W+", "_", f"{kind}_{index}")
 
 
-def write_down(folder: Path, failure: Failure, verdict: Verdict, seed: int, index: int, kind: str) -> Path:
+def write_down(folder: Path, failure: Failure | None, verdict: Verdict, seed: int, index: int, kind: str) -> Path:
+    """Write the test of a failure (None: of a family) into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"test_{_name(kind, index)}_{_name(verdict.outcome.value, seed)}.py"
-    path.write_text(snippet(failure, verdict, seed, index, kind))
+    path.write_text(snippet(failure, verdict, seed, index, kind) if failure else replay(verdict, seed, index, kind))
     return path

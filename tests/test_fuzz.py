@@ -8,11 +8,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from fuzz import exact, shrink
+from fuzz import exact, families, shrink
 from fuzz.exact import QP
 from fuzz.judge import Outcome, Truth, judge
 from fuzz.routes import Found, Route
 from fuzz.run import NAMES, Case, draw_case, play
+from tests.catalogue import FAMILIES, build
 
 Array = np.ndarray
 BOX = QP(p=np.array([-3.0, 1.0]), Q=np.eye(2), ub=np.array([1.0, 5.0]))  # z = (1, -1)
@@ -119,6 +120,24 @@ def test_a_failure_is_shrunk_and_written_down(monkeypatch: pytest.MonkeyPatch) -
     exec(text, space)
     with pytest.raises(AssertionError):
         space["test_ordinary_0"]()  # type: ignore[operator]
+
+
+# Families of CVXPY problems
+
+
+def test_catalogue_follows_the_rules() -> None:
+    for name in FAMILIES:
+        family = build(name)
+        assert family.problem.is_dgp(dpp=True) if family.gp else family.problem.is_dcp(dpp=True), name
+    assert len(FAMILIES) >= 40
+
+
+@pytest.mark.filterwarnings("ignore")  # solvers have words about accuracy
+@pytest.mark.parametrize("kind", families.NAMES)
+def test_families(kind: str) -> None:
+    """One batch of each: nothing wrong without a word."""
+    for _, way, verdicts in families.play(SEED, 0, kind):
+        assert not [f"{way}: {v}" for v in verdicts if v.outcome.wrong]
 
 
 # The slice

@@ -1,0 +1,302 @@
+"""CVXPY problems through FFOLayer, judged by tight solves of two other solvers and differences of them.
+
+The families of `tests/catalogue.py`, and random mixes of all cones around a known point of a chosen face.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import cvxpy as cp
+import numpy as np
+import torch
+from tests.catalogue import FAMILIES, Family, build
+from torch.autograd import forward_ad
+
+from ffo.errors import UnsupportedProblemError
+from ffo.torch import FFOLayer
+from fuzz.judge import Outcome, Verdict
+
+Array = np.ndarray
+Random = np.random.Generator
+
+MIXES = ("cones", "cones, weak", "cones, linear")
+NAMES = (*FAMILIES, *MIXES)
+#: steps of differences, relative to the parameters
+STEP, SMALL = 2e-4, 4e-6
+#: error of a derivative that counts as wrong; half of it is the largest uncertainty with which it is judged
+WRONG = 1e-2
+#: error of a solution on curved cones, beyond the disagreement of the other solvers
+SOLUTION = 1e-3
+BATCH = 3
+SOLVERS = ("INTERIOR", "CLARABEL", "SCS", "PIQP", "DENSE", "OSQP", "QOCO", "DAQP", "ECOS")
+TIGHT = {
+    "CLARABEL": dict.fromkeys(("tol_gap_abs", "tol_gap_rel", "tol_feas"), 1e-12),
+    "PIQP": {"eps_abs": 1e-12, "eps_rel": 1e-12},
+    "HIGHS": {},
+    "ECOS": {"abstol": 1e-12, "reltol": 1e-12, "feastol": 1e-12, "max_iters": 200},
+    "SCS": {"eps_abs": 1e-10, "eps_rel": 1e-10, "max_iters": 20000},
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """solver, backward, and derivative ("reverse" or "forward") of a layer."""
+
+    solver: str | None = None
+    backward: str = "auto"
+    derivative: str = "reverse"
+
+
+# Mixes of cones
+
+
+def mix(rng: Random, kind: str) -> Family:
+    """A random program whose blocks s = b - Ax lie on chosen faces: each draw has another face, x and multipliers."""
+    n = int(rng.integers(2, 5))
+    makers = [BLOCKS[i] for i in rng.choice(len(BLOCKS), size=int(rng.integers(1, 4)))]
+    makers = [*makers, nonneg] if n > 2 else makers
+    sizes = [len(make(rng, "interior")[0]) for make in makers]
+    m = sum(sizes)
+    rank = 0 if kind.endswith("linear") else n
+    R, A = rng.normal(size=(rank, n)), rng.normal(size=(m, n))
+    q, b, x = cp.Parameter(n), cp.Parameter(m), cp.Variable(n)
+    s, rows, start = b - A @ x, [], 0
+    for make, size in zip(makers, sizes, strict=True):
+        rows.append(make.constraint(s[start : start + size]))  # type: ignore[attr-defined]
+        start += size
+    cost = q @ x + (0.5 * cp.sum_squares(R @ x) if rank else 0.0)
+    faces = ("interior", "boundary", "weak") if kind.endswith("weak") else ("interior", "boundary", "boundary")
+
+    def draw(rng: Random) -> list[Array]:
+        pairs = [make(rng, str(rng.choice(faces))) for make in makers]
+        slack, force = (np.concatenate([pair[k] for pair in pairs]) for k in (0, 1))
+        at = rng.normal(size=n)
+        return [-(R.T @ (R @ at) + A.T @ force), A @ at + slack]
+
+    return Family(cp.Problem(cp.Minimize(cost), rows), [q, b], [x], draw)
+
+
+def pair(constraint: Callable[[cp.Expression], cp.Constraint]) -> Callable:
+    """A maker of (slack, multiplier) on a face, with the constraint of its cone."""
+
+    def mark(make: Callable) -> Callable:
+        def chosen(rng: Random, face: str) -> tuple[Array, Array]:
+            s, y, inside = make(rng)
+            return (s + inside, 0 * y) if face == "interior" else (s, y if face == "boundary" else 0 * y)
+
+        chosen.constraint = constraint  # type: ignore[attr-defined]
+        return chosen
+
+    return mark
+
+
+@pair(lambda s: s >= 0)
+def nonneg(rng: Random) -> tuple[Array, Array, Array]:
+    return np.zeros(2), rng.uniform(0.3, 2, 2), rng.uniform(0.3, 2, 2)
+
+
+@pair(lambda s: cp.SOC(s[0], s[1:]))
+def second_order(rng: Random) -> tuple[Array, Array, Array]:
+    u = rng.normal(size=2)
+    u /= np.linalg.norm(u)
+    return rng.uniform(0.3, 2) * np.r_[1, u], rng.uniform(0.3, 2) * np.r_[1, -u], np.r_[rng.uniform(0.3, 1), 0, 0]
+
+
+@pair(lambda s: cp.ExpCone(s[0], s[1], s[2]))
+def exponential(rng: Random) -> tuple[Array, Array, Array]:
+    r, a, m = rng.uniform(-1, 1), rng.uniform(0.3, 2), rng.uniform(0.3, 2)
+    return a * np.array([r, 1, np.exp(r)]), m * np.array([-1, r - 1, np.exp(-r)]), np.array([0, 0, rng.uniform(0.3, 1)])
+
+
+@pair(lambda s: cp.PowCone3D(s[0], s[1], s[2], 0.4))
+def power(rng: Random) -> tuple[Array, Array, Array]:
+    x, y = rng.uniform(0.3, 2, 2)
+    z = x**0.4 * y**0.6
+    return np.array([x, y, z]), rng.uniform(0.3, 2) * np.array([0.4 * z / x, 0.6 * z / y, -1]), np.array([0.5, 0.5, 0])
+
+
+@pair(lambda s: cp.bmat([[s[0], s[1]], [s[1], s[2]]]) >> 0)
+def semidefinite(rng: Random) -> tuple[Array, Array, Array]:
+    t = rng.uniform(0, np.pi)
+    c, d = np.cos(t), np.sin(t)
+    s, y = rng.uniform(0.3, 2) * np.array([c * c, c * d, d * d]), rng.uniform(0.3, 2) * np.array([d * d, -c * d, c * c])
+    return s, y * np.array([1, 2, 1]), np.array([0.5, 0, 0.5])
+
+
+BLOCKS = (nonneg, second_order, exponential, power, semidefinite)
+
+
+# References
+
+
+class Reference:
+    """What two other solvers say of a family."""
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        problem, second = family.problem, ["ECOS", "SCS"]
+        if not family.gp and problem.is_qp():
+            second = ["HIGHS"] if problem.is_lp() else ["PIQP"]
+        self.solvers = ["CLARABEL", next(s for s in second if self._takes(s))]
+
+    def _takes(self, solver: str) -> bool:
+        try:
+            for p, v in zip(self.family.parameters, self.family.draw(np.random.default_rng(0)), strict=True):
+                p.value = v
+            self.family.problem.get_problem_data(solver, gp=self.family.gp)
+        except cp.error.SolverError:
+            return False
+        return True
+
+    def solve(self, values: Sequence[Array], solver: str) -> Array | None:
+        """All outputs in one vector; None where it fails."""
+        for p, v in zip(self.family.parameters, values, strict=True):
+            p.value = v
+        try:
+            self.family.problem.solve(solver=solver, gp=self.family.gp, **TIGHT[solver])
+        except cp.error.SolverError:
+            return None
+        if self.family.problem.status not in ("optimal", "optimal_inaccurate"):
+            return None
+        return np.concatenate([np.ravel(v.value, order="C") for v in self.family.variables])
+
+
+@lru_cache(maxsize=32)
+def reference(name: str, structure: int) -> Reference:
+    rng = np.random.default_rng([structure, *map(ord, name)])
+    return Reference(build(name) if name in FAMILIES else mix(rng, name))
+
+
+@lru_cache(maxsize=64)
+def layer_of(name: str, structure: int, way: Way) -> FFOLayer:
+    f = reference(name, structure).family
+    options = {"backward": way.backward, "on_fail": "nan"}
+    return FFOLayer(f.problem, f.parameters, f.variables, way.solver, gp=f.gp, **options)
+
+
+# Cases
+
+
+def play(seed: int, index: int, kind: str) -> Iterator[tuple[None, Way, list[Verdict]]]:
+    """A batch of one family on two routes: the default one, and another."""
+    rng = np.random.default_rng([seed, index, *map(ord, kind)])
+    structure = 0 if kind in FAMILIES else int(rng.integers(30))
+    truth = reference(kind, structure)
+    family = truth.family
+    samples = [family.draw(rng) for _ in range(BATCH)]
+    other = Way(
+        None if rng.random() < 0.3 else str(rng.choice(SOLVERS)),
+        str(rng.choice(["auto", "direct", "iterative", "resolve"])),
+        str(rng.choice(["reverse", "forward"])),
+    )
+    cs = [rng.normal(size=sum(v.size for v in family.variables)) for _ in samples]
+    directions = [[rng.uniform(-1, 1, size=v.shape) * (np.abs(v) + 0.1) for v in values] for values in samples]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        known = [_known(truth, *each) for each in zip(samples, cs, directions, strict=True)]
+        for way in (Way(), other):
+            try:
+                found = _run(layer_of(kind, structure, way), way, samples, cs, directions)
+            except UnsupportedProblemError:
+                continue
+            except Exception as error:  # anything else is a finding
+                yield None, way, [Verdict(Outcome.ERROR, f"{type(error).__name__}: {error}")]
+                continue
+            yield None, way, [judge(*each) for each in zip(found, known, strict=True)]
+
+
+@dataclass(frozen=True)
+class Known:
+    """x by both solvers (None: no solution); slopes of c'x by central differences, and the gaps between one-sided ones:
+    with a step, a small one, and the first by the other solver."""
+
+    x: Array | None
+    other: Array | None
+    slopes: tuple[float, float, float] = (np.nan, np.nan, np.nan)
+    gaps: tuple[float, float, float] = (np.nan, np.nan, np.nan)
+
+
+def _known(truth: Reference, values: Sequence[Array], c: Array, direction: Sequence[Array]) -> Known:
+    def at(t: float, solver: int = 0) -> Array | None:
+        return truth.solve([v + t * d for v, d in zip(values, direction, strict=True)], truth.solvers[solver])
+
+    x, other = at(0.0), at(0.0, 1)
+    places = [at(t) for t in (STEP, -STEP, SMALL, -SMALL)] + [at(t, 1) for t in (STEP, -STEP)]
+    if x is None or other is None or any(p is None for p in places):
+        return Known(x, other)
+    v = [float(c @ (p - x)) for p in places[:4]] + [float(c @ (p - other)) for p in places[4:]]
+    slopes = (v[0] - v[1]) / (2 * STEP), (v[2] - v[3]) / (2 * SMALL), (v[4] - v[5]) / (2 * STEP)
+    return Known(x, other, slopes, ((v[0] + v[1]) / STEP, (v[2] + v[3]) / SMALL, (v[4] + v[5]) / STEP))
+
+
+@dataclass(frozen=True)
+class FoundHere:
+    status: str
+    x: Array
+    terms: Array  # of the slope along the direction
+    good: bool
+    reasons: Sequence[str]
+
+
+def _run(
+    layer: FFOLayer,
+    way: Way,
+    samples: Sequence[Sequence[Array]],
+    cs: Sequence[Array],
+    directions: Sequence[Sequence[Array]],
+) -> list[FoundHere]:
+    stack = lambda lists: [torch.tensor(np.stack(each)) for each in zip(*lists, strict=True)]  # noqa: E731
+    tensors, moves, c = stack(samples), stack(directions), torch.tensor(np.stack(cs))
+    flat = lambda out: torch.cat([v.reshape(len(v), -1) for v in out], dim=1)  # noqa: E731
+    if way.derivative == "forward":
+        with forward_ad.dual_level():
+            out = layer(*(forward_ad.make_dual(t, d) for t, d in zip(tensors, moves, strict=True)))
+            parts = [forward_ad.unpack_dual(v) for v in out]
+            x, terms = flat([p.primal for p in parts]), c * flat([p.tangent for p in parts])
+    else:
+        for t in tensors:
+            t.requires_grad_()
+        x = flat(layer(*tensors))
+        gradients = torch.autograd.grad((c * x.nan_to_num(0.0)).sum(), tensors)
+        terms = flat([g * d for g, d in zip(gradients, moves, strict=True)])
+    info = layer.info
+    assert info is not None
+    assert info.certificate is not None
+    good, x, terms = info.certificate.good, x.detach().numpy(), terms.detach().numpy()
+    return [
+        FoundHere(s.name.lower(), x[k], terms[k], bool(good[k]), info.certificate.reasons(k))
+        for k, s in enumerate(info.status)
+    ]
+
+
+def judge(found: FoundHere, known: Known) -> Verdict:
+    if known.x is None or known.other is None:
+        return Verdict(Outcome.UNJUDGED)
+    if found.status != "solved":
+        return Verdict(Outcome.FALSE_REFUSAL, found.status)
+    size, apart = np.abs(known.x).max() + 1e-3, np.abs(known.x - known.other).max()
+    off = min(np.abs(found.x - known.x).max(), np.abs(found.x - known.other).max())
+    if apart > 1e-2 * size:
+        return Verdict(Outcome.UNJUDGED, "the other solvers disagree")
+    if off > SOLUTION * size + 10 * apart:
+        return Verdict(Outcome.WRONG_SOLUTION, f"off by {off:.1e} of {size:.1e}")
+    if np.isnan(known.slopes).any():
+        return Verdict(Outcome.UNJUDGED, "no solution beside it")
+    value, slope = float(found.terms.sum()), known.slopes[1]
+    scale = float(np.abs(found.terms).sum()) + abs(slope) + 1e-3 * size
+    if not np.abs(known.gaps).max() <= WRONG * scale:
+        # the gap of a smooth function vanishes with the step, and noise is not the same twice
+        if np.abs(np.diff(known.gaps)).max() > 0.25 * np.abs(known.gaps).max():
+            return Verdict(Outcome.UNJUDGED, "the differences disagree")
+        return Verdict(Outcome.WRONG_GRADIENT if found.good else Outcome.FLAGGED, f"a kink: {known.gaps}")
+    doubt = max(abs(slope - known.slopes[0]), abs(known.slopes[0] - known.slopes[2]))
+    if not doubt <= WRONG / 4 * scale:
+        return Verdict(Outcome.UNJUDGED, "the differences disagree")
+    wrong = not abs(value - slope) <= WRONG * scale
+    if found.good:
+        return Verdict(Outcome.WRONG_GRADIENT if wrong else Outcome.RIGHT, f"{value:.6g} called good, {slope:.6g}")
+    return Verdict(Outcome.FLAGGED) if wrong else Verdict(Outcome.FALSE_ALARM, "; ".join(found.reasons))
