@@ -18,6 +18,7 @@ from fuzz.shrink import shrink, write_down
 
 Counts = Counter[tuple[str, Outcome]]
 NAMES = (*run.NAMES, *families.NAMES)
+DEFAULT = "with the default solver"
 #: failures of one kind and outcome that are written down
 KEPT = 3
 
@@ -34,6 +35,7 @@ def work(chosen: argparse.Namespace, worker: int) -> Counts:
         play = families.play if kind in families.NAMES else run.play
         for case, route, verdicts in play(chosen.seed, index, kind):
             counts.update((kind, v.outcome) for v in verdicts)
+            counts.update((DEFAULT, v.outcome) for v in verdicts if route.solver is None)
             for v in {v.outcome: v for v in verdicts if v.outcome in hunted}.values():
                 kept[kind, v.outcome] += 1
                 print(f"{kind} {index}: {v.outcome.value} ({v.note}) {route}", flush=True)
@@ -45,9 +47,9 @@ def work(chosen: argparse.Namespace, worker: int) -> Counts:
 
 
 def show(counts: Counts, kinds: Sequence[str]) -> None:
-    width = max(map(len, kinds)) + 2
+    width = max(map(len, (*kinds, DEFAULT))) + 2
     print(" " * width + "cases".rjust(8) + "".join(o.value.rjust(max(8, len(o.value) + 2)) for o in Outcome))
-    for kind in (*kinds, "all"):
+    for kind in (*kinds, "all", DEFAULT):
         row = [sum(counts[k, o] for k in (kinds if kind == "all" else [kind])) for o in Outcome]
         print(
             kind.ljust(width) + str(sum(row)).rjust(8)

@@ -32,7 +32,7 @@ JUMP = 2**60
 #: a reported residual from which a solution is known to be coarse
 COARSE = 1e-8
 #: derivatives along a direction as large as the data that count as none, relative to the solution
-NOTHING = 1e-6
+NOTHING = 1e-4
 
 
 class Outcome(Enum):

@@ -53,6 +53,11 @@ FOUND = {
         QP(p=array([-6.0]), Q=array([[2.0]]), G=array([[0.0], [0.0]]), h=array([0.0625, 1e9]), ub=array([2.25])),
         (Route("array", "INTERIOR", derivative="none"), Route(solver="INTERIOR")),
     ),
+    # one distant constraint of a problem given by functions excused all
+    "a distant row, functions": Found(
+        QP(p=array([-10.0]), Q=array([[10.0]]), G=array([[-1.0], [1.0], [0.0]]), h=array([-3.0, 2.0, 2e13])),
+        (Route("function"),),
+    ),
     # one solver says that there is no solution, another has a coarse point
     "a small contradiction": Found(
         QP(

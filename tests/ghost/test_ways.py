@@ -189,3 +189,19 @@ def test_memory_of_iterative_is_proportional_to_the_nonzeros() -> None:
     per_nonzero = [peak / p.program.A.nnz for peak, p in zip(peaks, programs, strict=True)]
     assert max(per_nonzero) <= 1.5 * min(per_nonzero)
     assert max(per_nonzero) <= 300  # bytes: a few dozen vectors; a dense row block would be 8 n / 4
+
+
+@pytest.mark.parametrize("target", ["ghost", "original"])
+def test_a_ghost_without_an_answer_gives_no_gradient_and_says_so(target: str) -> None:
+    """A solver that fails on the re-solve returns NaN: that must not reach the gradient, nor pass for good."""
+    known = known_program([("zero", "vertex"), ("nonneg", "vertex"), ("nonneg", "interior")], 4)
+
+    def fails(program: ConeProgram) -> Solution:
+        x, y, s = (np.full((program.batch, k), np.nan) for k in (program.n, program.m, program.m))
+        return Solution(x, y, s, np.full(program.batch, int(Status.NUMERICAL)), np.zeros(program.batch, dtype=int))
+
+    derivative = linearize(known.program, known.solution, Resolve(fails, target=target))
+    found, residual = derivative.adjoint(np.ones_like(known.x), np.zeros_like(known.y))
+    assert not found.u.any()
+    assert not found.db.any()
+    assert not derivative.certificate.after_backward(residual, None).good.any()

@@ -62,10 +62,13 @@ def row_norms(constraints: Constraints, y: Tensor) -> Tensor:
 
 
 def scale(y: Tensor, gradient: Tensor, constraints: Constraints, multipliers: Tensor, curvature: Tensor) -> Scale:
-    """Sizes at a point; `gradient` of the objective (batch, n), `curvature` |H| (batch,)."""
+    """Sizes at a point; `gradient` of the objective (batch, n), `curvature` |H| (batch,).
+
+    Slacks stand in for y where that vanishes, up to the length of a Newton step: one distant constraint says nothing.
+    """
     rows = row_norms(constraints, y)
-    slack = largest(constraints.value / rows)
-    primal = torch.maximum(largest(y), VANISHING * slack)
+    slack, reach = VANISHING * largest(constraints.value / rows), largest(gradient) / curvature
+    primal = torch.maximum(largest(y), torch.where(reach > 0, torch.minimum(slack, reach), slack))
     primal = torch.where(primal > 0, primal, torch.ones_like(primal))
     dual = torch.maximum(largest(gradient), largest(multipliers * rows))
     dual = torch.maximum(dual, curvature * primal)

@@ -121,7 +121,10 @@ class GhostResolved(Resolving):
         z = np.zeros(len(unit))
         z[:n], z[rows], z[aux] = (v / step for v in (answer.x[0, :n], answer.y[0], answer.x[0, n : n + len(aux)]))
         left = rhs - upper @ z - sp.triu(upper, 1).T @ z
-        return z[:n], z[n : n + m], float(np.linalg.norm(left * unit) / np.linalg.norm(rhs * unit))
+        residual = float(np.linalg.norm(left * unit) / np.linalg.norm(rhs * unit))
+        if not np.isfinite(residual):  # no answer: like a failed sample, no gradient, and the certificate says so
+            return np.zeros(n), np.zeros(m), np.inf
+        return z[:n], z[n : n + m], residual
 
 
 class OriginalResolved(Resolving):
@@ -147,7 +150,10 @@ class OriginalResolved(Resolving):
         plus = self.way.solve(program.with_vectors(program.q - step * r_x, program.b + step * r_s))
         minus = self.way.solve(program.with_vectors(program.q + step * r_x, program.b - step * r_s))
         failed = (plus.status != Status.SOLVED) | (minus.status != Status.SOLVED)
-        return (plus.x - minus.x) / (2 * step), (plus.y - minus.y) / (2 * step), failed
+        u, w = (plus.x - minus.x) / (2 * step), (plus.y - minus.y) / (2 * step)
+        lost = ~np.isfinite(np.concatenate([u, w], axis=1)).all(axis=1)
+        u[lost], w[lost] = 0.0, 0.0
+        return u, w, failed | lost
 
     def _step(self, program: ConeProgram, r_x: Array, r_s: Array) -> Array:
         if self.way.delta is not None:
