@@ -290,7 +290,7 @@ def judge(found: FoundHere, known: Known) -> Verdict:
     scale = float(np.abs(found.terms).sum()) + abs(slope) + 1e-3 * size
     if not np.abs(known.gaps).max() <= WRONG * scale:
         # the gap of a smooth function vanishes with the step, and noise is not the same twice
-        if np.abs(np.diff(known.gaps)).max() > 0.25 * np.abs(known.gaps).max():
+        if np.abs(np.diff(known.gaps)).max() > 0.05 * np.abs(known.gaps).max():
             return Verdict(Outcome.UNJUDGED, "the differences disagree")
         return Verdict(Outcome.WRONG_GRADIENT if found.good else Outcome.FLAGGED, f"a kink: {known.gaps}")
     doubt = max(abs(slope - known.slopes[0]), abs(known.slopes[0] - known.slopes[2]))

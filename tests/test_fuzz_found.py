@@ -58,6 +58,35 @@ FOUND = {
         QP(p=array([-10.0]), Q=array([[10.0]]), G=array([[-1.0], [1.0], [0.0]]), h=array([-3.0, 2.0, 2e13])),
         (Route("function"),),
     ),
+    # more active rows than variables, none of them weakly active: dependent, though no pivot is small
+    "six rows meet in five dimensions": Found(
+        QP(
+            p=array([10.0, -20.0, -10.0, -10.0, -20.0]),
+            Q=array(
+                [
+                    [2.25, -2.25, -1.25, -2.0, -1.5],
+                    [-2.25, 6.75, 3.0, 1.25, 5.0],
+                    [-1.25, 3.0, 4.25, 0.0, 3.5],
+                    [-2.0, 1.25, 0.0, 5.0, 3.0],
+                    [-1.5, 5.0, 3.5, 3.0, 11.0],
+                ]
+            ),
+            G=array(
+                [
+                    [-1.0, 1.25, -0.5, 0.25, 0.75],
+                    [-1.0, 2.0, 2.0, 1.25, -2.0],
+                    [-2.0, -0.75, 0.5, 2.0, 1.5],
+                    [-1.75, 0.75, 1.5, 1.5, 1.25],
+                    [1.0, -1.0, -1.0, 0.5, 1.5],
+                    [-1.0, 1.0, 1.0, -0.5, -1.5],
+                ]
+            ),
+            h=array([3.625, 2.125, 7.4375, 5.125, 0.125, 0.875]),
+            A=array([[-1.75, 1.0, 1.0, 0.5, -1.25], [1.75, 0.75, 1.75, -1.5, 0.25], [0.25, 1.25, 1.75, -0.5, -1.75]]),
+            b=array([1.8125, -2.9375, -2.3125]),
+        ),
+        (Route(wanted=("b",)), Route(solver="CLARABEL", wanted=("b", "h"))),
+    ),
     # one solver says that there is no solution, another has a coarse point
     "a small contradiction": Found(
         QP(

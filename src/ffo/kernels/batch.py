@@ -180,8 +180,11 @@ class KernelPlan:
         return out
 
     def dependent(self, state: State) -> Array:
-        """(batch,) whether active rows, not all of them equalities, depend on each other."""
-        found, rows = np.zeros(len(state.evidence)), (state.evidence[:, loop.PIVOT] <= system.SMALL_PIVOT).nonzero()[0]
+        """(batch,) whether active rows, not all of them equalities, depend on each other.
+
+        Of every sample: a null vector with a small share in the row that is eliminated last leaves no small pivot.
+        """
+        found, rows = np.zeros(len(state.evidence)), np.arange(len(state.evidence))
         arrays = (_NOTHING,) * 9
         self._ghost(_DEPENDENT, state, rows, state.samples, arrays, found, 0, 4.0 * self._seconds(state))
         return found.astype(bool)
