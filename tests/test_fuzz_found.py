@@ -34,6 +34,10 @@ FOUND = {
         QP(p=array([5.0, -1.0]), Q=array([[2.25, 0.375], [0.375, 0.0625]])),
         (Route(), Route(solver="INTERIOR"), Route(solver="PIQP")),
     ),
+    "a flat direction, followed to 1e11": Found(
+        QP(p=array([-0.5, 0.5]), Q=array([[0.5625, 0.1875], [0.1875, 0.0625]])),
+        (Route(), Route(solver="INTERIOR")),
+    ),
     # one long column excused the rows of all
     "contradiction, scaled columns": Found(
         QP(

@@ -29,7 +29,7 @@ _JUDGED = (Status.SOLVED, Status.INACCURATE, Status.ITERATION_LIMIT, Status.TIME
 FAR = 1e6
 #: Natural residual from which a point that proves that there is no solution is none, even within the tolerance: where
 #: it diverges, the terms of the conditions grow with it, and any error becomes small beside them.
-ROUGH = 1e-10
+ROUGH = 1e-13
 
 
 def judge(
