@@ -55,8 +55,9 @@ ADVICE: dict[Status, str] = {
         "try another solver, or name one in retry="
     ),
     Status.INVALID_INPUT: (
-        "the problem data of this sample is not finite or not convex: look for NaN or inf in what "
-        "produces the parameters, and for matrices that should be positive semidefinite but are not"
+        "the problem data of this sample is not finite, not convex, or not what its parameters were declared "
+        "to be: look for NaN or inf in what produces them, and for matrices that should be positive "
+        "semidefinite but are not"
     ),
 }
 

@@ -23,7 +23,7 @@ def box_and_copies(copies: int) -> tuple[kkt.Structure, Values]:
 
 
 def everything(S: kkt.Structure, values: Values, full: bool) -> tuple[KernelPlan, list[np.ndarray]]:
-    """Solution, derivative, and whether rows depend on each other."""
+    """Solution, derivative, and null vectors."""
     plan = KernelPlan(lambda factors: S)
     plan.full = full
     state = State(S, BATCH)
@@ -32,7 +32,7 @@ def everything(S: kkt.Structure, values: Values, full: bool) -> tuple[KernelPlan
     plan.newton(values, x, y, s, state, 10)
     r_x = np.random.default_rng(1).normal(size=(BATCH, N))
     derivative = plan.sensitivity(state, np.arange(BATCH), r_x, np.zeros((BATCH, S.m)))
-    return plan, [x, y, s, state.evidence, *derivative, plan.dependent(state)]
+    return plan, [x, y, s, state.evidence, *derivative, *plan.null(values, state, np.zeros(0, int), np.zeros((0, S.m)))]
 
 
 def test_light_kernels_do_ordinary_samples_the_same() -> None:

@@ -94,7 +94,7 @@ def test_the_worst_of_a_batch_is_judged_as_the_certificate_judges_it(
     solution = DenseSolution(
         DensePoint(empty, empty, empty), sides, sides, verdict, True, torch.zeros(3, dtype=int), ("somebody",) * 3
     )
-    report, done = DenseReport(solution, Times()), Backward(batch(residual, 0.0), None, True, 0.0)
+    report, done = DenseReport(solution, Times()), Backward(batch(residual, 0.0), None, 0.0)
     report.backward = done
     certificate = report.info().certificate
     assert certificate is not None

@@ -188,6 +188,7 @@ def test_an_asymmetric_q_counts_by_its_symmetric_part() -> None:
 
 
 @route
+@pytest.mark.filterwarnings("ignore:the gradient of .* depend on each other:ffo.errors.GradientWarning")  # in A
 def test_rows_of_zeros_and_dependent_equalities(options: dict[str, object]) -> None:
     """0'z <= 1 and 0'z = 0 say nothing, a multiple of a row says nothing new: z and its derivative stay."""
     blocks, zero = KINDS["inequalities and equalities"].blocks, np.zeros((1, 4))

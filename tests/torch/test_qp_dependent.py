@@ -79,19 +79,23 @@ def test_gradients_in_the_constraints_are_not(options: dict[str, object], wanted
 def test_forward_mode_knows_what_moves() -> None:
     blocks = twice()
     layer = FFOQPLayer(solver="CLARABEL")
-    push = lambda name: torch.func.jvp(  # noqa: E731
-        lambda v: layer(**{**blocks, name: v}), (blocks[name],), (torch.ones_like(blocks[name]),)
-    )[1]
+
+    def push(name: str, *along: float) -> torch.Tensor:
+        direction = torch.tensor(along, dtype=D)
+        return torch.func.jvp(lambda v: layer(**{**blocks, name: v}), (blocks[name],), (direction,))[1]
+
     with warnings.catch_warnings():
         warnings.simplefilter("error", GradientWarning)
-        moved = push("p")
+        moved, together = push("p", 1.0, 1.0, 1.0), push("h", 1.0, 1.0)
     torch.testing.assert_close(moved, torch.tensor([0.0, 0.0, -1.0], dtype=D), rtol=0, atol=1e-9)
+    torch.testing.assert_close(together, torch.tensor([0.5, 0.5, 0.0], dtype=D), rtol=0, atol=1e-9)
     with pytest.warns(GradientWarning, match="depend on each other"):
-        push("h")
+        push("h", 1.0, 0.0)
 
 
-def test_equalities_that_repeat_each_other_are_no_reason_to_warn() -> None:
-    """Within what stays feasible the derivative exists, and is the one that is returned."""
+def test_sides_of_equalities_that_repeat_each_other_are_no_reason_to_warn() -> None:
+    """Within what stays feasible the derivative exists, and is the one that is returned. Where coefficients move, the
+    equalities may be no more the same: the solution jumps."""
     row = [1.0, 1.0, 1.0]
     blocks = {
         **twice(1),
@@ -102,8 +106,10 @@ def test_equalities_that_repeat_each_other_are_no_reason_to_warn() -> None:
         layer = FFOQPLayer(**options)
         with warnings.catch_warnings():
             warnings.simplefilter("error", GradientWarning)
-            db, dA = gradient(layer, blocks, "b", "A")
+            (db,) = gradient(layer, blocks, "b")
         assert layer.info.certificate.good.all()
+        with pytest.warns(GradientWarning, match="depend on each other"):
+            (dA,) = gradient(layer, blocks, "A")
         single = {**blocks, "A": blocks["A"][:1], "b": blocks["b"][:1]}
         one_b, one_A = gradient(FFOQPLayer(), single, "b", "A")
         along = torch.tensor([1.0, 2.0], dtype=D)
@@ -131,11 +137,14 @@ def test_nor_are_equalities_that_are_combinations_of_others(seed: int, options: 
     """However much of a random right-hand side they leave."""
     blocks = combined(seed)
     layer = FFOQPLayer(**options)
-    leaves = {k: v.requires_grad_() for k, v in blocks.items()}
+    leaves = {k: v.requires_grad_(k != "A") for k, v in blocks.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("error", GradientWarning)
         layer(**leaves).sum().backward()
     assert not layer.info.certificate.dependent.any()
+    leaves["A"].requires_grad_()
+    with pytest.warns(GradientWarning, match="depend on each other"):
+        layer(**leaves).sum().backward()
 
 
 @pytest.mark.parametrize("options", [{}, {"solver": "CLARABEL"}, {"solver": "DENSE"}], ids=["own", "core", "dense"])

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from ffo.cones.base import Array, Cone
+from ffo.cones.zero import Zero
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,18 @@ class Product:
             found.setdefault(cone, []).append(rows)
             start += count * cone.dim
         return tuple(Group(cone, np.concatenate(rows)) for cone, rows in found.items())
+
+    @cached_property
+    def equalities(self) -> Array:
+        """(dim,) true for the rows of zero cones."""
+        kinds = np.array([isinstance(cone, Zero) for cone, _ in self.blocks], dtype=bool)
+        return np.repeat(kinds, [cone.dim * count for cone, count in self.blocks])
+
+    @cached_property
+    def scalar_rows(self) -> Array:
+        """(dim,) true for the rows of scalar cones."""
+        kinds = np.array([cone.scalar for cone, _ in self.blocks], dtype=bool)
+        return np.repeat(kinds, [cone.dim * count for cone, count in self.blocks])
 
     def project(self, w: Array) -> Array:
         """(batch, dim) -> (batch, dim), Euclidean projection onto K."""

@@ -33,6 +33,7 @@ class Batch:
         status: integers of `Status`, or `OPEN`.
         solver: name of whoever answered; residual: natural residual of the point, where it is a solution, else
             the one that a solver's answer was judged by.
+        proven: whether the answer that there is no solution comes with a proof.
         pieces: the linearizations of the samples that are solved, in groups.
         hits: how many samples were solved from what is remembered of them.
     """
@@ -42,6 +43,7 @@ class Batch:
     solver: Array
     residual: Array
     iterations: Array
+    proven: Array
     retried: Array
     rescued: Array
     detail: dict[int, str] = field(default_factory=dict)
@@ -62,6 +64,7 @@ class Batch:
             solver=np.full(batch, "", dtype=object),
             residual=np.full(batch, np.nan, dtype=float),
             iterations=np.full(batch, -1, dtype=int),
+            proven=np.zeros(batch, dtype=bool),
             retried=np.zeros(batch, dtype=bool),
             rescued=np.zeros(batch, dtype=bool),
         )
@@ -162,7 +165,7 @@ class Batch:
         mine = samples[kept]
         x, y, s = other.point
         self.put_point(mine, (x[kept], y[kept], s[kept]))
-        for name in ("status", "solver", "residual", "iterations", "retried", "rescued"):
+        for name in ("status", "solver", "residual", "iterations", "proven", "retried", "rescued"):
             getattr(self, name)[mine] = getattr(other, name)[kept]
         self._forget_details(mine)
         self.detail.update({int(samples[k]): text for k, text in other.detail.items() if kept[k]})

@@ -20,6 +20,7 @@ from ffo.engine.smoothing import Sampler, centred
 from ffo.errors import GradientWarning, InputError
 from ffo.program.affine import DataGradient
 from ffo.program.canonical import CanonicalProblem
+from ffo.program.declared import refused
 
 Array = np.ndarray
 
@@ -83,10 +84,12 @@ class LayerCall:
         if sampler:
             program, score = sampler.perturb(program)
             keys = None if keys is None else [(k, d) for k in keys for d in range(draws)]
+        bad = refused(self.canonical.declared, flat, self.batch or 1)
         outcome = self.engine.run(
             program,
             keys,
             self.overrides,
+            refused={k * draws + d: text for k, text in bad.items() for d in range(draws)},
             check_convexity=self.canonical.map.touches("P"),
             copies=draws,
             open_sides=self.canonical.open_sides,
@@ -103,9 +106,8 @@ class LayerCall:
         spread = [None if g is None else self._spread(g, record.draws) for g in gradients]
         solved = record.solved
         c_x, c_y = recovery.adjoint(spread, only(solved, outcome.x))
-        constraints = self.canonical.map.touches("A", "b", wanted=wanted)
         if record.score is None or self.canonical.map.touches("P", "A", "b", wanted=wanted):
-            data = outcome.adjoint(only(solved, c_x), only(solved, c_y), constraints)
+            data = outcome.adjoint(only(solved, c_x), only(solved, c_y), lambda g: self.canonical.map.feels(g, wanted))
             warn_of_doubt(outcome.info)
         else:  # the solutions alone say it all
             data = DataGradient(outcome.x, outcome.y, *(np.zeros_like(v) for v in (c_x, c_y, c_y)))
@@ -133,7 +135,9 @@ class LayerCall:
         if record.draws > 1:
             change = change.repeat(record.draws)
         along = None if record.score is None else np.einsum("ij,ij->i", record.score, change.q)
-        dx, dy = outcome.tangent(change if along is None else change.with_vectors(q=np.zeros_like(change.q)))
+        dx, dy = outcome.tangent(
+            change if along is None else change.with_vectors(q=np.zeros_like(change.q)), self.canonical.recovery.shows
+        )
         warn_of_doubt(outcome.info)
         found = self.canonical.recovery.tangent(dx, dy, only(outcome.solved, outcome.x))
         if along is not None:

@@ -43,6 +43,7 @@ Array = np.ndarray
 PAYING = 0.5
 #: unknowns of one sample's ghost system beyond which factors are no longer tried by default
 DIRECT_LIMIT = 200_000
+_NOBODY: Mapping[int, str] = {}
 
 
 class Engine:
@@ -111,6 +112,7 @@ class Engine:
         program: ConeProgram,
         keys: Sequence[Hashable] | None = None,
         overrides: dict[str, object] | None = None,
+        refused: Mapping[int, str] = _NOBODY,
         check_convexity: bool = True,
         copies: int = 1,
         open_sides: bool = False,
@@ -121,6 +123,7 @@ class Engine:
         Args:
             keys: one per sample; remembered solutions are tried first.
             overrides: solver settings for this call.
+            refused: samples that are not to be solved, and why.
             check_convexity: whether P depends on parameters, so that it may be indefinite.
             copies: how many neighbouring samples are copies of one sample of the caller's batch
                 (smoothing), whose number is the one to name in errors.
@@ -129,6 +132,10 @@ class Engine:
             hidden: (n,) variables that nobody sees.
         """
         start = time.perf_counter()
+        if refused:
+            q = np.array(program.q)
+            q[list(refused)] = np.nan
+            program = program.with_vectors(q=q)
         given = self._matrices.recognized(program)
         known = None if keys is None else self._memory.recall(keys, given.n, given.m, given.m)
         program, first = given, self._substitution(given, check_convexity)
@@ -149,6 +156,7 @@ class Engine:
             stages(part, check_convexity=check_convexity, recalled=_recalled(known, samples, presolve))
             solved.append((samples, part.undo(presolve, origin)))
         batch = Batch.joined(given, solved)
+        batch.detail.update(refused)
         if units is not None:
             self._in_given_units(batch, parts, first, lids, stages)
         if self.options.on_fail == "raise":
@@ -227,7 +235,7 @@ class Engine:
         Sizes are read off the data, and these may mislead (right-hand sides of 1e-12 that mean zero).
         """
         for samples, rows in parts:
-            failed = samples[np.isin(batch.status[samples], REPAIRABLE)]
+            failed = samples[np.isin(batch.status[samples], REPAIRABLE) & ~batch.proven[samples]]
             if len(failed):
                 presolve, origin = Presolve.of(first and first.take(failed), rows, lids), batch.part(failed)
                 again = Batch.of(presolve.apply(origin))

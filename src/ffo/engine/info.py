@@ -67,10 +67,8 @@ class Info:
         """(batch,) true where the sample was solved."""
         return np.array([s is Status.SOLVED for s in self.status])
 
-    def add_pass(self, residual: Array, dependent: Array | None, seconds: float) -> None:
-        """Take in a pass through the derivative: the (batch,) residual of its ghost solve (NaN where there was
-        none), whether active constraints depend on each other (None: derivatives in constraints were not asked for),
-        and how long it took."""
+    def add_pass(self, seconds: float, residual: Array, *evidence: Array | None) -> None:
+        """Take in a pass through the derivative: how long it took, and what `Certificate.after_backward` takes."""
         assert self.certificate is not None
-        self.certificate = self.certificate.after_backward(residual, dependent)
+        self.certificate = self.certificate.after_backward(residual, *evidence)
         self.times.backward = seconds

@@ -44,10 +44,10 @@ class Smoothing:
     average: bool = True
 
     def __post_init__(self) -> None:
-        if not self.radius > 0 and not (self.radius == 0 and self.costs > 0):
-            raise InputError(f"smoothing radius must be positive, not {self.radius!r}")
-        if not self.costs >= 0:
-            raise InputError(f"smoothing costs must not be negative: {self.costs!r}")
+        if not 0 < self.radius < np.inf and not (self.radius == 0 and self.costs > 0):
+            raise InputError(f"smoothing radius must be positive and finite, not {self.radius!r}")
+        if not 0 <= self.costs < np.inf:
+            raise InputError(f"smoothing costs must be finite and not negative: {self.costs!r}")
         if not (isinstance(self.draws, int) and self.draws > 0):
             raise InputError(f"smoothing draws must be a positive integer, not {self.draws!r}")
         if self.costs and self.draws < 2:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from ffo.engine.ambiguity import Felt, Seen, all_data, all_outputs, open_gradients, open_tangents
 from ffo.engine.info import Info
-from ffo.ghost.certificate import Certificate
-from ffo.ghost.oracle import Linearization
+from ffo.ghost.certificate import RESIDUAL, Certificate
+from ffo.ghost.oracle import Linearization, NullVectors, Sensitivity
 from ffo.program.affine import DataGradient
 from ffo.program.cone import ConeProgram
-from ffo.program.presolve import Presolve, Triple
+from ffo.program.presolve import Presolve
 
 Array = np.ndarray
 
@@ -26,9 +28,17 @@ class SolvedPart:
     presolve: Presolve
     found: Linearization
 
-    def sensitivity(self, r_x: Array, r_s: Array) -> Triple:
-        """u, w of these samples' ghost systems, and the residual."""
-        return self.presolve.solve(self.found.sensitivity, r_x, r_s)
+    def sensitivity(self, r_x: Array, r_s: Array) -> Sensitivity:
+        """Solutions of these samples' ghost systems."""
+        return Sensitivity(*self.presolve.solve(self.found.sensitivity, r_x, r_s))
+
+    def null(self, n: int, m: int) -> NullVectors:
+        """Null vectors of these samples' ghost systems, of n variables and m rows, numbered as in the batch."""
+        null = self.found.null
+        k = null.samples
+        right = np.zeros((len(k), n)), np.zeros((len(k), m))
+        u, w = self.presolve.take(k).solve(lambda *_: (null.u, null.w), *right) if len(k) else right
+        return NullVectors(self.samples[k], u, w)
 
 
 @dataclass
@@ -47,42 +57,76 @@ class Outcome:
     info: Info
     solved: Array | None
 
-    def adjoint(self, c_x: Array, c_y: Array, constraints: bool = True) -> DataGradient:
+    def adjoint(self, c_x: Array, c_y: Array, felt: Felt = all_data) -> DataGradient:
         """Loss gradients in x and y -> gradient in the data; failed samples contribute zero.
 
         Args:
-            constraints: whether the gradient in A or b will be used, so that the certificate speaks of it.
+            felt: whether a gradient in the data is one in what the caller asks for, so that the certificate speaks
+                of it.
         """
         start = time.perf_counter()
-        u, w, residual = self._sensitivity(-c_x, -c_y)
-        self._report(residual, constraints, start)
-        return DataGradient(only(self.solved, self.x), only(self.solved, self.y), u, w, -w)
+        found = self._sensitivity(-c_x, -c_y)
+        gradient = DataGradient(only(self.solved, self.x), only(self.solved, self.y), found.u, found.w, -found.w)
+        null = self._null
+        if null is not None:
+            self._report(found, start, *open_gradients(null, self.program.cones.equalities, gradient, found.sees, felt))
+        else:
+            self._report(found, start)
+        return gradient
 
-    def tangent(self, change: ConeProgram) -> tuple[Array, Array]:
-        """Derivative (dx, dy) along a change of the data; zero for failed samples."""
+    def tangent(self, change: ConeProgram, seen: Seen = all_outputs) -> tuple[Array, Array]:
+        """Derivative (dx, dy) along a change of the data; zero for failed samples.
+
+        Args:
+            seen: whether the caller's outputs depend on a change (u, w) of (x, y).
+        """
         start = time.perf_counter()
         x, y = only(self.solved, self.x), only(self.solved, self.y)
-        dx, dy, residual = self._sensitivity(-change.stationarity(x, y), change.slack(x))
-        self._report(residual, bool(np.any(change.A.values) or np.any(change.b)), start)
-        return dx, dy
+        found = self._sensitivity(-change.stationarity(x, y), change.slack(x))
+        null = self._null
+        if null is not None:
+            self._report(found, start, *open_tangents(null, change, found.residual > RESIDUAL, seen))
+        else:
+            self._report(found, start)
+        return found.u, found.w
 
-    def _sensitivity(self, r_x: Array, r_s: Array) -> Triple:
-        """u, w of all samples' ghost systems, and the residual; zero and NaN for failed samples."""
+    def _sensitivity(self, r_x: Array, r_s: Array) -> Sensitivity:
+        """Solutions of all samples' ghost systems; zero and NaN for failed samples."""
         if is_whole(self.pieces, len(self.x)):
             return self.pieces[0].sensitivity(r_x, r_s)
-        u, w, residual = np.zeros_like(self.x), np.zeros_like(self.y), np.full(len(self.x), np.nan)
+        residual, kinked = np.full(len(self.x), np.nan), np.zeros(len(self.x), dtype=bool)
+        sees = np.zeros((len(self.x), 4), dtype=bool)
+        whole = Sensitivity(np.zeros_like(self.x), np.zeros_like(self.y), residual, kinked, sees)
         for piece in self.pieces:
             k = piece.samples
-            u[k], w[k], residual[k] = piece.sensitivity(r_x[k], r_s[k])
-        return u, w, residual
+            for mine, found in zip(whole, piece.sensitivity(r_x[k], r_s[k]), strict=True):
+                mine[k] = found
+        return whole
 
-    def _report(self, residual: Array, constraints: bool, start: float) -> None:
-        dependent = None
-        if constraints:
-            dependent = np.zeros(len(self.x), dtype=bool)
-            for piece in self.pieces:
-                dependent[piece.samples] = piece.found.dependent
-        self.info.add_pass(residual, dependent, time.perf_counter() - start)
+    @cached_property
+    def _null(self) -> NullVectors | None:
+        """Null vectors of ghost systems, None without any."""
+        if not any(len(piece.found.null.samples) for piece in self.pieces):
+            return None
+        parts = [piece.null(self.x.shape[1], self.y.shape[1]) for piece in self.pieces]
+        if len(parts) == 1:
+            return parts[0]
+        nothing = np.zeros(0, dtype=int), np.zeros((0, self.x.shape[1])), np.zeros((0, self.y.shape[1]))
+        return NullVectors(*(np.concatenate(v) for v in zip(nothing, *parts, strict=True)))
+
+    def _report(
+        self, found: Sensitivity, start: float, ambiguous: Array | None = None, dependent: Array | None = None
+    ) -> None:
+        """Verdicts on samples with null vectors are spread over the batch."""
+        spread = [self._spread(v) for v in (dependent, ambiguous)]
+        self.info.add_pass(time.perf_counter() - start, found.residual, *spread, found.kinked)
+
+    def _spread(self, verdict: Array | None) -> Array | None:
+        if verdict is None or self._null is None:
+            return None
+        whole = np.zeros(len(self.x), dtype=bool)
+        whole[self._null.samples[verdict]] = True
+        return whole
 
 
 def only(solved: Array | None, v: Array) -> Array:

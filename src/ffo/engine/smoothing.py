@@ -11,6 +11,7 @@ import numpy as np
 from ffo.cones.nonneg import Nonneg
 from ffo.cones.soc import SecondOrder
 from ffo.engine.options import Smoothing
+from ffo.errors import InputError
 from ffo.program.cone import ConeProgram
 
 Array = np.ndarray
@@ -29,6 +30,11 @@ class Sampler:
         repeated = program.repeat(self.smoothing.draws)
         rows = perturbed_rows(program)
         radius, costs = self.smoothing.radius, self.smoothing.costs
+        if radius and not len(rows):
+            raise InputError(
+                "smoothing perturbs the right-hand sides of inequalities and the radii of norms; this problem has "
+                "neither: leave smoothing= out, or perturb its costs with Smoothing(costs=...)"
+            )
         b = repeated.b.copy()
         b[:, rows] += self._random.uniform(-radius, radius, size=(len(b), len(rows)))
         if not costs:

@@ -18,7 +18,7 @@ from ffo.program.presolve import Triple
 from ffo.program.sparse import SymmetricBatch
 from ffo.solvers.base import Solver
 from ffo.solvers.forward import default_tolerance, describe, solve_checked
-from ffo.solvers.verdict import ROUGH, judge
+from ffo.solvers.verdict import ROUGH, judge, proven
 
 Array = np.ndarray
 
@@ -84,7 +84,7 @@ def solve_from_nothing(batch: Batch) -> None:
 def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
     """Solvers in order: a sample that one fails on, or whose answer is not verified, goes on to the next alone. So does
     one whose answer is coarse although it was polished, if there is another solver: the better answer stands, unless
-    it stays coarse and some solver says that there is no solution."""
+    it stays coarse and some solver says that there is no solution. That needs no second opinion where it is proven."""
     todo = fresh = batch.open
     if not len(todo):
         return
@@ -102,6 +102,7 @@ def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
         left = batch.status[todo] != SOLVED
         if way.polishes:
             left |= batch.residual[todo] > COARSE
+        left &= ~batch.proven[todo]
         if solver.capabilities.convexity:
             left &= batch.status[todo] != Status.INVALID_INPUT
         todo = todo[left]
@@ -135,6 +136,7 @@ def _ask_one(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
     batch.solve_time += answer.solve_time
     solved = answer.status == SOLVED
     if not solved.all():
+        batch.proven[samples] |= proven(answer, batch.part(samples))
         undecided = ~np.isin(batch.status[samples], VERDICTS)
         first = (batch.solver[samples] == "") | (undecided & np.isin(answer.status, VERDICTS))
         batch.detail.update({int(samples[k]): text for k, text in (answer.detail or {}).items() if first[k]})
@@ -179,7 +181,7 @@ def rescue(batch: Batch, way: Way) -> None:
     if not batch.status.any() or not way.polishes:
         return
     finite = np.isfinite(np.concatenate(batch.point, axis=1)).all(axis=1)
-    settled = np.isin(batch.status, VERDICTS) & ~(batch.residual < FAR)
+    settled = batch.proven | (np.isin(batch.status, VERDICTS) & ~(batch.residual < FAR))
     failed = np.flatnonzero(np.isin(batch.status, REPAIRABLE) & finite & ~settled)
     if not len(failed):
         return

@@ -79,7 +79,7 @@ class FunctionOutcome:
             given = self.info.certificate
             assert given is not None
             self.info.certificate = replace(given, indefinite=given.indefinite | indefinite.cpu().numpy())
-            self.info.add_pass(residual.cpu().numpy(), np.zeros(len(residual), dtype=bool), time.perf_counter() - start)
+            self.info.add_pass(time.perf_counter() - start, residual.cpu().numpy())
         return total
 
 

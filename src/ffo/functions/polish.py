@@ -19,7 +19,8 @@ import torch
 from ffo.functions.active import largest
 from ffo.functions.ghost import GhostSystem, Local
 from ffo.functions.problem import Problem, Tensor
-from ffo.ghost.certificate import WEAK, Certificate
+from ffo.ghost.certificate import Certificate
+from ffo.kernels.point import WEAK
 
 STEPS = 12
 #: natural residuals at which a point is called exact, with exact Hessian products and with differences

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ffo.kernels.point import MARGIN_RATIO
+
 Array = np.ndarray
 
-#: remaining error relative to the distance to a change of structure above which to warn
-MARGIN_RATIO = 0.5
-#: relative distance to a change of structure below which a block counts as weakly active
-WEAK = 1e-9
 #: estimated relative error above which the gradient is not called good
 ERROR = 1e-5
 #: relative residual or error of the ghost solve above which the gradient is not called good
@@ -32,18 +30,17 @@ class Certificate:
         unsettled: the active set kept changing under Newton steps.
         margin_ratio: estimated remaining error over the distance to a change of structure.
         weakly_active: some constraint is active with (numerically) no multiplier, or met without
-            being active: the derivative jumps there and a one-sided one is returned.
+            being active, and the derivative depends on which it is: it jumps there, and a one-sided one is returned.
+            Before any derivative is taken: that there is such a constraint.
         error: estimate of the relative error of the solution, and so of the gradient.
         natural_residual: relative residual of the optimality conditions of the returned solution.
         ghost_residual: relative residual of the last backward (ghost) solve, or its relative error
             where that is larger (estimated by the direct way); NaN before any. Large where the
-            solution is not unique, or nearly so: then the gradient is a least-squares one. It stays small
-            where the loss sees only what all solutions share (multipliers, say, or some variables): then
-            gradients in costs and matrices are one choice of many, and are not flagged.
-        dependent: active constraints, not all of them equalities, depend on each other: the solution has
-            one-sided derivatives in their right-hand sides and coefficients only. Derivatives in the
-            objective are not touched: where only these are asked for, nobody looks.
-        constraints: whether derivatives in constraints were asked for.
+            solution is not unique, or nearly so, and the loss sees it: then the gradient is a least-squares one.
+        ambiguous: the solution is not unique, and the gradient depends on which one was taken.
+        dependent: active constraints depend on each other, a parameter moves them apart, and the loss sees that: the
+            derivative is one-sided, or the solution jumps. Right-hand sides of dependent equalities are taken
+            to move so that the equalities agree.
         indefinite: a direction of negative curvature was met on the active constraints: the point is
             stationary but no minimum (problems given by functions need not be convex).
     """
@@ -54,8 +51,8 @@ class Certificate:
     error: Array
     natural_residual: Array
     ghost_residual: Array
+    ambiguous: Array
     dependent: Array
-    constraints: Array
     indefinite: Array
 
     @classmethod
@@ -79,8 +76,8 @@ class Certificate:
             error=error,
             natural_residual=natural_residual,
             ghost_residual=unknown,
-            dependent=nothing if dependent is None else dependent,
-            constraints=~nothing,
+            ambiguous=nothing,
+            dependent=nothing.copy() if dependent is None else dependent,
             indefinite=nothing.copy() if indefinite is None else indefinite,
         )
 
@@ -102,20 +99,28 @@ class Certificate:
 
         Whether the solution is unique shows only when a derivative is taken: read this after backward.
         """
-        bad = self.unsettled | self.weakly_active | self.indefinite | (self.dependent & self.constraints)
+        bad = self.unsettled | self.weakly_active | self.indefinite | self.ambiguous | self.dependent
         bad |= self.ghost_residual > RESIDUAL  # not before any backward, where it is NaN
         return (self.margin_ratio <= MARGIN_RATIO) & (self.error <= ERROR) & ~bad
 
-    def after_backward(self, residual: Array, dependent: Array | None) -> Certificate:
+    def after_backward(
+        self, residual: Array, dependent: Array | None = None, ambiguous: Array | None = None,
+        kinked: Array | None = None,
+    ) -> Certificate:  # fmt: skip
         """The same after another pass through the derivative: with the residual of its ghost solve (NaN: none), and
-        dependent constraints (None: derivatives in constraints were not asked for). The worst of all passes stays."""
-        asked = dependent is not None
-        if not np.isnan(self.ghost_residual).all():
-            residual = np.fmax(self.ghost_residual, residual)
-            asked = asked or bool(self.constraints.any())
-        known = {**vars(self), "ghost_residual": residual, "constraints": np.full(len(self.unsettled), asked)}
+        what speaks against it; `kinked`: which weakly active samples stay so. The worst of all passes stays."""
+        known = dict(vars(self))
+        known["ghost_residual"] = np.fmax(self.ghost_residual, residual)
         if dependent is not None:
             known["dependent"] = self.dependent | dependent
+        if ambiguous is not None:
+            known["ambiguous"] = self.ambiguous | ambiguous
+        if kinked is not None:
+            if not np.isnan(self.ghost_residual).all():
+                kinked = kinked | self.weakly_active
+            known["weakly_active"] = kinked
+            # what is nearer than its error to another face has been looked at
+            known["margin_ratio"] = np.where(self.weakly_active & ~kinked, 0.0, self.margin_ratio)
         return Certificate(**known)
 
     def reasons(self, sample: int) -> list[str]:
@@ -124,19 +129,27 @@ class Certificate:
         if np.isnan(self.natural_residual[k]):
             return ["the sample was not solved"]
         if self.weakly_active[k]:
-            found.append("a constraint is weakly active: the derivative is one-sided there (smoothing= averages it)")
+            found.append(
+                "a constraint is weakly active: the derivative is one-sided there (smoothing= averages it "
+                "where it is an inequality or a norm)"
+            )
         elif self.unsettled[k] or self.margin_ratio[k] > MARGIN_RATIO:
             found.append("the active set is not settled at this accuracy: solve with a smaller eps")
         elif self.error[k] > ERROR:
             found.append("the solution is inaccurate: solve with a smaller eps")
         if self.indefinite[k]:
             found.append("the objective curves downwards along the active constraints: the point is no minimum")
-        if self.dependent[k] and self.constraints[k]:
+        if self.dependent[k]:
             found.append(
                 "active constraints depend on each other: in their right-hand sides and coefficients the "
                 "derivative is one-sided (drop redundant ones, or smoothing= averages it)"
             )
-        if self.ghost_residual[k] > RESIDUAL:
+        if self.ambiguous[k]:
+            found.append(
+                "the solution is not unique, and its derivative depends on which one is taken (a small quadratic "
+                "term makes it unique)"
+            )
+        if self.ghost_residual[k] > RESIDUAL and not (self.ambiguous[k] or self.dependent[k]):
             found.append(
                 "the ghost system is inconsistent or nearly singular: the solution is not unique, the "
                 "gradient is a least-squares one (a small quadratic term makes it unique)"

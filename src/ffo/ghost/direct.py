@@ -11,11 +11,12 @@ from functools import cached_property
 
 import numpy as np
 
-from ffo.ghost.certificate import WEAK, Certificate
-from ffo.ghost.oracle import Linearization, Sensitivity, Way
+from ffo.ghost.certificate import RESIDUAL, Certificate
+from ffo.ghost.oracle import Linearization, NullVectors, Sensitivity, Way
 from ffo.kernels import newton as columns
 from ffo.kernels.batch import FACTORS, KernelPlan, State
 from ffo.kernels.kkt import Full
+from ffo.kernels.point import MARGIN_RATIO, WEAK
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.plan import plan_of, values_of
 
@@ -23,6 +24,10 @@ Array = np.ndarray
 
 #: Newton steps from a solver's answer, and from nothing
 POLISHING, FROM_NOTHING = 10, 25
+#: relative difference of solutions that are the same, and what curved blocks say about one that do not touch it
+SAME, UNMOVED = 1e-6, 1e-12
+#: entries of a solution, equilibrated and relative to its largest, that are rounding
+SEEN = 1e-10
 
 
 @dataclass(frozen=True)
@@ -60,11 +65,72 @@ class Compiled(Linearization):
 
     def sensitivity(self, r_x: Array, r_s: Array, samples: Array | None = None) -> Sensitivity:
         mine = self.state.samples if samples is None else samples
-        return Sensitivity(*self.plan.sensitivity(self.state, mine, r_x, r_s))
+        u, w, residual = self.plan.sensitivity(self.state, mine, r_x, r_s)
+        return self.with_evidence(mine, r_x, r_s, u, w, residual)
+
+    def with_evidence(self, samples: Array, r_x: Array, r_s: Array, u: Array, w: Array, residual: Array) -> Sensitivity:
+        """Solutions of some samples' ghost systems, and what they depend on."""
+        return Sensitivity(u, w, residual, self._kinked(samples, r_x, r_s, u, w), self._sees(samples, u, w))
 
     @cached_property
-    def dependent(self) -> Array:
-        return self.plan.dependent(self.state)
+    def null(self) -> NullVectors:
+        near = self.certificate.weakly_active.nonzero()[0]
+        weak = self.weak_rows[near].astype(float) if len(near) else self.y[:0]
+        return NullVectors(*self.plan.null(values_of(self.program), self.state, near, weak))
+
+    @cached_property
+    def weak_rows(self) -> Array:
+        """(batch, m) rows that may as well belong to another face."""
+        weak = np.zeros(self.y.shape, dtype=bool)
+        near = np.flatnonzero(self.certificate.weakly_active)
+        if len(near):
+            limit = np.maximum(WEAK, self.certificate.natural_residual[near] / MARGIN_RATIO)
+            values = values_of(self.program)
+            weak[near] = self.plan.distances(values, self.x, self.y, self.s, self.state, near) <= limit[:, None]
+        return weak
+
+    def _kinked(self, samples: Array, r_x: Array, r_s: Array, u: Array, w: Array) -> Array:
+        """(samples,) whether u depends on the face to which weakly active rows are counted.
+
+        Where it is the same without them (w = 0 there) and with all of them (Au = r_s there), it is the same with any.
+        Of curved blocks, whose faces are many, both must hold by themselves.
+        """
+        found = self.certificate.weakly_active[samples]
+        if not found.any():
+            return found
+        near, k = np.flatnonzero(found), samples[found]
+        r_x, r_s, u, w = (v[near] for v in (r_x, r_s, u, w))
+        weak, values = self.weak_rows[k], values_of(self.program)
+        other, _, residual = self.plan.on_larger_face(values, self.state, k, weak.astype(float), r_x, r_s)
+        scale_u, scale_w = self.plan.scales(self.state, k)
+        size = np.maximum(_largest(u / scale_u), _largest(w / scale_w))
+        found[near] = (residual > RESIDUAL) | (np.abs(other - u) / scale_u > SAME * size).any(axis=1)
+        curved = weak & ~self.program.cones.scalar_rows
+        if curved.any():
+            A = self.program.A if self.program.A.shared else self.program.A.take(k)
+            along, force = A.row_sizes * _largest(u) + np.abs(r_s), A.row_sizes * np.abs(w)
+            moved = (np.abs(A.dot(u) - r_s) > UNMOVED * along) | (force > UNMOVED * _largest(force))
+            found[near] |= (moved & curved).any(axis=1)
+        return found
+
+    def _sees(self, samples: Array, u: Array, w: Array) -> Array:
+        sees, null = np.zeros((len(samples), 4), dtype=bool), self.null
+        if len(null.samples):
+            null = null.take(samples)
+            k, at = samples[null.samples], null.samples
+            scale_u, scale_w = self.plan.scales(self.state, k)
+            u, w = u[at] / scale_u, w[at] / scale_w
+            least = SEEN * np.maximum(_largest(u), _largest(w))
+            for column, (v, open_along) in enumerate([(u, null.u), (w, null.w)]):
+                large = np.abs(v) > least
+                sees[at, column] |= large.any(axis=1)
+                sees[at, 2 + column] |= (large & (open_along != 0)).any(axis=1)
+        return sees
+
+
+def _largest(v: Array) -> Array:
+    """(samples, 1) largest magnitudes."""
+    return np.abs(v).max(axis=1, keepdims=True, initial=0.0)
 
 
 def newton(
@@ -89,7 +155,7 @@ def _certificate(state: State) -> Certificate:
     return Certificate.before_backward(
         unsettled=evidence[:, columns.IS_SETTLED] == 0,
         margin_ratio=evidence[:, columns.RATIO],
-        weakly_active=evidence[:, columns.NEAREST] <= WEAK,
+        weakly_active=evidence[:, columns.NEAREST] <= np.maximum(WEAK, evidence[:, columns.RESIDUAL] / MARGIN_RATIO),
         error=evidence[:, columns.ERROR],
         natural_residual=evidence[:, columns.RESIDUAL],
     )

@@ -27,15 +27,41 @@ Array = np.ndarray
 
 
 class Sensitivity(NamedTuple):
-    """A solution of the ghost system: u (batch, n), w (batch, m), relative residual (batch,)."""
+    """A solution of the ghost system, and its evidence.
+
+    Attributes:
+        u, w: (batch, n), (batch, m).
+        residual: (batch,) relative residual.
+        kinked: (batch,) whether the solution differs on another face to which weakly active rows may belong.
+        sees: (batch, 4) where there are null vectors: whether u and w are more than rounding, and whether they have
+            entries in common with the null vectors' u and w.
+    """
 
     u: Array
     w: Array
     residual: Array
+    kinked: Array
+    sees: Array
 
     def take(self, samples: Array) -> Sensitivity:
         """Those of some samples."""
-        return Sensitivity(self.u[samples], self.w[samples], self.residual[samples])
+        return Sensitivity(*(v[samples] for v in self))
+
+
+class NullVectors(NamedTuple):
+    """Some samples' (count,) null vectors of their ghost systems, drawn at random: u (count, n) along which the
+    solution is not unique, w (count, m) along which active rows depend on each other. A sample may have several."""
+
+    samples: Array
+    u: Array
+    w: Array
+
+    def take(self, samples: Array) -> NullVectors:
+        """Those of some (distinct) samples, numbered by their place there."""
+        place = np.full(max(samples.max(initial=0), self.samples.max(initial=0)) + 1, -1)
+        place[samples] = np.arange(len(samples))
+        here = place[self.samples]
+        return NullVectors(here[here >= 0], self.u[here >= 0], self.w[here >= 0])
 
 
 @dataclass(frozen=True)
@@ -58,10 +84,16 @@ class Linearization(ABC):
         """Solve the ghost systems of some samples (None: of all); r_x (samples, n), r_s (samples, m)."""
 
     @property
+    @abstractmethod
+    def null(self) -> NullVectors:
+        """Of the samples whose ghost systems are singular."""
+
+    @property
     def dependent(self) -> Array:
-        """(batch,) whether active constraints, not all of them equalities, depend on each other. Looked for where
-        derivatives in constraints are asked for, which alone it touches."""
-        return self.certificate.dependent
+        """(batch,) whether active constraints, not all of them equalities, depend on each other."""
+        found, null = np.zeros(len(self.x), dtype=bool), self.null
+        found[null.samples[null.w[:, ~self.program.cones.equalities].any(axis=1)]] = True
+        return found
 
     def take(self, samples: Array) -> Linearization:
         """The linearization of some (distinct) samples; factors are shared with this one."""
@@ -96,8 +128,8 @@ class _Some(Linearization):
         return self.whole.sensitivity(r_x, r_s, self.samples if samples is None else self.samples[samples])
 
     @property
-    def dependent(self) -> Array:
-        return self.whole.dependent[self.samples]
+    def null(self) -> NullVectors:
+        return self.whole.null.take(self.samples)
 
 
 class Way(ABC):

@@ -26,11 +26,11 @@ import scipy.sparse as sp
 from ffo.cones.product import Product
 from ffo.cones.zero import Zero
 from ffo.errors import Status
-from ffo.ghost.certificate import WEAK
 from ffo.ghost.direct import POLISHING, Compiled, newton
 from ffo.ghost.iterative import Iterative
 from ffo.ghost.oracle import Sensitivity, Way
 from ffo.kernels.kkt import KI, KP, part
+from ffo.kernels.point import WEAK
 from ffo.program.cone import ConeProgram, Solution
 
 Array = np.ndarray
@@ -99,7 +99,8 @@ class GhostResolved(Resolving):
         for i, k in enumerate(samples.tolist()):
             if np.any(r_x[i]) or np.any(r_t[i]):
                 u[i], t[i], residual[i] = self._one(k, r_x[i], r_t[i])
-        return Sensitivity(u, self.plan.from_face(self.state, samples, t), residual)
+        w = self.plan.from_face(self.state, samples, t)
+        return self.with_evidence(samples, r_x, r_s, u, w, residual)
 
     def _one(self, k: int, r_x: Array, r_t: Array) -> tuple[Array, Array, float]:
         """u, t and the relative residual of the ghost system of sample k, from the K that Newton's method left."""
@@ -143,7 +144,9 @@ class OriginalResolved(Resolving):
         other, _, failed_too = self._difference(program, r_x, r_s, 2 * step)
         size = np.linalg.norm(u, axis=1)
         doubt = np.linalg.norm(u - other, axis=1) / np.where(size > 0, size, 1.0)
-        return Sensitivity(u, w, np.where(failed | failed_too, np.inf, doubt))
+        everyone = np.arange(len(self.x))
+        found = self.with_evidence(everyone, r_x, r_s, u, w, np.where(failed | failed_too, np.inf, doubt))
+        return found._replace(kinked=self.certificate.weakly_active)
 
     def _difference(self, program: ConeProgram, r_x: Array, r_s: Array, step: Array) -> tuple[Array, Array, Array]:
         """Central differences (u, w), and where a solve failed."""

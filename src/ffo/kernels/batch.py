@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from ffo.kernels import minres, system
 from ffo.kernels import newton as loop
 from ffo.kernels.blas import SMALL
 from ffo.kernels.bundle import refer
 from ffo.kernels.group import Samples, empty_group, put_sample, take_sample
 from ffo.kernels.interior import interior
 from ffo.kernels.jit import inner_kernel, kernel
-from ffo.kernels.kkt import KI, KIND, LP, NONNEG, Face, Full, Structure, from_face, onto_face, part
+from ffo.kernels.kkt import INV, KI, KIND, LP, NONNEG, Face, Full, Structure, from_face, onto_face, part
 from ffo.kernels.lanes import LANES
 from ffo.kernels.ldl import room
 from ffo.kernels.newton import EVIDENCE
+from ffo.kernels.null import distances, null, on_larger_face
 from ffo.kernels.point import Data
 from ffo.kernels.pool import one_blas_thread, run_chunks
 from ffo.kernels.system import UNKNOWN, Factors
@@ -30,7 +30,7 @@ Array = np.ndarray
 logger = logging.getLogger("ffo")
 
 #: tasks of `_ghost_chunk`, and arrays that a task does not need
-_NEWTON, _SENSITIVITY, _DEPENDENT = range(3)
+_NEWTON, _SENSITIVITY, _NULL, _LARGER, _DISTANCES = range(5)
 _NOTHING = np.empty((0, 0))
 #: seconds for one multiplication in a sparse factorization, about
 FLOP = 1e-9
@@ -179,15 +179,49 @@ class KernelPlan:
         _run(_face_chunk, len(v), 0.0, state.structure, *state.face, samples, _ready(v), out, onto)
         return out
 
-    def dependent(self, state: State) -> Array:
-        """(batch,) whether active rows, not all of them equalities, depend on each other.
+    def null(self, values: Values, state: State, near: Array, weak: Array) -> tuple[Array, Array, Array]:
+        """Null vectors, drawn at random, of singular ghost systems: samples, u and w of these.
 
-        Of every sample: a null vector with a small share in the row that is eliminated last leaves no small pivot.
+        Every sample is asked: a null vector with a small share in the row that is eliminated last leaves no small
+        pivot. Of samples `near` also on the face with all rows that `weak` (near, m) names: a sample may come twice.
         """
-        found, rows = np.zeros(len(state.evidence)), np.arange(len(state.evidence))
-        arrays = (_NOTHING,) * 9
-        self._ghost(_DEPENDENT, state, rows, state.samples, arrays, found, 0, 4.0 * self._seconds(state))
-        return found.astype(bool)
+        S, none, everyone = state.structure, np.empty((len(near), 0)), state.samples
+        u, w, found = np.empty((len(everyone), S.n)), np.empty((len(everyone), S.m)), np.zeros(len(everyone))
+        arrays, seconds = (*(_NOTHING,) * 4, u, w, _NOTHING, _NOTHING, _NOTHING), self._seconds(state)
+        self._ghost(_NULL, state, everyone, everyone, arrays, found, 0, seconds)
+        there = found > 0.0
+        samples, u, w = everyone[there], u[there], w[there]
+        if not len(near):
+            return samples, u, w
+        more_u, more_w, also = self.on_larger_face(values, state, near, weak, none, none)
+        there = also > 0.0
+        samples = np.concatenate([samples, near[there]])
+        return samples, np.concatenate([u, more_u[there]]), np.concatenate([w, more_w[there]])
+
+    def on_larger_face(
+        self, values: Values, state: State, samples: Array, more: Array, r_x: Array, r_s: Array
+    ) -> tuple[Array, Array, Array]:
+        """`sensitivity` of some samples on the face with all rows that `more` (samples, m) names; without right-hand
+        sides (samples, 0) null vectors there, and whether there are any."""
+        S = state.structure
+        u, w, answer = np.empty((len(samples), S.n)), np.empty((len(samples), S.m)), np.empty(len(samples))
+        arrays = (*values.arrays, u, w, _ready(more), _ready(r_x), _ready(r_s))
+        seconds = 4.0 * self._seconds(state)
+        self._ghost(_LARGER, state, np.arange(len(samples)), samples, arrays, answer, 0, seconds)
+        return u, w, answer
+
+    def scales(self, state: State, samples: Array) -> tuple[Array, Array]:
+        """(samples, n), (samples, m): what multiplies the unknowns of equilibrated ghost systems."""
+        S = state.structure
+        scale = state.factors[1][samples][:, part(S.wide, INV)[: S.n + S.m]]
+        return scale[:, : S.n], scale[:, S.n :]
+
+    def distances(self, values: Values, x: Array, y: Array, s: Array, state: State, samples: Array) -> Array:
+        """(samples, m) relative distance of each row to another face; of each block, where it is curved."""
+        out, done = np.empty((len(samples), state.structure.m)), np.empty(len(samples))
+        arrays = (*values.arrays, x, y, s, _NOTHING, out)
+        self._ghost(_DISTANCES, state, np.arange(len(samples)), samples, arrays, done, 0, 0.0)
+        return out
 
     def _seconds(self, state: State) -> float:
         """About how long one solve of a ghost system takes."""
@@ -277,7 +311,8 @@ def _ghost_chunk(
 ) -> None:  # fmt: skip
     """All that is done with ghost systems, in one: they share most of their code, which is compiled once so.
 
-    Newton's method moves x, y, s. Sensitivities with the right-hand sides r_x, r_s are written to x and y.
+    Newton's method moves x, y, s. Sensitivities with the right-hand sides r_x, r_s are written to x and y, and so are
+    null vectors, also on larger faces, with the rows that s names; distances of x, y, s to r_s.
     """
     S = refer(S)
     for j in range(start, stop):
@@ -291,15 +326,15 @@ def _ghost_chunk(
             answer[i] = evidence[k, loop.STEPS]
         elif task == _SENSITIVITY:
             answer[i] = loop.sensitivity(S, F, face, r_x[i], r_s[i], x[i], y[i], full)
+        elif task == _NULL:
+            answer[i] = null(S, F, face, x[i], y[i], full)
+        elif task == _LARGER:
+            D = refer(Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k)))
+            answer[i] = on_larger_face(S, D, F, face, s[i], r_x[i], r_s[i], x[i], y[i], full)
         else:
-            answer[i] = _dependent(S, F, face, full)
-
-
-@inner_kernel
-def _dependent(S: Structure, F: Factors, face: Face, full: Full | None) -> float:
-    if full is not None and full.iterations > 0:
-        return minres.dependent(S, F, face, full)
-    return system.dependent(S, F, face, full)
+            D = refer(Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k)))
+            distances(S, D, x[k], y[k], s[k], face, r_s[i])
+            answer[i] = 0.0
 
 
 @kernel

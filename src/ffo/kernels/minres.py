@@ -11,8 +11,8 @@ import numpy as np
 
 from ffo.kernels import ldl
 from ffo.kernels.jit import inner_kernel
-from ffo.kernels.kkt import INV, KI, KIND, KP, OWNER, ZERO, Face, Full, Structure, part
-from ffo.kernels.system import LEFT, Factors, norm
+from ffo.kernels.kkt import KI, KP, Full, Structure, part
+from ffo.kernels.system import Factors, norm
 from ffo.kernels.vectors import copy, fill
 
 Array = np.ndarray
@@ -111,20 +111,3 @@ def solve(S: Structure, F: Factors, rhs: Array, z: Array, target: float, full: F
         if relative <= target or not now <= STALLED * before:
             break
     return relative
-
-
-@inner_kernel
-def dependent(S: Structure, F: Factors, face: Face, full: Full) -> float:
-    """Whether (1) or not (0) rows of the face, not all of them equalities, depend on each other.
-
-    Where they do, a random right-hand side of the inequalities cannot be met: its share along a vector v with v'TA = 0
-    is left.
-    """
-    kinds, owner, inv = part(S.wide, KIND), part(S.wide, OWNER), part(S.wide, INV)
-    rhs, z = np.zeros(S.sign.size), np.empty(S.sign.size)
-    for i in range(S.m):
-        if face.on[i] and kinds[owner[i]] != ZERO:
-            place = inv[S.n + i]
-            rhs[place] = np.cos(1.618033988749895 * (i + 1.0) ** 2) / F.unit[place]
-    size = max(norm(rhs, F.unit), LEFT)
-    return 1.0 if solve(S, F, rhs, z, 0.5 * LEFT / size, full) * size > LEFT else 0.0

@@ -34,6 +34,7 @@ from ffo.kernels.kkt import (
     KIND,
     NONNEG,
     START,
+    ZERO,
     Face,
     Full,
     Structure,
@@ -42,7 +43,7 @@ from ffo.kernels.kkt import (
     onto_face,
     part,
 )
-from ffo.kernels.point import Data, Sizes, distance, judge, sizes
+from ffo.kernels.point import MARGIN_RATIO, WEAK, Data, Sizes, distance, judge, sizes
 from ffo.kernels.system import UNKNOWN, Factors
 from ffo.kernels.vectors import fill
 
@@ -93,6 +94,25 @@ def _same(S: Structure, a: Face, b: Face) -> bool:
 
 
 @inner_kernel
+def _alike(S: Structure, z: Sizes, a: Face, b: Face, w: Array, near: float) -> bool:
+    """Whether two faces differ at most in what is as near to another one; `w` belongs to b."""
+    kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
+    for k in range(S.blocks):
+        if kinds[k] > NONNEG:
+            if a.case[k] != b.case[k] and b.margin[k] > near:
+                return False
+        elif b.margin[k] > near or kinds[k] == ZERO:
+            for i in range(starts[k], starts[k] + dims[k]):
+                if a.on[i] != b.on[i]:
+                    return False
+        else:
+            for i in range(starts[k], starts[k] + dims[k]):
+                if a.on[i] != b.on[i] and abs(w[i]) > near * z.row[i] * z.primal:
+                    return False
+    return True
+
+
+@inner_kernel
 def _gather(S: Structure, face: Face, r_x: Array, r_s: Array, rhs: Array) -> None:
     """rhs := [r_x; T r_s] in K's order; what belongs to auxiliary unknowns is left alone."""
     inv, t = part(S.wide, INV), np.empty(S.m)
@@ -104,7 +124,7 @@ def _gather(S: Structure, face: Face, r_x: Array, r_s: Array, rhs: Array) -> Non
 
 
 @inner_kernel
-def _scatter(S: Structure, face: Face, z: Array, u: Array, w: Array) -> None:
+def scatter(S: Structure, face: Face, z: Array, u: Array, w: Array) -> None:
     """u and w = T't of unknowns z in K's order."""
     inv, t = part(S.wide, INV), np.empty(S.m)
     for j in range(S.n):
@@ -138,7 +158,7 @@ def _direction(
     if full is not None and full.iterations > 0:
         minres.equilibrate(S, F)
         relative = minres.solve(S, F, rhs, z, max(target, full.rtol), full)
-        _scatter(S, face, z, dx, dy)
+        scatter(S, face, z, dx, dy)
         return relative, 0.0, True
     pivot, fresh = np.inf, not borrowed
     if fresh:
@@ -153,19 +173,20 @@ def _direction(
             if full is None:
                 return UNKNOWN, pivot, fresh
             relative, _ = system.least_squares(S, F, rhs, z, left)
-    _scatter(S, face, z, dx, dy)
+    scatter(S, face, z, dx, dy)
     return relative, pivot, fresh
 
 
 @inner_kernel
 def _measure(
-    S: Structure, z: Sizes, before: Face, after: Face, dx: Array, dy: Array, unsolved: float, old: float, new: float,
-    evidence: Array,
+    S: Structure, z: Sizes, before: Face, after: Face, w: Array, dx: Array, dy: Array, unsolved: float, old: float,
+    new: float, evidence: Array,
 ) -> bool:  # fmt: skip
     """Write down what a step shows; whether the sample is settled.
 
     A stale curvature errs by about the step over the size of its block; scalar cones have none. A step that was
-    solved to a relative residual only lacks that much of itself.
+    solved to a relative residual only lacks that much of itself. What is weakly active may go to and fro at a
+    solution: whether that matters shows when a derivative is taken.
     """
     kinds = part(S.wide, KIND)
     moved = 0.0
@@ -173,10 +194,10 @@ def _measure(
         moved = max(moved, abs(dx[j]) / z.primal)
     for i in range(S.m):
         moved = max(moved, abs(dy[i]) * z.row[i] / z.dual)
-    nearest, bend = np.inf, np.inf
+    nearest, bend, weak = np.inf, np.inf, max(WEAK, new / MARGIN_RATIO)
     for k in range(S.blocks):
         nearest = min(nearest, after.margin[k])
-        if kinds[k] > NONNEG:
+        if kinds[k] > NONNEG and after.margin[k] > weak:
             bend = min(bend, after.margin[k])
     stale = moved / max(bend, 1e-30)
     unsolved *= moved
@@ -185,7 +206,8 @@ def _measure(
     evidence[RATIO] = max(stale, new / max(nearest, 1e-30))
     evidence[NEAREST] = nearest
     still = (stale <= SETTLED or moved <= STILL) and unsolved <= SETTLED
-    settled = still and _same(S, before, after) and new <= min(max(old, ROUNDING), CONVERGED)
+    same = _same(S, before, after) or (new <= ROUNDING and _alike(S, z, before, after, w, weak))
+    settled = still and same and new <= min(max(old, ROUNDING), CONVERGED)
     evidence[IS_SETTLED] = 1.0 if settled else 0.0
     return settled
 
@@ -222,8 +244,8 @@ def _polish(
     evidence[START_RESIDUAL] = merit_of(S, z, here)
     if steps > 0 and cleaned <= ROUNDING:
         dx, dy = np.zeros(S.n), np.zeros(S.m)
-        if _measure(S, z, face, face, dx, dy, 0.0, cleaned, cleaned, evidence):
-            _finish(S, D, here, face, F, evidence, np.inf, 0.0, True, full)
+        if _measure(S, z, face, face, here.w, dx, dy, 0.0, cleaned, cleaned, evidence):
+            _finish(S, D, here, face, F, evidence, np.inf, 0.0, True, True, full)
             return
     other = Face(face.on.copy(), face.delta.copy(), face.u.copy(), face.R.copy(), face.case.copy(), face.margin.copy())
     best, there = copied(S, here.x, here.y, here.s), copied(S, here.x, here.y, here.s)
@@ -256,7 +278,7 @@ def _newton(
         pivot = new_pivot if fresh else pivot
         new = arrive(S, D, z, there, other, full) if move(S, D, z, here, dx, dy, 1.0, there) else np.inf
         evidence[STEPS], evidence[IS_SETTLED] = step + 1.0, 0.0
-        if _measure(S, z, face, other, dx, dy, unsolved, old, new, evidence):
+        if _measure(S, z, face, other, there.w, dx, dy, unsolved, old, new, evidence):
             evidence[IS_SETTLED] = 1.0
         elif old > ROUNDING and not (new < np.inf and merit_of(S, z, there) <= FALLING * merit):
             if not _shorten(S, D, z, here, dx, dy, new < np.inf, there, other, full):
@@ -278,7 +300,7 @@ def _newton(
         copy_point(best, here)
         arrive(S, D, z, here, face, full)
         known = go_back(S, D, z, given, as_given, here, face, there, other, full)
-    _finish(S, D, here, face, F, evidence, pivot, known, steps > 0, full)
+    _finish(S, D, here, face, F, evidence, pivot, known, borrowed, steps > 0, full)
 
 
 @inner_kernel
@@ -301,25 +323,27 @@ def _shorten(
 @inner_kernel
 def _finish(
     S: Structure, D: Data, here: Iterate, face: Face, F: Factors, evidence: Array, pivot: float, known: float,
-    derivative: bool, full: Full | None,
+    same: bool, derivative: bool, full: Full | None,
 ) -> None:  # fmt: skip
     """Judge the answer in its own sizes (those of a start far away would excuse anything); K at the final face.
 
-    `known`: what complementarity lacks, if the point was not cleaned; `derivative`: whether factors are wanted.
+    `known`: what complementarity lacks, if the point was not cleaned; `same`: whether the last step left the face as
+    it was; `derivative`: whether factors are wanted.
     """
     settled, still = evidence[IS_SETTLED] > 0.0, evidence[STEPS] == 0.0
+    anew = still or not settled or not same
     if not (settled and still):
         z = sizes(S, D, here.x, here.y, here.s)
         residual = max(judge_in(S, D, z, here), known)
         evidence[ERROR] = max(evidence[ERROR], residual)
         evidence[RESIDUAL] = residual
         _weights(S, z.row, z.tau, F.unit)
-    if full is not None or still or not settled:  # else K has not changed: there is no curvature
+    if full is not None or anew:  # else K has not changed: there is no curvature
         assemble(S, D.Pv, D.Av, face, face.u, np.zeros(S.aux), F.Kx)
     if full is not None and full.iterations > 0:
         minres.equilibrate(S, F)
         pivot = 0.0  # rows may depend on each other
-    elif derivative and (still or not settled):
+    elif derivative and anew:
         pivot = system.factorize(S, F)
     evidence[PIVOT] = pivot
 
@@ -336,7 +360,7 @@ def sensitivity(
     rhs, z = np.zeros(S.sign.size), np.empty(S.sign.size)
     _gather(S, face, r_x, r_s, rhs)
     doubt = _solve(S, F, rhs, z, full)
-    _scatter(S, face, z, u, w)
+    scatter(S, face, z, u, w)
     return doubt
 
 

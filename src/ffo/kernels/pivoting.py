@@ -122,7 +122,7 @@ def _broken_equality(m: DualMatrices, f: DualFace, h: Array, me: int, size: floa
 @inner_reducing_kernel
 def _single(m: DualMatrices, f: DualFace, k: int, h: Array, me: int, mark: Array, limit: int) -> tuple[int, int]:
     """Dual active-set method from the rows f.rows[:k] with multipliers f.y: (rows held, steps); rows -1 where it does
-    not end, -2 where it proves the problem infeasible."""
+    not end, less where it proves the problem infeasible (see `_enter`)."""
     k = _restart(m, f, k, me)
     target = np.empty(f.y.size)
     for step in range(limit):
@@ -190,7 +190,8 @@ def _most_violated(f: DualFace, k: int, h: Array, me: int, size: float, mark: Ar
 
 @inner_reducing_kernel
 def _enter(m: DualMatrices, f: DualFace, k: int, h: Array, me: int, new: int, size: float) -> int:
-    """Hold one more row, and let rows go on which it depends. Returns the rows held, or what `_single` returns."""
+    """Hold one more row, and let rows go on which it depends. Returns the rows held, -1 where the new row is no help,
+    and less by as many rows as prove that there is no solution: these are in f."""
     f.rows[k] = new
     admit(m, f.rows, k, k + 1)
     gain = 0.0
@@ -203,7 +204,7 @@ def _enter(m: DualMatrices, f: DualFace, k: int, h: Array, me: int, new: int, si
                 if f.rows[a] >= me and combination[a] > DEPENDS and f.y[a] < length * combination[a]:
                     length, out = max(f.y[a], 0.0) / combination[a], a
         if out < 0:
-            return -2 if proves_infeasible(m, f, k, h, me, new, size) else -1
+            return -2 - k if proves_infeasible(m, f, k, h, me, new, size) else -1
         for a in range(k):
             f.y[a] -= length * combination[a]
         gain += length
@@ -237,7 +238,7 @@ def _solve(
             k, taken = _single(m, f, k, h, me, mark, limit - steps)
             steps += taken
         if k < 0:
-            return (INFEASIBLE if k == -2 else STALLED), 0, steps, np.inf
+            return (STALLED, 0, steps, np.inf) if k == -1 else (INFEASIBLE, -1 - k, steps, np.inf)
         if rho > 0.0 and taken > 1 and point < PROXIMAL_STEPS - 1:
             continue  # the rows still change
         for j in range(n):
@@ -307,7 +308,7 @@ class PivotingAnswer(NamedTuple):
     Attributes:
         x: (batch, n) the solution, or the last point where there is none.
         y: (batch, r + 2n or r) multipliers of the rows, of x <= ub, of -x <= -lb; those of inequalities nonnegative
-            to rounding.
+            to rounding. Where the sample is infeasible, what proves it.
         s: (batch, r) slacks h - Rx.
         code, steps: (batch,) int64.
         residual: (batch,) that of all optimality conditions, in natural units.

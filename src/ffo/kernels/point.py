@@ -41,6 +41,8 @@ FAR, FARTHEST = 1e3, 1e6
 #: rounding errors of other rows are held against it. These terms count up to FAR times the size that the data implies:
 #: a point that diverges, or whose multipliers do, would excuse any violation
 FLOOR = 1e-3
+#: relative distance to another face, and residual relative to that distance, from which a block may belong to either
+WEAK, MARGIN_RATIO = 1e-9, 0.5
 
 
 class Data(NamedTuple):

@@ -16,7 +16,7 @@ import numpy as np
 from ffo.kernels import ldl
 from ffo.kernels.bundle import refer
 from ffo.kernels.jit import inner_kernel
-from ffo.kernels.kkt import INV, KI, KIND, KP, LI, LP, OWNER, RI, RP, ZERO, Face, Full, Structure, part
+from ffo.kernels.kkt import KI, KP, LI, LP, RI, RP, Full, Structure, part
 from ffo.kernels.vectors import copy, fill, positions
 
 Array = np.ndarray
@@ -41,9 +41,8 @@ NULL, RESOLVED, ROUNDING = 1e-13, 1e-11, 1e-13
 EPS = 2.2e-16
 #: eigenvalues, relative to the largest, that are lost in rounding unless they are zero
 LOST = 1e-12
-#: pivot below which rows may depend on each other; share of a random right-hand side that is left where they do, and
-#: that may be left where they do not
-SMALL_PIVOT, LEFT, MET = 1e-4, 1e-3, 1e-6
+#: pivot below which K may be singular
+SMALL_PIVOT = 1e-4
 #: answer of a kernel that was compiled without the code for singular systems
 UNKNOWN = -1.0
 
@@ -354,42 +353,3 @@ def solve(S: Structure, F: Factors, rhs: Array, z: Array, full: Full | None) -> 
         return np.inf
     copy(z, other)
     return 1.0 if share > 0.0 else sharp_error
-
-
-@inner_kernel
-def dependent(S: Structure, F: Factors, face: Face, full: Full | None) -> float:
-    """Whether (1) or not (0) rows of the face, not all of them equalities, depend on each other; UNKNOWN: ask with
-    `full`.
-
-    A vector v with v'TA = 0 leaves a pivot of the size of the regularisation; a random right-hand side then tells
-    dependent rows (its share along such a v cannot be met) from nearly dependent ones.
-    """
-    inv, size, n = part(S.wide, INV), S.sign.size, S.n
-    rhs, z, left = np.zeros(size), np.empty(size), np.empty(size)
-    for i in range(S.m):
-        if face.on[i]:  # a sequence that no data is drawn with
-            rhs[inv[n + i]] = np.cos(1.618033988749895 * (i + 1.0) ** 2) / F.unit[inv[n + i]]
-    relative, _ = refine(S, F, rhs, z, left, MET, np.inf, STALLED)
-    if relative <= MET:
-        return 0.0
-    without_null(S, F, rhs, z, left)
-    if not _is_unequal(S, F, left):
-        return 0.0
-    if full is None:
-        return UNKNOWN
-    share, _ = least_squares(S, F, rhs, z, left)
-    return 1.0 if share > 0.0 and norm(left, F.unit) > LEFT and _is_unequal(S, F, left) else 0.0
-
-
-@inner_kernel
-def _is_unequal(S: Structure, F: Factors, left: Array) -> bool:
-    """Whether what is left of a right-hand side has a part in rows that are no equalities."""
-    kinds, owner, inv = part(S.wide, KIND), part(S.wide, OWNER), part(S.wide, INV)
-    total, unequal = 0.0, 0.0
-    for i in range(S.m):
-        place = inv[S.n + i]
-        v = (F.scale[place] ** 2 * left[place] / F.unit[place]) ** 2
-        total += v
-        if kinds[owner[i]] != ZERO:
-            unequal += v
-    return unequal > LEFT**2 * total

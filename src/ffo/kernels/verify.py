@@ -26,7 +26,8 @@ TINY = 1e-300
 @inner_reducing_kernel
 def proves_infeasible(m: DualMatrices, f: DualFace, k: int, h: Array, me: int, new: int, size: float) -> bool:
     """Whether the row `new` less its combination of the rows held (f.room) proves that no x is feasible:
-    y >= 0 on inequalities, h'y < 0, and R'y so small that every feasible x has |x| >= -h'y / |R'y|_1 >> the data."""
+    y >= 0 on inequalities, h'y < 0, and R'y so small that every feasible x has |x| >= -h'y / |R'y|_1 >> the data.
+    Such a y becomes the multipliers in f."""
     sum_of_rows = np.zeros(m.L.shape[0])
     sign = 1.0 if f.s[new] < 0.0 else -1.0
     add_row(m, new, sign, sum_of_rows)
@@ -42,7 +43,13 @@ def proves_infeasible(m: DualMatrices, f: DualFace, k: int, h: Array, me: int, n
     left = 0.0
     for v in sum_of_rows:
         left += abs(v)
-    return value < -CANCELLED * terms and FAR * scale * left < -value
+    if not (value < -CANCELLED * terms and FAR * scale * left < -value):
+        return False
+    for a in range(k):
+        y = -sign * f.room[a]
+        f.y[a] = max(y, 0.0) if f.rows[a] >= me else y
+    f.rows[k], f.y[k] = new, sign
+    return True
 
 
 @inner_reducing_kernel

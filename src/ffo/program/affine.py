@@ -30,6 +30,8 @@ from ffo.program.sparse import SparseBatch, SymmetricBatch, equal_rows
 Array = np.ndarray
 Block = Literal["P", "q", "A", "b"]
 BLOCKS: tuple[Block, ...] = ("P", "q", "A", "b")
+#: terms of a gradient cancel to this share of their magnitudes; gradients, relative to the largest, that are rounding
+CANCELLED, ROUNDING = 1e-6, 1e-10
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,11 @@ class DataGradient:
     v: Array
     db: Array
     dq: Array | None = None
+
+    @property
+    def magnitudes(self) -> DataGradient:
+        x, y, u, v, db = (np.abs(a) for a in (self.x, self.y, self.u, self.v, self.db))
+        return DataGradient(x, y, u, v, db, None if self.dq is None else np.abs(self.dq))
 
 
 @dataclass(frozen=True)
@@ -219,6 +226,25 @@ class AffineMap:
                 before = out[i]
                 out[i] = term if before is None else before + term
         return [np.zeros(v.shape) if w and g is None else g for g, v, w in zip(out, values, wanted, strict=True)]
+
+    def feels(self, gradient: DataGradient, wanted: Sequence[bool]) -> Array:
+        """(batch,) whether a gradient in the data is one in any of the wanted parameters, more than rounding."""
+        ones = [np.ones((len(gradient.x), size)) for size in self.sizes]
+        magnitudes = gradient.magnitudes
+        found = np.zeros(len(gradient.x), dtype=bool)
+        for g, size in zip(
+            self.adjoint(gradient, ones, wanted), self._magnitudes.adjoint(magnitudes, ones, wanted), strict=True
+        ):
+            if g is not None and size is not None:
+                least = ROUNDING * size.max(axis=1, keepdims=True, initial=0.0)
+                found |= (np.abs(g) > CANCELLED * size + least).any(axis=1)
+        return found
+
+    @cached_property
+    def _magnitudes(self) -> AffineMap:
+        """The map of magnitudes: nothing cancels in it."""
+        entries = [Entry(e.parameter, e.log, {name: abs(M) for name, M in e.maps.items()}) for e in self.entries]
+        return AffineMap(self.sizes, entries, self.constants, self.P, self.A, self.cones)
 
     def _entry_gradient(self, name: Block, into: EntryMap, g: DataGradient, summed: bool) -> Array:
         """Gradient in a parameter through one block: (size,) summed over the batch, or (batch, size)."""

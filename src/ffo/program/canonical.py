@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ffo.program.affine import AffineMap
+from ffo.program.declared import Declaration
 from ffo.program.recovery import Recovery
 
 
@@ -17,9 +18,11 @@ class CanonicalProblem:
         recovery: cone program solution -> requested quantities.
         shapes: shape of each parameter, in the user's order.
         open_sides: whether +inf as the right-hand side of an inequality means no constraint.
+        declared: what the problem was told about parameters.
     """
 
     map: AffineMap
     recovery: Recovery
     shapes: tuple[tuple[int, ...], ...]
     open_sides: bool = False
+    declared: tuple[Declaration, ...] = ()

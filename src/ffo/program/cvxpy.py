@@ -29,6 +29,7 @@ from ffo.errors import InputError, UnsupportedProblemError
 from ffo.program.affine import AffineMap, Block, Entry
 from ffo.program.assembly import Columns, Stored, placed
 from ffo.program.canonical import CanonicalProblem
+from ffo.program.declared import declarations
 from ffo.program.extraction import Extractor, Tensor
 from ffo.program.pattern import Pattern
 from ffo.program.recovery import Output, Recovery, selection
@@ -121,7 +122,13 @@ def canonicalize(
     canonical = _affine_map(program, stuffing, _parameter_columns(program, chain, parameters), parameters)
     n, m = canonical.P.shape[0], canonical.A.shape[0]
     outputs = [_output(v, problem, program, chain, gp, n, m) for v in variables]
-    return CanonicalProblem(canonical, Recovery(outputs, n, m), tuple(p.shape for p in parameters))
+    quadratic = [all({*e.maps} <= {"P"} for e in canonical.entries if e.parameter == i) for i in range(len(parameters))]
+    return CanonicalProblem(
+        canonical,
+        Recovery(outputs, n, m),
+        tuple(p.shape for p in parameters),
+        declared=declarations(parameters, quadratic),
+    )
 
 
 def _validate(

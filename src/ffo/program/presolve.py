@@ -24,8 +24,8 @@ Array = np.ndarray
 #: x (batch, n), y and s (batch, m)
 Triple = tuple[Array, Array, Array]
 Matrix = TypeVar("Matrix", bound=SparseBatch)
-#: right-hand sides r_x (batch, n), r_s (batch, m) -> u, w, and the residual (batch,)
-GhostSolve = Callable[[Array, Array], Triple]
+#: right-hand sides r_x (batch, n), r_s (batch, m) -> u, w, and what else there is to say about them
+GhostSolve = Callable[[Array, Array], tuple[Array, ...]]
 
 
 class PresolveStep(ABC):
@@ -81,15 +81,15 @@ class Presolve:
             x, y, s = step.outward(x, y, s)
         return x, y, s
 
-    def solve(self, ghost: GhostSolve, r_x: Array, r_s: Array) -> Triple:
-        """u, w and the residual of the program's ghost system, by a function that solves the reduced one."""
+    def solve(self, ghost: GhostSolve, r_x: Array, r_s: Array) -> tuple[Array, ...]:
+        """u, w and so on of the program's ghost system, by a function that solves the reduced one."""
         right = [(r_x, r_s)]
         for step in self.steps:
             right.append(step.reduce(*right[-1]))
-        u, w, residual = ghost(*right.pop())
+        u, w, *more = ghost(*right.pop())
         for step in reversed(self.steps):
             u, w = step.restore(u, w, *right.pop())
-        return u, w, residual
+        return u, w, *more
 
     def then(self, other: Presolve) -> Presolve:
         """These steps and those of another presolve after them."""

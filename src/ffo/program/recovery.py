@@ -12,6 +12,8 @@ import scipy.sparse as sp
 from ffo.program.entering import EntryMap
 
 Array = np.ndarray
+#: share of a change of the solution that is rounding
+ROUNDING = 1e-10
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,14 @@ class Recovery:
             np.zeros((batch, self.n)) if c_x is None else c_x,
             np.zeros((batch, self.m)) if c_y is None else c_y,
         )
+
+    def shows(self, dx: Array, dy: Array) -> Array:
+        """(batch,) whether any output changes with x and y, more than rounding."""
+        found = np.zeros(len(dx), dtype=bool)
+        for out in self.outputs:
+            d = dy if out.dual else dx
+            found |= (np.abs(out.of(d)) > ROUNDING * np.abs(d).max(axis=1, keepdims=True, initial=0.0)).any(axis=1)
+        return found
 
     def tangent(self, dx: Array, dy: Array, x: Array) -> list[Array]:
         """Derivatives of the outputs along (dx, dy)."""

@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 import scipy.sparse as sp
 
-from ffo.cones import Product, Zero
+from ffo.cones import Product
 from ffo.cones.base import Cone
 from ffo.program.cone import ConeProgram
 from ffo.program.pattern import Pattern, span
@@ -163,10 +163,7 @@ def _places(cones: Product, P: Pattern, A: Pattern) -> Places | None:
 
 def _definable(cones: Product, P: Pattern, A: Pattern) -> tuple[Array, Array]:
     """Variables that one equality defines, and these equalities, at most one variable each."""
-    equal = np.zeros(A.shape[0], dtype=bool)
-    for group in cones.groups:
-        if isinstance(group.cone, Zero):
-            equal[group.index.ravel()] = True
+    equal = cones.equalities
     alone = np.diff(A.indptr) == 1
     off = ~P.on_diagonal
     alone[P.rows[off]] = alone[P.columns[off]] = False

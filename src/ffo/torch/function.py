@@ -360,3 +360,5 @@ def check_kinds(
         if len(set(found)) > 1:
             listed = ", ".join(f"{k}: {v}" for k, v in zip(short, found, strict=True))
             raise InputError(f"All parameters must have the same {name}; got {listed}")
+    if kinds and kinds[0].device.type == "meta":
+        raise InputError("Parameters are meta tensors, which have no values to solve for")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ffo.ghost.certificate import WEAK
+from ffo.kernels.point import WEAK
 from ffo.probes import PROBE
 from ffo.torch.dense.program import (
     SINGULAR,

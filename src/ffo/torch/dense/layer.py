@@ -167,7 +167,7 @@ class DenseSolve(torch.autograd.Function):
         with torch.no_grad():
             found, residual, dependent = _adjoint(ctx, gradients, wanted)
         constraints = any(want for name, want in wanted.items() if name not in ("Q", "p"))
-        ctx.report.finish(Backward(residual, dependent, constraints, time.perf_counter() - start))
+        ctx.report.finish(Backward(residual, dependent if constraints else None, time.perf_counter() - start))
         result: list[Tensor | None] = []
         for name, (shape, dtype) in zip(ctx.plan.form.names, ctx.shapes, strict=True):
             result.append(_as(found[name], shape, dtype) if wanted[name] else None)

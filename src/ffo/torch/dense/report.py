@@ -8,7 +8,8 @@ import numpy as np
 
 from ffo.engine.info import Info, Times
 from ffo.errors import Status
-from ffo.ghost.certificate import ERROR, MARGIN_RATIO, RESIDUAL, WEAK, Certificate
+from ffo.ghost.certificate import ERROR, RESIDUAL, Certificate
+from ffo.kernels.point import MARGIN_RATIO, WEAK
 from ffo.torch.base import warn_of_doubt
 from ffo.torch.dense.program import Tensor
 from ffo.torch.dense.solve import DenseSolution
@@ -20,13 +21,13 @@ class Backward:
 
     Attributes:
         residual: (batch,) relative residual of the ghost.
-        dependent: (batch,) samples whose active constraints depend on each other; None: none.
-        constraints: whether derivatives in constraints were asked for; seconds: how long it took.
+        dependent: (batch,) samples whose active constraints depend on each other, where derivatives in constraints
+            were asked for; None: none.
+        seconds: how long it took.
     """
 
     residual: Tensor
     dependent: Tensor | None
-    constraints: bool
     seconds: float
 
 
@@ -99,7 +100,6 @@ class DenseReport:
             info.certificate,
             dependent=np.zeros(batch, dtype=bool) if done.dependent is None else done.dependent.cpu().numpy(),
             ghost_residual=done.residual.cpu().numpy(),
-            constraints=np.full(batch, done.constraints),
         )
         info.times = replace(info.times, backward=done.seconds)
 

@@ -1,0 +1,81 @@
+"""Where ghost systems are singular: what null vectors leave open in a gradient.
+
+Solution and multipliers (x, y) are open along the null vectors of K, and so is the solution (u, w) of the ghost system.
+A gradient in the data is bilinear in the two (`ghost.oracle`). It is one whatever is chosen if no parameter feels what
+a null vector adds to it, in the place of (u, w) or of (x, y).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ffo.ghost.oracle import NullVectors
+from ffo.program.affine import DataGradient
+from ffo.program.cone import ConeProgram
+from ffo.program.sparse import SparseBatch
+
+Array = np.ndarray
+#: whether (samples,) a gradient in the data of some samples is one in any parameter that is asked for, and whether a
+#: change (u, w) of some samples' solutions and multipliers is one of an output
+Felt = Callable[[DataGradient], Array]
+Seen = Callable[[Array, Array], Array]
+
+#: share of the terms of a product that is rounding
+ROUNDING = 1e-10
+
+
+def all_data(gradient: DataGradient) -> Array:
+    """Felt where all data are parameters."""
+    x, y, u, v = gradient.x, gradient.y, gradient.u, gradient.v
+    dq = u if gradient.dq is None else gradient.dq
+    products = [_nonzero(a) & _nonzero(b) for a, b in ((u, x), (y, u), (v, x))]
+    return _nonzero(dq) | _nonzero(gradient.db) | np.any(products, axis=0)
+
+
+def all_outputs(u: Array, w: Array) -> Array:
+    """Seen where all variables and multipliers are outputs."""
+    return _nonzero(u, w)
+
+
+def open_gradients(
+    null: NullVectors, equalities: Array, gradient: DataGradient, sees: Array, felt: Felt
+) -> tuple[Array, Array]:
+    """(count,) of the null vectors: whether the gradient is open because the solution is not unique, and because
+    active rows depend on each other; `sees` as in `Sensitivity`."""
+    k = null.samples
+    x, y, u, w = (v[k] for v in (gradient.x, gradient.y, gradient.u, gradient.v))
+    large_u, large_w, meets_u, meets_w = sees[k].T[:, :, None]
+    u, w, no_x, no_y = u * large_u, w * large_w, np.zeros_like(x), np.zeros_like(y)
+    sides = np.where(null.w[:, ~equalities].any(axis=1, keepdims=True), -null.w, 0.0)  # equalities stay consistent
+    ambiguous = felt(DataGradient(x, y, null.u * meets_u, no_y, no_y))
+    ambiguous |= felt(DataGradient(null.u, no_y, u, w, no_y, no_x))
+    dependent = felt(DataGradient(x, y, no_x, null.w * meets_w, sides * meets_w))
+    dependent |= felt(DataGradient(no_x, null.w, u, no_y, no_y, no_x))
+    return ambiguous, dependent
+
+
+def open_tangents(null: NullVectors, change: ConeProgram, unsolved: Array, seen: Seen) -> tuple[Array, Array]:
+    """The same for derivatives along a change of the data; `unsolved`: (batch,) samples whose rows cannot follow it, or
+    whose costs choose among solutions."""
+    change = change.take(null.samples)
+    none_u, none_w = np.zeros_like(null.u), np.zeros_like(null.w)
+    lost = unsolved[null.samples]
+    ambiguous = seen(null.u, none_w) | _moves(change.P, null.u) | _moves(change.A, null.u) | (lost & _nonzero(null.u))
+    dependent = seen(none_u, null.w) | _moves(change.A, null.w, transposed=True) | (lost & _nonzero(null.w))
+    return ambiguous, dependent
+
+
+def _moves(M: SparseBatch, v: Array, transposed: bool = False) -> Array:
+    """Whether (samples,) a product is more than rounding."""
+    image = M.tdot(v) if transposed else M.dot(v)
+    return (np.abs(image) > ROUNDING * M.largest[:, None] * _largest(v)).any(axis=1)
+
+
+def _largest(v: Array) -> Array:
+    return np.abs(v).max(axis=1, keepdims=True, initial=0.0)
+
+
+def _nonzero(*parts: Array) -> Array:
+    return np.any([v.any(axis=1) for v in parts], axis=0)

@@ -1,0 +1,163 @@
+"""Where one sample's derivative is open: null vectors of its ghost system, and its distance to other faces.
+
+K is quasi-definite up to its null space, so that a null vector is one of variables (the solution is not unique) and one
+of multipliers (rows of the face depend on each other), each by itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ffo.kernels import ldl, minres, system
+from ffo.kernels.bundle import refer
+from ffo.kernels.jit import inner_kernel
+from ffo.kernels.kkt import DIM, INV, KI, KIND, KP, NONNEG, START, ZERO, Face, Full, Structure, assemble, part
+from ffo.kernels.newton import scatter, sensitivity
+from ffo.kernels.point import Data, sizes
+from ffo.kernels.system import UNKNOWN, Factors, norm
+from ffo.kernels.vectors import fill
+
+Array = np.ndarray
+
+#: relative residual that a random right-hand side reaches unless K is singular, and the norm that is left where it is
+MET, LEFT = 1e-6, 1e-3
+#: |Kz| relative to |z|, equilibrated, of a null vector by factors or eigenvalues, and by MINRES
+VANISHED, VANISHED_ROUGHLY = 1e-13, 1e-6
+#: entries of a null vector, relative to its largest, that are rounding
+DUST = 1e-9
+
+
+@inner_kernel
+def null(S: Structure, F: Factors, face: Face, u: Array, w: Array, full: Full | None) -> float:
+    """A null vector of K at random, written to u and w = T't, which are zero where there is none; returns whether
+    there is one, or UNKNOWN: ask with `full`."""
+    z = np.empty(S.sign.size)
+    found = _find(S, F, face, z, full)
+    if found != 1.0:
+        fill(z, 0.0)
+    scatter(S, face, z, u, w)
+    return found
+
+
+@inner_kernel
+def on_larger_face(
+    S: Structure, D: Data, F: Factors, face: Face, more: Array, r_x: Array, r_s: Array, u: Array, w: Array,
+    full: Full | None,
+) -> float:  # fmt: skip
+    """`null`, or with right-hand sides `sensitivity`, on the face with some inequalities more, those where `more` (m,)
+    is not zero."""
+    kinds, starts, dims, on = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), face.on.copy()
+    for k in range(S.blocks):
+        for i in range(starts[k], starts[k] + dims[k]):
+            if kinds[k] == NONNEG and more[i] != 0.0:
+                on[i] = 1
+    larger = Face(on, face.delta, face.u, face.R, face.case, face.margin)
+    other = Factors(np.empty(F.Kx.size), np.empty(F.scale.size), np.empty(F.Lx.size), np.empty(F.Dinv.size), F.unit)
+    return _anew(S, D, other, larger, r_x, r_s, u, w, full)
+
+
+@inner_kernel
+def _anew(
+    S: Structure, D: Data, F: Factors, face: Face, r_x: Array, r_s: Array, u: Array, w: Array, full: Full | None
+) -> float:
+    """The same on a face without factors."""
+    F, face = refer(F), refer(face)
+    assemble(S, D.Pv, D.Av, face, face.u, np.zeros(S.aux), F.Kx)
+    if full is not None and full.iterations > 0:
+        minres.equilibrate(S, F)
+    else:
+        system.factorize(S, F)
+    return sensitivity(S, F, face, r_x, r_s, u, w, full) if r_x.size else null(S, F, face, u, w, full)
+
+
+@inner_kernel
+def _find(S: Structure, F: Factors, face: Face, z: Array, full: Full | None) -> float:
+    """What a solve leaves of a random right-hand side is its part along the null space; all that is measured here is
+    in equilibrated units."""
+    inv, n, size = part(S.wide, INV), S.n, S.sign.size
+    F = refer(Factors(F.Kx, F.scale, F.Lx, F.Dinv, F.scale))
+    rhs, left = np.zeros(size), np.empty(size)
+    for i in range(n + S.m):
+        if i < n or face.on[i - n]:  # a sequence that no data is drawn with
+            rhs[inv[i]] = np.cos(1.618033988749895 * (i + 1.0) ** 2) / F.scale[inv[i]]
+    if full is not None and full.iterations > 0:
+        if minres.solve(S, F, rhs, z, MET, full) <= MET:
+            return 0.0
+        _multiply(S, F, z, left)
+        for i in range(size):
+            left[i] = rhs[i] - left[i]
+        _along_null(F, left, z)
+        _correct(S, F, z, full)
+        return 1.0 if _vanishes(S, F, left, z, VANISHED_ROUGHLY) else 0.0
+    relative, _ = system.refine(S, F, rhs, z, left, MET, np.inf, system.STALLED)
+    if relative <= MET:
+        return 0.0
+    _along_null(F, left, z)
+    _correct(S, F, z, None)
+    _correct(S, F, z, None)
+    if _vanishes(S, F, left, z, VANISHED):
+        return 1.0
+    if full is None:
+        return UNKNOWN
+    share, _ = system.least_squares(S, F, rhs, z, left)
+    _along_null(F, left, z)
+    return 1.0 if share > 0.0 and _vanishes(S, F, left, z, VANISHED) else 0.0
+
+
+@inner_kernel
+def _multiply(S: Structure, F: Factors, z: Array, out: Array) -> None:
+    """out := Kz."""
+    ldl.multiply(part(S.wide, KP), part(S.slim, KI), F.Kx, z, out)
+
+
+@inner_kernel
+def _along_null(F: Factors, left: Array, z: Array) -> None:
+    """z := the null vector that the rest of a right-hand side is."""
+    for i in range(z.size):
+        z[i] = F.scale[i] ** 2 * left[i]
+
+
+@inner_kernel
+def _correct(S: Structure, F: Factors, z: Array, full: Full | None) -> None:
+    """Take what is no null vector out of one that is nearly so (quadratic transport 10 x 10: |Kz| 3e-8 becomes 1e-14;
+    eigenvalues take 70 times as long)."""
+    image, step, rest = np.empty(z.size), np.empty(z.size), np.empty(z.size)
+    _multiply(S, F, z, image)
+    if full is None:
+        system.refine(S, F, image, step, rest, MET, np.inf, system.STALLED)
+    else:
+        minres.solve(S, F, image, step, MET, full)
+    for i in range(z.size):
+        z[i] -= step[i]
+
+
+@inner_kernel
+def _vanishes(S: Structure, F: Factors, left: Array, z: Array, tolerance: float) -> bool:
+    """Whether z, which was `left`, is a null vector; its rounding errors are taken away."""
+    largest = rest = total = 0.0
+    image = np.empty(z.size)
+    for i in range(z.size):
+        largest = max(largest, abs(z[i] / F.scale[i]))
+        total += (z[i] / F.scale[i]) ** 2
+    for i in range(z.size):
+        if abs(z[i] / F.scale[i]) <= DUST * largest:
+            z[i] = 0.0
+    _multiply(S, F, z, image)
+    for i in range(z.size):
+        rest += (F.scale[i] * image[i]) ** 2
+    return bool(norm(left, F.unit) > LEFT and rest <= tolerance**2 * total)
+
+
+@inner_kernel
+def distances(S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face, out: Array) -> None:
+    """(m,) relative distance of each row to another face; of each block, where it is curved."""
+    kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
+    z = sizes(S, D, x, y, s)
+    for k in range(S.blocks):
+        for i in range(starts[k], starts[k] + dims[k]):
+            if kinds[k] > NONNEG:
+                out[i] = face.margin[k]
+            elif kinds[k] == ZERO or D.b[i] == np.inf:
+                out[i] = np.inf
+            else:
+                out[i] = abs(s[i] - z.tau[i] * y[i]) / (z.row[i] * z.primal)

@@ -1,0 +1,111 @@
+"""What a problem was told about its parameters: checked, since its convexity may rest on it.
+
+CVXPY reads curvature off the declared sign of a parameter, and off its being positive semidefinite: a value of another
+kind makes another problem, perhaps none that is convex.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import cvxpy as cp
+
+Array = np.ndarray
+
+#: what counts as rounding, relative to the largest entry; of a symmetric matrix, also the steps of difference quotients
+TOLERANCE, ASYMMETRY = 1e-9, 1e-5
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What was said about one parameter.
+
+    Attributes:
+        parameter: its position in the user's list; name: as in the problem; shape: its shape.
+        signs: whether entries must not be negative (+1) or positive (-1), and the words for it.
+        bounds: lower and upper bounds of the entries, None without.
+        symmetric, diagonal: whether it must be.
+        definite: +1 if it must be positive semidefinite, -1 if negative, 0 if neither, or if that is checked anyway.
+            Asymmetric values stand for their symmetric part.
+    """
+
+    parameter: int
+    name: str
+    shape: tuple[int, ...]
+    signs: tuple[tuple[int, str], ...]
+    bounds: tuple[Any, Any] | None
+    symmetric: bool
+    diagonal: bool
+    definite: int
+
+    def refused(self, value: Array) -> dict[int, str]:
+        """Samples (0 where all share the value) whose value (batch, size) is something else, and why."""
+        found: dict[int, str] = {}
+        size = np.abs(value).max(axis=1, initial=0.0)
+        least = -TOLERANCE * size
+        for sign, word in self.signs:
+            extreme = (sign * value).min(axis=1, initial=np.inf)
+            for k in np.flatnonzero(extreme < least):
+                found[int(k)] = self._text(word, f"has the entry {sign * extreme[k]:.4g}")
+        if self.bounds is not None:
+            low, high = (np.broadcast_to(v, self.shape).ravel() for v in self.bounds)
+            beyond = np.maximum(low - value, value - high).max(axis=1, initial=-np.inf)
+            for k in np.flatnonzero(beyond > -least):
+                found[int(k)] = self._text("bounded", f"is {beyond[k]:.4g} outside of its bounds")
+        if self.symmetric or self.diagonal or self.definite:
+            self._refuse_matrices(value.reshape(-1, *self.shape[-2:]), size, found)
+        return found
+
+    def _refuse_matrices(self, value: Array, size: Array, found: dict[int, str]) -> None:
+        off = np.abs(value * ~np.eye(value.shape[1], dtype=bool)).max(axis=(1, 2)) if self.diagonal else 0 * size
+        for k in np.flatnonzero(off > TOLERANCE * size):
+            found[int(k)] = self._text("diag", f"has the entry {off[k]:.4g} off its diagonal")
+        if self.symmetric:
+            apart = np.abs(value - value.swapaxes(1, 2)).max(axis=(1, 2))
+            for k in np.flatnonzero(apart > ASYMMETRY * size):
+                found[int(k)] = self._text("symmetric", f"differs by {apart[k]:.4g} from its transpose")
+        if self.definite:
+            finite = np.flatnonzero(np.isfinite(size))
+            both = value[finite] + value[finite].swapaxes(1, 2)
+            values = self.definite * np.linalg.eigvalsh(0.5 * self.definite * both)[:, 0]
+            for k, smallest in zip(finite, values, strict=True):
+                if self.definite * smallest < -TOLERANCE * size[k] * value.shape[1]:
+                    word = "PSD" if self.definite > 0 else "NSD"
+                    found[int(k)] = self._text(word, f"has the eigenvalue {smallest:.4g}")
+
+    def _text(self, declared: str, fact: str) -> str:
+        return f"parameter {self.parameter} ({self.name}) was declared {declared} but {fact}"
+
+
+def declarations(parameters: Sequence[cp.Parameter], only_in_P: Sequence[bool]) -> tuple[Declaration, ...]:
+    """What is to be checked; `only_in_P`: parameters of the quadratic term alone, whose convexity is checked anyway."""
+    found = []
+    for i, (parameter, quadratic) in enumerate(zip(parameters, only_in_P, strict=True)):
+        said = parameter.attributes
+        signs = tuple(
+            (s, w) for s, words in ((1, ("nonneg", "pos")), (-1, ("nonpos", "neg"))) for w in words if said[w]
+        )
+        bounds = said.get("bounds")
+        definite = 0 if quadratic else int(bool(said["PSD"])) - int(bool(said["NSD"]))
+        one = Declaration(
+            i, parameter.name(), parameter.shape, signs, None if bounds is None else tuple(bounds),
+            bool(said["symmetric"]), bool(said["diag"]), definite,
+        )  # fmt: skip
+        if signs or bounds is not None or one.symmetric or one.diagonal or definite:
+            found.append(one)
+    return tuple(found)
+
+
+def refused(declared: Sequence[Declaration], values: Sequence[Array], batch: int) -> dict[int, str]:
+    """Samples with a parameter that is not what it was declared to be; values are (size,) or (batch, size)."""
+    found: dict[int, str] = {}
+    for one in declared:
+        value = values[one.parameter]
+        bad = one.refused(np.atleast_2d(value))
+        found.update(bad if value.ndim == 2 else dict.fromkeys(range(batch), bad[0]) if bad else {})
+    return found

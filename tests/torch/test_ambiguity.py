@@ -1,0 +1,145 @@
+"""Singular ghost systems and weakly active rows: flagged if, and only if, the loss or a parameter sees them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cvxpy as cp
+import pytest
+import torch
+
+from ffo.torch import FFOLayer, FFOQPLayer
+
+EACH_WAY = pytest.mark.parametrize("backward", ["direct", "iterative"])
+
+
+@pytest.fixture(autouse=True)
+def double() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch.set_default_dtype(before)
+
+
+def verdict(layer: Any, loss: Callable[..., torch.Tensor], *values: torch.Tensor, **options: Any) -> bool:
+    """Whether all gradients of a loss of the layer's outputs are called good."""
+    outputs = layer(*values, **options)
+    loss(*outputs if isinstance(outputs, tuple) else [outputs]).backward()
+    return bool(layer.info.certificate.good.all())
+
+
+def differences(f: Callable[[torch.Tensor], torch.Tensor], at: torch.Tensor, h: float = 1e-6) -> torch.Tensor:
+    """Central differences of a scalar function."""
+    grid = torch.eye(at.numel()).reshape(-1, *at.shape) * h
+    with torch.no_grad():
+        return torch.stack([(f(at + e) - f(at - e)) / (2 * h) for e in grid]).reshape(at.shape)
+
+
+@EACH_WAY
+@pytest.mark.parametrize("kind", ["pos and neg", "maximum"])
+def test_rows_that_depend_on_each_other_but_move_together(kind: str, backward: str) -> None:
+    """At a kink of the cost its epigraph rows all meet; the parameter moves them as one."""
+    x, q = cp.Variable(3), cp.Parameter(3)
+    cost = (
+        0.3 * cp.pos(x - q) + 0.7 * cp.neg(x - q) if kind == "pos and neg" else cp.maximum(0.3 * (x - q), 0.7 * (q - x))
+    )
+    layer = FFOLayer(cp.Problem(cp.Minimize(cp.sum(cost) + 0.1 * cp.sum_squares(x))), [q], [x], backward=backward)
+    torch.manual_seed(0)
+    t = torch.randn(20, 3).requires_grad_()
+    weights = torch.randn(20, 3)
+    assert verdict(layer, lambda z: (weights * z).sum(), t)
+    expected = differences(lambda v: (weights * layer(v)[0]).sum(), t.detach())
+    torch.testing.assert_close(t.grad, expected, atol=1e-6, rtol=0)
+
+
+@EACH_WAY
+@pytest.mark.parametrize("learnt", ["A", "b", "p"])
+def test_dependent_equalities(learnt: str, backward: str) -> None:
+    """z jumps when a coefficient moves; sides are taken to move together; costs change nothing."""
+    data = {"A": torch.ones(2, 2), "b": torch.ones(2), "p": torch.tensor([0.0, -1.0])}
+    data[learnt].requires_grad_()
+    layer = FFOQPLayer(backward=backward)
+    blocks = (torch.eye(2), data["p"], torch.zeros(0, 2), torch.zeros(0), data["A"], data["b"])
+    assert verdict(layer, lambda z: z.flatten()[0], *blocks) == (learnt != "A")
+
+
+@EACH_WAY
+@pytest.mark.parametrize(("seen", "tied", "good"), [(True, False, False), (True, True, True), (False, False, True)])
+def test_a_row_given_twice(seen: bool, tied: bool, good: bool, backward: str) -> None:
+    """x0 <= b0, x0 <= b1 with b0 = b1: the derivative in one of them alone is one-sided."""
+    x, q, b = cp.Variable(2), cp.Parameter(2), cp.Parameter(2)
+    rows = [x[0] <= b[0], x[0] <= (b[0] if tied else b[1]), x[1] <= b[1] + 3]
+    layer = FFOLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - q)), rows), [q, b], [x], backward=backward)
+    sides = torch.ones(2).requires_grad_()
+    assert verdict(layer, lambda z: z[0 if seen else 1], torch.tensor([2.0, 0.5]), sides) == good
+
+
+@EACH_WAY
+def test_a_weakly_active_row_that_the_loss_does_not_see(backward: str) -> None:
+    x, q = cp.Variable(2), cp.Parameter(2)
+    layer = FFOLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - q)), [x >= 0]), [q], [x], backward=backward)
+    at = torch.tensor([[1.0, 0.0], [1.0, 2.0]]).requires_grad_()
+    outputs, report = layer.call(at)
+    outputs[0][:, 0].sum().backward(retain_graph=True)
+    assert report.certificate.good.tolist() == [True, True]
+    outputs[0][:, 1].sum().backward()
+    assert report.certificate.good.tolist() == [False, True]
+    assert "weakly active" in report.certificate.reasons(0)[0]
+    outputs[0][:, 0].sum()
+    assert report.certificate.good.tolist() == [False, True]  # the worst of all passes stays
+
+
+@pytest.mark.parametrize("cone", ["norm", "norm1", "norm_inf"])
+def test_a_weakly_active_block_that_the_loss_does_not_see(cone: str) -> None:
+    ball = {"norm": lambda v: cp.norm(v, 2), "norm1": cp.norm1, "norm_inf": cp.norm_inf}[cone]
+    x, z, q, p = cp.Variable(3), cp.Variable(2), cp.Parameter(3), cp.Parameter(2)
+    problem = cp.Problem(cp.Minimize(cp.sum_squares(x - q) + cp.sum_squares(z - p)), [ball(x) <= 1, z >= 0.2])
+    layer = FFOLayer(problem, [q, p], [x, z])
+    at, other = torch.tensor([0.6, 0.0, 0.8]), torch.tensor([1.0, -1.0])
+    at = at / {"norm": 1.0, "norm1": 1.4, "norm_inf": 0.8}[cone]  # on the sphere, without any force
+    at.requires_grad_()
+    other.requires_grad_()
+    assert verdict(layer, lambda x, z: z.sum(), at, other)
+    assert not verdict(layer, lambda x, z: x.sum(), at, other)
+
+
+def not_unique(outputs: str) -> FFOLayer:
+    """minimize (x0 + x1 - q)^2 + c'x in a box: of x0 and x1 only the sum is determined."""
+    x, q, c = cp.Variable(2), cp.Parameter(), cp.Parameter(2)
+    total = cp.Variable()
+    rows = [total == cp.sum(x), total >= q + 1, cp.abs(x) <= 5]
+    problem = cp.Problem(cp.Minimize(cp.square(total - q) + c @ x), rows)
+    shown = {"x": x, "sum": total, "multiplier": rows[1].dual_variables[0]}[outputs]
+    return FFOLayer(problem, [q, c], [shown], solver="CLARABEL")
+
+
+@pytest.mark.parametrize(("outputs", "good"), [("x", False), ("sum", True), ("multiplier", True)])
+def test_solutions_that_are_not_unique_in_both_modes(outputs: str, good: bool) -> None:
+    """Whether the loss, or the output, sees it; the parameter q moves all solutions alike."""
+    layer = not_unique(outputs)
+    q, c = torch.tensor(0.3, requires_grad=True), torch.zeros(2)
+    assert verdict(layer, lambda v: v.flatten()[0], q, c) == good
+    torch.func.jvp(lambda v: layer(v, c)[0], (torch.tensor(0.3),), (torch.tensor(1.0),))
+    assert bool(layer.info.certificate.good.all()) == good
+
+
+@pytest.mark.parametrize("outputs", ["sum", "multiplier"])
+def test_costs_that_choose_among_solutions(outputs: str) -> None:
+    """c tells x0 from x1: what is common to all solutions has a kink in it."""
+    c = torch.zeros(2, requires_grad=True)
+    if outputs == "sum":  # held by its row, whatever the cost
+        assert verdict(not_unique(outputs), lambda v: v, torch.tensor(0.3), c)
+    else:
+        assert not verdict(not_unique(outputs), lambda v: v, torch.tensor(0.3), c)
+
+
+def test_each_row_of_a_jacobian_counts() -> None:
+    x, q = cp.Variable(3), cp.Parameter(2)
+    cost = cp.square(x[0] - q[0]) + cp.square(x[1] + x[2] - q[1])
+    layer = FFOLayer(cp.Problem(cp.Minimize(cost), [cp.abs(x) <= 5]), [q], [x])
+    torch.func.jacrev(lambda v: layer(v)[0])(torch.tensor([0.3, 0.4]))
+    assert not layer.info.certificate.good.any()
