@@ -174,7 +174,7 @@ def stages(path: Path) -> Iterator[Row]:
     row = replace(row, stage="backward", backward=time.perf_counter() - start)
     certificate = info.certificate
     assert certificate is not None
-    verdicts = {"all": certificate, "objective": replace(certificate, constraints=np.zeros(1, dtype=bool))}
+    verdicts = {"all": certificate, "objective": replace(certificate, dependent=np.zeros(1, dtype=bool))}
     good = next((name for name, verdict in verdicts.items() if verdict.good[0]), "none")
     row = replace(row, good=good, reason=_short(certificate.reasons(0)))
     yield row

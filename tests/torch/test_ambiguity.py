@@ -107,6 +107,14 @@ def test_a_weakly_active_block_that_the_loss_does_not_see(cone: str) -> None:
     assert not verdict(layer, lambda x, z: x.sum(), at, other)
 
 
+def test_a_weakly_active_row_on_the_face() -> None:
+    """Its multiplier is rounding, and positive: found by the fuzzer."""
+    Q, p = torch.tensor([[161002.63962247022]]), torch.tensor([6728.044679318079])
+    G = torch.tensor([[59.150418750984976], [51.50252376506167], [-19.708165610306313], [-149.84954044656445]])
+    h = torch.tensor([-2.4718020840538992, -0.6996367139338351, 1.15870384003356, 8.199714590425069])
+    assert not verdict(FFOQPLayer(), lambda z: -z.sum(), Q, p.requires_grad_(), G, h)
+
+
 def not_unique(outputs: str) -> FFOLayer:
     """minimize (x0 + x1 - q)^2 + c'x in a box: of x0 and x1 only the sum is determined."""
     x, q, c = cp.Variable(2), cp.Parameter(), cp.Parameter(2)

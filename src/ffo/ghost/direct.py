@@ -26,6 +26,8 @@ Array = np.ndarray
 POLISHING, FROM_NOTHING = 10, 25
 #: relative difference of solutions that are the same, and what curved blocks say about one that do not touch it
 SAME, UNMOVED = 1e-6, 1e-12
+#: share of a solution in a row that may as well not be there
+FORCELESS = 1e-9
 #: entries of a solution, equilibrated and relative to its largest, that are rounding
 SEEN = 1e-10
 
@@ -105,6 +107,7 @@ class Compiled(Linearization):
         scale_u, scale_w = self.plan.scales(self.state, k)
         size = np.maximum(_largest(u / scale_u), _largest(w / scale_w))
         found[near] = (residual > RESIDUAL) | (np.abs(other - u) / scale_u > SAME * size).any(axis=1)
+        found[near] |= (weak & (np.abs(w) / scale_w > FORCELESS * size)).any(axis=1)
         curved = weak & ~self.program.cones.scalar_rows
         if curved.any():
             A = self.program.A if self.program.A.shared else self.program.A.take(k)
