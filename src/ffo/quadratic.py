@@ -84,14 +84,8 @@ def solve_qp_batch(
         >>> solution.z.shape
         (8, 3)
     """
-    options = Options(
-        solver=solver,
-        solver_args=dict(solver_args or {}),
-        on_fail=on_fail,
-        retry=retry,
-        verbose=verbose,
-    )
-    engine = Engine(options)
+    settings = dict(solver_args or {})
+    engine = Engine(Options(solver=solver, solver_args=settings, on_fail=on_fail, retry=retry, verbose=verbose))
     blocks = read_arrays({"Q": Q, "p": p, "G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub, "lower": lower})
     canonical = quadratic_problem(blocks.structure, duals=True)
     program = canonical.map.apply([blocks.values[name] for name in blocks.structure.parameters])

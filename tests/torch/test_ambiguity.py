@@ -86,10 +86,10 @@ def test_a_weakly_active_row_that_the_loss_does_not_see(backward: str) -> None:
     outputs, report = layer.call(at)
     outputs[0][:, 0].sum().backward(retain_graph=True)
     assert report.certificate.good.tolist() == [True, True]
-    outputs[0][:, 1].sum().backward()
+    outputs[0][:, 1].sum().backward(retain_graph=True)
     assert report.certificate.good.tolist() == [False, True]
     assert "weakly active" in report.certificate.reasons(0)[0]
-    outputs[0][:, 0].sum()
+    outputs[0][:, 0].sum().backward()
     assert report.certificate.good.tolist() == [False, True]  # the worst of all passes stays
 
 
@@ -105,6 +105,28 @@ def test_a_weakly_active_block_that_the_loss_does_not_see(cone: str) -> None:
     other.requires_grad_()
     assert verdict(layer, lambda x, z: z.sum(), at, other)
     assert not verdict(layer, lambda x, z: x.sum(), at, other)
+
+
+def test_epigraphs_at_a_vertex_are_no_reason_for_doubt() -> None:
+    x, q = cp.Variable(5), cp.Parameter(5)
+    layer = FFOLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - q)), [cp.abs(x) <= 1]), [q], [x])
+    torch.manual_seed(0)
+    at = (2 * torch.randn(40, 5)).requires_grad_()
+    assert verdict(layer, lambda z: z.sum(), at)
+    torch.testing.assert_close(at.grad, (at.detach().abs() < 1).double(), atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("far", [1e4, 1e9, 1e12, 1e14])
+@pytest.mark.parametrize("row", ["bound", "norm"])
+def test_distant_rows_change_nothing(row: str, far: float) -> None:
+    x, q = cp.Variable(3), cp.Parameter(3)
+    rows = [x >= 0, x <= far] if row == "bound" else [x >= 0, cp.norm(x, 2) <= far]
+    layer = FFOLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - q)), rows), [q], [x])
+    at = torch.tensor([1.0, -2.0, 0.5])
+    with torch.no_grad():
+        torch.testing.assert_close(layer(at)[0], at.clamp_min(0), atol=1e-8, rtol=0)
+    assert verdict(layer, lambda z: z.sum(), at.requires_grad_())
+    torch.testing.assert_close(at.grad, torch.tensor([1.0, 0.0, 1.0]), atol=1e-8, rtol=0)
 
 
 def test_a_weakly_active_row_on_the_face() -> None:
