@@ -114,6 +114,8 @@ def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
 
 
 def _note_verdicts(denied: Array, samples: Array, status: Array) -> None:
+    if not status.any():
+        return
     verdict = np.isin(status, VERDICTS)
     denied[samples[verdict]] = status[verdict]
 

@@ -21,7 +21,7 @@ from ffo.kernels.kkt import INV, KI, KIND, LP, NONNEG, Face, Full, Structure, fr
 from ffo.kernels.lanes import LANES
 from ffo.kernels.ldl import room
 from ffo.kernels.newton import EVIDENCE
-from ffo.kernels.null import distances, null, on_larger_face
+from ffo.kernels.null import distances, is_singular, null, on_larger_face
 from ffo.kernels.point import Data
 from ffo.kernels.pool import one_blas_thread, run_chunks
 from ffo.kernels.system import UNKNOWN, Factors
@@ -33,7 +33,7 @@ logger = logging.getLogger("ffo")
 _NEWTON, _SENSITIVITY, _NULL, _LARGER, _DISTANCES = range(5)
 _NOTHING = np.empty((0, 0))
 #: seconds for one multiplication in a sparse factorization, about
-FLOP = 1e-9
+FLOP = 3e-9
 _announced = False
 
 
@@ -182,15 +182,17 @@ class KernelPlan:
     def null(self, values: Values, state: State, near: Array, weak: Array) -> tuple[Array, Array, Array]:
         """Null vectors, drawn at random, of singular ghost systems: samples, u and w of these.
 
-        Every sample is asked: a null vector with a small share in the row that is eliminated last leaves no small
-        pivot. Of samples `near` also on the face with all rows that `weak` (near, m) names: a sample may come twice.
+        All that `sensitivity` has not found to be regular are asked: a null vector with a small share in the row that
+        is eliminated last leaves no small pivot. Of samples `near` also on the face with all rows that `weak` (near, m)
+        names: a sample may come twice.
         """
-        S, none, everyone = state.structure, np.empty((len(near), 0)), state.samples
-        u, w, found = np.empty((len(everyone), S.n)), np.empty((len(everyone), S.m)), np.zeros(len(everyone))
-        arrays, seconds = (*(_NOTHING,) * 4, u, w, _NOTHING, _NOTHING, _NOTHING), self._seconds(state)
-        self._ghost(_NULL, state, everyone, everyone, arrays, found, 0, seconds)
+        S, none, asked = state.structure, np.empty((len(near), 0)), state.evidence[:, loop.SINGULAR].nonzero()[0]
+        u, w, found = np.empty((len(asked), S.n)), np.empty((len(asked), S.m)), np.empty(len(asked))
+        if len(asked):
+            arrays, rows = (*(_NOTHING,) * 4, u, w, _NOTHING, _NOTHING, _NOTHING), np.arange(len(asked))
+            self._ghost(_NULL, state, rows, asked, arrays, found, 0, self._seconds(state))
         there = found > 0.0
-        samples, u, w = everyone[there], u[there], w[there]
+        samples, u, w = asked[there], u[there], w[there]
         if not len(near):
             return samples, u, w
         more_u, more_w, also = self.on_larger_face(values, state, near, weak, none, none)
@@ -323,9 +325,12 @@ def _ghost_chunk(
         if task == _NEWTON:
             D = refer(Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k)))
             loop.newton(S, D, x[k], y[k], s[k], face, F, evidence[k], steps, full)
+            evidence[k, loop.SINGULAR] = np.nan
             answer[i] = evidence[k, loop.STEPS]
         elif task == _SENSITIVITY:
             answer[i] = loop.sensitivity(S, F, face, r_x[i], r_s[i], x[i], y[i], full)
+            if np.isnan(evidence[k, loop.SINGULAR]):
+                evidence[k, loop.SINGULAR] = 1.0 if is_singular(S, F, face, full) else 0.0
         elif task == _NULL:
             answer[i] = null(S, F, face, x[i], y[i], full)
         elif task == _LARGER:

@@ -65,8 +65,8 @@ ROUGH = 1e-3
 PATIENCE = 0.4
 
 #: columns of the evidence; the start is measured as solvers do, in the largest terms of the program
-RESIDUAL, ERROR, RATIO, NEAREST, PIVOT, STEPS, IS_SETTLED, START_RESIDUAL = range(8)
-EVIDENCE = 8
+RESIDUAL, ERROR, RATIO, NEAREST, PIVOT, STEPS, IS_SETTLED, START_RESIDUAL, SINGULAR = range(9)
+EVIDENCE = 9
 
 
 @inner_kernel

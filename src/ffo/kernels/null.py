@@ -71,27 +71,42 @@ def _anew(
 
 
 @inner_kernel
-def _find(S: Structure, F: Factors, face: Face, z: Array, full: Full | None) -> float:
-    """What a solve leaves of a random right-hand side is its part along the null space; all that is measured here is
-    in equilibrated units."""
-    inv, n, size = part(S.wide, INV), S.n, S.sign.size
-    F = refer(Factors(F.Kx, F.scale, F.Lx, F.Dinv, F.scale))
-    rhs, left = np.zeros(size), np.empty(size)
+def is_singular(S: Structure, F: Factors, face: Face, full: Full | None) -> bool:
+    """Whether K may have a null vector: `null` tells."""
+    rhs, z, left = np.empty(S.sign.size), np.empty(S.sign.size), np.empty(S.sign.size)
+    return _solve_random(S, refer(Factors(F.Kx, F.scale, F.Lx, F.Dinv, F.scale)), face, rhs, z, left, full) > MET
+
+
+@inner_kernel
+def _solve_random(S: Structure, F: Factors, face: Face, rhs: Array, z: Array, left: Array, full: Full | None) -> float:
+    """Solve with a right-hand side at random, which is written to `rhs`; z, what is left, and its relative size."""
+    inv, n = part(S.wide, INV), S.n
+    fill(rhs, 0.0)
     for i in range(n + S.m):
         if i < n or face.on[i - n]:  # a sequence that no data is drawn with
             rhs[inv[i]] = np.cos(1.618033988749895 * (i + 1.0) ** 2) / F.scale[inv[i]]
+    if full is None or full.iterations == 0:
+        relative, _ = system.refine(S, F, rhs, z, left, MET, np.inf, system.STALLED)
+        return relative
+    relative = minres.solve(S, F, rhs, z, MET, full)
+    _multiply(S, F, z, left)
+    for i in range(left.size):
+        left[i] = rhs[i] - left[i]
+    return relative
+
+
+@inner_kernel
+def _find(S: Structure, F: Factors, face: Face, z: Array, full: Full | None) -> float:
+    """What a solve leaves of a random right-hand side is its part along the null space; all that is measured here is
+    in equilibrated units."""
+    rhs, left = np.empty(z.size), np.empty(z.size)
+    F = refer(Factors(F.Kx, F.scale, F.Lx, F.Dinv, F.scale))
+    if _solve_random(S, F, face, rhs, z, left, full) <= MET:
+        return 0.0
     if full is not None and full.iterations > 0:
-        if minres.solve(S, F, rhs, z, MET, full) <= MET:
-            return 0.0
-        _multiply(S, F, z, left)
-        for i in range(size):
-            left[i] = rhs[i] - left[i]
         _along_null(F, left, z)
         _correct(S, F, z, full)
         return 1.0 if _vanishes(S, F, left, z, VANISHED_ROUGHLY) else 0.0
-    relative, _ = system.refine(S, F, rhs, z, left, MET, np.inf, system.STALLED)
-    if relative <= MET:
-        return 0.0
     _along_null(F, left, z)
     _correct(S, F, z, None)
     _correct(S, F, z, None)

@@ -11,8 +11,6 @@ Every answer is verified on the data: stationarity, rows and signs in natural un
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from ffo.kernels.blas import solve_lower, solve_upper
@@ -33,6 +31,7 @@ from ffo.kernels.dual import (
     slacks,
 )
 from ffo.kernels.jit import inner_kernel, inner_reducing_kernel, kernel
+from ffo.kernels.sides import OneSample, QPAnswer, SideRows, load_sides, new_sides, store_sides
 from ffo.kernels.triplets import Triplets, is_shared, scatter
 from ffo.kernels.verify import polish, proves_infeasible, proves_unbounded
 
@@ -302,80 +301,64 @@ def _is_zero(Q: Array) -> bool:
     return True
 
 
-class PivotingAnswer(NamedTuple):
-    """What becomes of a batch.
-
-    Attributes:
-        x: (batch, n) the solution, or the last point where there is none.
-        y: (batch, r + 2n or r) multipliers of the rows, of x <= ub, of -x <= -lb; those of inequalities nonnegative
-            to rounding. Where the sample is infeasible, what proves it.
-        s: (batch, r) slacks h - Rx.
-        code, steps: (batch,) int64.
-        residual: (batch,) that of all optimality conditions, in natural units.
-        rho: (batch,) weight of the proximal term; 0 where Q is positive definite, -1 where it is indefinite.
-    """
-
-    x: Array
-    y: Array
-    s: Array
-    code: Array
-    steps: Array
-    residual: Array
-    rho: Array
-
-
 @inner_reducing_kernel
-def _unload(m: DualMatrices, f: DualFace, k: int, factor: float, b: int, out: PivotingAnswer) -> None:
-    """Write the answer of sample b, in the units of the data."""
-    column, row, x, s, y = m.column, m.row, out.x, out.s, out.y
-    for j in range(x.shape[1]):
-        x[b, j] = f.x[j] * column[j]
-    for i in range(s.shape[1]):
-        s[b, i] = f.s[i] / row[i]
-    for i in range(y.shape[1]):
-        y[b, i] = 0.0
+def _unload(m: DualMatrices, f: DualFace, k: int, factor: float, x: Array, one: OneSample) -> None:
+    """Write the answer of a sample, in the units of the data."""
+    column, row, s, y = m.column, m.row, one.slacks, one.multipliers
+    for j in range(x.size):
+        x[j] = f.x[j] * column[j]
+    for i in range(s.size):
+        s[i] = f.s[i] / row[i]
+    for i in range(y.size):
+        y[i] = 0.0
     for a in range(k):
-        y[b, f.rows[a]] = f.y[a] * row[f.rows[a]] / factor
+        y[f.rows[a]] = f.y[a] * row[f.rows[a]] / factor
 
 
 @kernel
 def solve_chunk(
-    P: Triplets, p: Array, A: Triplets, h: Array, lb: Array, ub: Array, me: int, limit: int, out: PivotingAnswer,
-    start: int, stop: int,
+    start: int, stop: int, P: Triplets, p: Array, A: Triplets, b: Array, sides: SideRows, me: int, limit: int,
+    out: QPAnswer,
 ) -> None:  # fmt: skip
     """Solve the samples start..stop-1 of a batch.
 
     Args:
-        P: upper triangle of Q; p: (batch, n).
-        A: the rows R, equalities first; h: (batch, r).
-        lb, ub: (batch, n), infinite where there is no bound, or (batch, 0).
+        P: upper triangle of Q; p: (batch or 1, n).
+        A: the rows that are not bounds, equalities first; b: (batch or 1, m).
         me: number of equalities. limit: most steps for a sample.
     """
-    n, r, rows = p.shape[1], h.shape[1], out.y.shape[1]
+    n, r = p.shape[1], sides.rows.size
+    one = new_sides(refer(sides), n)
+    rows = one.multipliers.size
     m, f = new_matrices(n, r, rows, me), new_face(n, rows)
-    _solve_samples(m, f, refer(P), p, refer(A), h, lb, ub, me, limit, refer(out), start, stop)
+    _solve_samples(start, stop, m, f, one, refer(P), p, refer(A), b, refer(sides), me, limit, refer(out))
 
 
 @inner_kernel
 def _solve_samples(
-    m: DualMatrices, f: DualFace, P: Triplets, p: Array, A: Triplets, h: Array, lb: Array, ub: Array, me: int,
-    limit: int, out: PivotingAnswer, start: int, stop: int,
+    start: int, stop: int, m: DualMatrices, f: DualFace, one: OneSample, P: Triplets, p: Array, A: Triplets, b: Array,
+    sides: SideRows, me: int, limit: int, out: QPAnswer,
 ) -> None:  # fmt: skip
-    n, rows = p.shape[1], out.y.shape[1]
-    m, f = refer(m), refer(f)
+    n, rows = p.shape[1], one.multipliers.size
+    m, f, one = refer(m), refer(f), refer(one)
     mark, cost, side = np.empty(rows, np.int8), np.empty(n), np.empty(rows)
     rho, linear = 0.0, False
-    for b in range(start, stop):
-        if b == start or not is_shared(P) or not is_shared(A):
-            scatter(P, b, True, m.Q)
-            scatter(A, b, False, m.R)
+    for i in range(start, stop):
+        if i == start or not is_shared(P) or not is_shared(A):
+            scatter(P, i, True, m.Q)
+            scatter(A, i, False, m.R)
             rho = load_matrices(m)
             linear = rho > 0.0 and _is_zero(m.Q)
-        factor = _load_vectors(m, p[b], h[b], lb[b], ub[b], linear, cost, side)
-        k, out.code[b], out.steps[b], out.residual[b], out.rho[b] = 0, INDEFINITE, 0, np.inf, rho
+        mine = b[i if b.shape[0] > 1 else 0]
+        crossed = load_sides(sides, mine, i, one)
+        factor = _load_vectors(m, p[i if p.shape[0] > 1 else 0], one.h, one.lb, one.ub, linear, cost, side)
+        k, out.code[i], out.steps[i], out.residual[i], out.rho[i] = 0, INDEFINITE, 0, np.inf, rho
         for j in range(n):
             f.x[j] = 0.0
         if rho >= 0.0:
-            out.code[b], k, out.steps[b], out.residual[b] = _solve(m, rho, cost, side, me, f, mark, limit)
+            out.code[i], k, out.steps[i], out.residual[i] = _solve(m, rho, cost, side, me, f, mark, limit)
+        if crossed:
+            out.code[i] = INFEASIBLE
         slacks(m, side, f.x, f.s)
-        _unload(m, f, k, factor, b, out)
+        _unload(m, f, k, factor, out.x[i], one)
+        out.meets[i] = store_sides(sides, mine, i, me, one, out.x[i], out.y[i], out.s[i])

@@ -21,13 +21,14 @@ import numpy as np
 
 from ffo.kernels.blas import add_gram, cholesky, multiply, multiply_transposed, solve_factored
 from ffo.kernels.bundle import refer
-from ffo.kernels.jit import inner_reducing_kernel, kernel
+from ffo.kernels.jit import inner_kernel, inner_reducing_kernel, kernel
+from ffo.kernels.sides import OneSample, QPAnswer, SideRows, load_sides, new_sides, store_sides
 from ffo.kernels.triplets import Triplets, scatter
 
 Array = np.ndarray
 
 #: What becomes of a sample, with the meaning that `pivoting` gives them.
-SOLVED, STALLED = 0, 1
+SOLVED, STALLED, INFEASIBLE = 0, 1, 2
 
 HALVINGS = 12
 #: Residual of the rows, in natural units, at which nothing is left to gain, and that at which a step that gains less
@@ -180,7 +181,6 @@ def _newton(
     limit: int,
 ) -> tuple[int, int, float]:
     """One sample: (code, steps, residual); the answer is in `it`."""
-    sample, it = refer(sample), refer(it)
     n, r = U.shape
     step, now = np.empty(r), np.empty(n, np.bool_)
     for i in range(r):
@@ -217,68 +217,71 @@ class Shared(NamedTuple):
     L: Array
 
 
-class SeparableAnswer(NamedTuple):
-    """What becomes of a batch.
-
-    Attributes:
-        x: (batch, n); y: (batch, r) multipliers of Ax = b.
-        z: (batch, n) those of the bounds, positive at ub, negative at lb: Qx + p + A'y + z = 0.
-        code, steps: (batch,) int64.
-        residual: (batch,) that of the rows, in natural units; x is in the box, and stationary to rounding, by
-            construction.
-    """
-
-    x: Array
-    y: Array
-    z: Array
-    code: Array
-    steps: Array
-    residual: Array
-
-
 @inner_reducing_kernel
-def _unload(it: DualIterate, root: Array, length: Array, lb: Array, ub: Array, s: int, out: SeparableAnswer) -> None:
-    """Write the answer of sample s, in the units of the data."""
-    x, y, z, w, raw, lam = out.x, out.y, out.z, it.w, it.raw, it.lam
-    for j in range(w.size):
-        x[s, j] = min(max(w[j] / root[j], lb[j]), ub[j])
-        z[s, j] = (raw[j] - w[j]) * root[j]
-    for i in range(lam.size):
-        y[s, i] = lam[i] / length[i]
+def _unload(it: DualIterate, root: Array, length: Array, x: Array, one: OneSample) -> None:
+    """Write the answer of a sample, in the units of the data."""
+    y, w, raw, lam, lb, ub = one.multipliers, it.w, it.raw, it.lam, one.lb, one.ub
+    n, r, bounded = w.size, lam.size, one.lb.size > 0
+    for j in range(n):
+        x[j] = w[j] / root[j]
+        if bounded:
+            x[j] = min(max(x[j], lb[j]), ub[j])
+            z = (raw[j] - w[j]) * root[j]
+            y[r + j], y[r + n + j] = max(z, 0.0), max(-z, 0.0)
+    for i in range(r):
+        y[i] = lam[i] / length[i]
 
 
 @kernel
 def solve_chunk(
-    q: Array, p: Array, A: Triplets, b: Array, lb: Array, ub: Array, shared: Shared, limit: int, out: SeparableAnswer,
-    start: int, stop: int,
+    start: int, stop: int, q: Array, p: Array, A: Triplets, b: Array, sides: SideRows, shared: Shared, limit: int,
+    out: QPAnswer,
 ) -> None:  # fmt: skip
     """Solve the samples start..stop-1 of a batch.
 
     Args:
-        q: (batch or 1, n) diagonal of Q; p: (batch, n); A: (r, n); b: (batch, r).
-        lb, ub: (batch, n), infinite where there is no bound.
+        q: (batch or 1, n) diagonal of Q; p: (batch or 1, n).
+        A: the rows that are not bounds, all of them equalities; b: (batch or 1, m).
         limit: most steps for a sample.
+        out: the residual is that of the rows, in natural units; x is in the box, and stationary to rounding, by
+            construction.
     """
-    n, r = p.shape[1], b.shape[1]
+    n, r = p.shape[1], sides.rows.size
+    one = new_sides(refer(sides), n)
+    sample = SeparableSample(np.empty(n), np.empty(r), np.empty(n), np.empty(n))
+    it = DualIterate(np.zeros(r), np.empty(r), np.zeros(n), np.zeros(n), np.empty(n, np.bool_))
+    _solve_samples(start, stop, q, p, refer(A), b, refer(sides), shared, limit, refer(out), one, sample, it)
+
+
+@inner_kernel
+def _solve_samples(
+    start: int, stop: int, q: Array, p: Array, A: Triplets, b: Array, sides: SideRows, shared: Shared, limit: int,
+    out: QPAnswer, one: OneSample, sample: SeparableSample, it: DualIterate,
+) -> None:  # fmt: skip
+    n, r = p.shape[1], sides.rows.size
     own = shared.U.shape[0] < n
     root, length, U, S0, L0 = shared
     if own:
         root, length, U, S0, L0 = np.empty(n), np.empty(r), np.empty((n, r)), np.empty((r, r)), np.empty((r, r))
-    rows = np.empty((r if own else 0, n))
+    rows, one, sample, it = np.empty((r if own else 0, n)), refer(one), refer(sample), refer(it)
     S, L, part = np.empty((r, r)), np.empty((r, r)), np.empty((n, r))
-    sample = SeparableSample(np.empty(n), np.empty(r), np.empty(n), np.empty(n))
-    it = DualIterate(np.zeros(r), np.empty(r), np.zeros(n), np.zeros(n), np.empty(n, np.bool_))
-    for s in range(start, stop):
-        good = True
+    for k in range(start, stop):
+        mine, cost, good = b[k if b.shape[0] > 1 else 0], p[k if p.shape[0] > 1 else 0], True
+        crossed = load_sides(sides, mine, k, one)
         if own:
-            scatter(refer(A), s, False, rows)
-            good = prepare(q[s if q.shape[0] > 1 else 0], rows, root, length, U, S0, L0)
+            scatter(A, k, False, rows)
+            good = prepare(q[k if q.shape[0] > 1 else 0], rows, root, length, U, S0, L0)
+        bounded = one.lb.size > 0
         for j in range(n):
-            sample.c[j] = p[s, j] / root[j]
-            sample.lo[j], sample.hi[j] = lb[s, j] * root[j], ub[s, j] * root[j]
+            sample.c[j] = cost[j] / root[j]
+            sample.lo[j] = one.lb[j] * root[j] if bounded else -np.inf
+            sample.hi[j] = one.ub[j] * root[j] if bounded else np.inf
         for i in range(r):
-            sample.b[i] = b[s, i] / length[i]
-        out.code[s], out.steps[s], out.residual[s] = STALLED, 0, np.inf
+            sample.b[i] = one.h[i] / length[i]
+        out.code[k], out.steps[k], out.residual[k], out.rho[k] = STALLED, 0, np.inf, 0.0
         if good:
-            out.code[s], out.steps[s], out.residual[s] = _newton(U, S0, L0, sample, it, S, L, part, limit)
-        _unload(it, root, length, lb[s], ub[s], s, out)
+            out.code[k], out.steps[k], out.residual[k] = _newton(U, S0, L0, sample, it, S, L, part, limit)
+        if crossed:
+            out.code[k] = INFEASIBLE
+        _unload(it, root, length, out.x[k], one)
+        out.meets[k] = store_sides(sides, mine, k, r, one, out.x[k], out.y[k], out.s[k])

@@ -255,6 +255,11 @@ class SymmetricBatch(SparseBatch):
         return sp.csc_array((np.concatenate([values, values[off]]), (rows, cols)), shape=self.shape)
 
 
+def plain(v: Array) -> Array:
+    """The same numbers as kernels take them: contiguous, writable floats (others would compile them again)."""
+    return v if v.dtype == np.float64 and v.flags.carray else np.array(v, dtype=float, order="C")
+
+
 def distinct(v: Array) -> Array:
     """(batch, ·) rows without repetition: (1, ·) where one row was broadcast to the batch."""
     return v[:1] if v.strides[0] == 0 and v.size else v  # arrays of nothing have no strides

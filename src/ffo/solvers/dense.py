@@ -10,28 +10,27 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ffo.cones import Nonneg, Product, Zero
 from ffo.errors import SOLVED, Status, UnsupportedProblemError
 from ffo.kernels.pool import one_blas_thread, run_chunks
+from ffo.kernels.sides import MEETING, QPAnswer
+from ffo.kernels.triplets import Triplets
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.convexity import NOT_CONVEX, indefinite
 from ffo.program.pattern import Pattern
-from ffo.program.plan import KEPT, structure_plan
-from ffo.program.sparse import SparseBatch, SymmetricBatch
+from ffo.program.plan import KEPT, structure_plan, values_of
+from ffo.program.sparse import SymmetricBatch, plain
 from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.pool import NOT_FINITE
 from ffo.solvers.split import Split, find_rows, rows_by_kind
 from ffo.solvers.workspace import Workspace
-
-if TYPE_CHECKING:  # the kernels import Numba
-    from ffo.kernels.triplets import Triplets
 
 Array = np.ndarray
 
@@ -41,26 +40,10 @@ LARGEST, ANY_DENSITY, FILLED, SINGULAR_FROM = 400, 30, 0.02, 60
 #: Equalities up to which `suits_separable` asks for no density, and the share of entries beyond.
 FEW_EQUALITIES, DENSITY = 50, 0.05
 
-#: Distance to a side, relative to it, that is rounding.
-MEETING = 1e-14
-
 #: Status and words for the codes of `kernels.pivoting`.
 _STATUS = np.array([Status.SOLVED, Status.NUMERICAL, Status.INFEASIBLE, Status.UNBOUNDED, Status.INVALID_INPUT])
 _STALLED, _INFEASIBLE, _INDEFINITE = 1, 2, 4
 _WORDS = ("", "not verified", "infeasible", "unbounded", "not convex")
-
-
-@dataclass(frozen=True)
-class _Found:
-    """x (batch, n), y (batch, m) and s (batch, m), and what the kernel says of them, (batch,) each."""
-
-    x: Array
-    y: Array
-    s: Array
-    code: Array
-    steps: Array
-    residual: Array
-    detail: dict[int, str] = field(default_factory=dict)
 
 
 class _CompiledSolver(Solver):
@@ -82,20 +65,24 @@ class _CompiledSolver(Solver):
         if not program.all_finite:
             return self._solve_finite(program, np.flatnonzero(np.broadcast_to(program.finite, (program.batch,))))
         start = time.perf_counter()
-        found = self._run(program)
-        _share_between_sides(program, found)
+        split = Split(program)
+        found = _room(program)
+        self._run(program, split, found)
+        if found.meets.any():
+            _share_between_sides(program, found)
+        unconvex = _reject_indefinite(program.P, found) if found.rho.any() else {}
         status, detail = _STATUS[found.code], {}
         status[(status == SOLVED) & ~(found.residual <= self.settings["eps"])] = Status.INACCURATE
         if status.any():
             limited = (found.code == _STALLED) & (found.steps >= self.settings["max_iters"])
             status[limited] = Status.ITERATION_LIMIT
             detail = {k: _WORDS[found.code[k]] or "not verified" for k in np.flatnonzero(status).tolist()}
-            detail |= dict.fromkeys(np.flatnonzero(limited).tolist(), "iteration limit") | found.detail
+            detail |= dict.fromkeys(np.flatnonzero(limited).tolist(), "iteration limit") | unconvex
         seconds = time.perf_counter() - start
         return Solution(found.x, found.y, found.s, status, found.steps, 0.0, seconds, detail)
 
     @abstractmethod
-    def _run(self, program: ConeProgram) -> _Found:
+    def _run(self, program: ConeProgram, split: Split, out: QPAnswer) -> None:
         """Solve a batch of finite data."""
 
     def _solve_finite(self, program: ConeProgram, samples: Array) -> Solution:
@@ -123,34 +110,16 @@ class DenseSolver(_CompiledSolver):
     capabilities = replace(_CompiledSolver.capabilities, convexity=True)
     defaults = {"max_iters": 5000}
 
-    def _run(self, program: ConeProgram) -> _Found:
+    def _run(self, program: ConeProgram, split: Split, out: QPAnswer) -> None:
         from ffo.kernels.blas import SMALL
-        from ffo.kernels.pivoting import PivotingAnswer, solve_chunk
+        from ffo.kernels.pivoting import solve_chunk
 
-        split = Split(program)
-        batch, n, me = program.batch, program.n, len(split.equal)
-        rows = split.sides.rows
-        r, bounds = len(rows), 2 * n if len(split.single) else 0
-        lb, ub = (split.lb, split.ub) if bounds else (np.empty((batch, 0)), np.empty((batch, 0)))
-        out = PivotingAnswer(
-            np.empty((batch, n)), np.empty((batch, r + bounds)), np.empty((batch, r)), np.empty(batch, np.int64),
-            np.empty(batch, np.int64), np.empty(batch), np.empty(batch),
-        )  # fmt: skip
-        P, p, A, h = _triplets(program.P), _plain(program.q), _triplets(program.A, split), _plain(program.b[:, rows])
-        lb, ub, limit = _plain(lb), _plain(ub), int(self.settings["max_iters"])
-        seconds = batch * (1e-5 + 1e-9 * n**2 * (n + r))
-
-        def work(start: int, stop: int) -> None:
-            solve_chunk(P, p, A, h, lb, ub, me, limit, out, start, stop)
-
-        _over_threads(work, batch, seconds, blas=n >= SMALL)
-        unequal = np.maximum(out.y[:, me:r], 0.0)
-        on_bounds = np.maximum(np.concatenate([out.y[:, r + n :], out.y[:, r : r + n]], axis=1), 0.0)
-        y = split.batch_duals(out.y[:, :me], unequal, on_bounds)
-        s = np.where(y > 0, 0.0, split.batch_slacks(out.x, out.s[:, me:]))
-        code = _code(split, out.code)
-        detail = _reject_indefinite(program.P, out.rho, code, out.x) if out.rho.any() else {}
-        return _Found(out.x, y, s, code, out.steps, out.residual, detail)
+        n, me, sides = program.n, len(split.equal), split.sides.for_kernels
+        P, q, A, b = values_of(program).arrays
+        matrices = Triplets(program.P.pattern.rows, program.P.columns, P), q, _rows(program, split, A), b
+        seconds = program.batch * (1e-5 + 1e-9 * n**2 * (n + len(sides.rows)))
+        arguments = (*matrices, sides, me, int(self.settings["max_iters"]), out)
+        _over_threads(solve_chunk, program.batch, seconds, n >= SMALL, *arguments)
 
 
 class SeparableSolver(_CompiledSolver):
@@ -167,32 +136,26 @@ class SeparableSolver(_CompiledSolver):
                 "(rows with a single entry), and no others"
             )
 
-    def _run(self, program: ConeProgram) -> _Found:
+    def _run(self, program: ConeProgram, split: Split, out: QPAnswer) -> None:
         from ffo.kernels.blas import SMALL
-        from ffo.kernels.separable import SeparableAnswer, solve_chunk
+        from ffo.kernels.separable import solve_chunk
 
-        split = Split(program)
-        batch, n, r = program.batch, program.n, len(split.equal)
-        out = SeparableAnswer(
-            np.empty((batch, n)), np.empty((batch, r)), np.empty((batch, n)), np.empty(batch, np.int64),
-            np.empty(batch, np.int64), np.empty(batch),
-        )  # fmt: skip
-        q, p, A, b = _plain(program.P.diagonal), _plain(program.q), _triplets(program.A, split), _plain(split.e)
-        lb, ub, limit = _plain(split.lb), _plain(split.ub), int(self.settings["max_iters"])
-        seconds = batch * (1e-5 + 2e-9 * r**2 * n)
-        shared = _shared(program, q, A, r)
-
-        def work(start: int, stop: int) -> None:
-            solve_chunk(q, p, A, b, lb, ub, shared, limit, out, start, stop)
-
-        _over_threads(work, batch, seconds, blas=r >= SMALL)
-        on_bounds = np.concatenate([np.maximum(-out.z, 0.0), np.maximum(out.z, 0.0)], axis=1)
-        y = split.batch_duals(out.y, np.zeros((batch, 0)), on_bounds)
-        s = np.where(y > 0, 0.0, split.batch_slacks(out.x, np.zeros((batch, 0))))
-        return _Found(out.x, y, s, _code(split, out.code), out.steps, out.residual)
+        n, r = program.n, len(split.equal)
+        _, p, A, b = values_of(program).arrays
+        q, rows = plain(program.P.diagonal), _rows(program, split, A)
+        arguments = (q, p, rows, b, split.sides.for_kernels, _shared(program, q, rows, r))
+        seconds = program.batch * (1e-5 + 2e-9 * r**2 * n)
+        _over_threads(solve_chunk, program.batch, seconds, r >= SMALL, *arguments, int(self.settings["max_iters"]), out)
 
 
-def _share_between_sides(program: ConeProgram, found: _Found) -> None:
+def _room(program: ConeProgram) -> QPAnswer:
+    batch, n, m = program.batch, program.n, program.m
+    code, steps = np.empty(batch, np.int64), np.empty(batch, np.int64)
+    x, y, s, meets = np.empty((batch, n)), np.empty((batch, m)), np.empty((batch, m)), np.empty(batch, np.bool_)
+    return QPAnswer(x, y, s, code, steps, np.empty(batch), np.empty(batch), meets)
+
+
+def _share_between_sides(program: ConeProgram, found: QPAnswer) -> None:
     """Where two sides meet (lb = ub, or rows a'x <= b and -a'x <= -b), both get a share of the multiplier, in place.
 
     Any share is a solution. A side with nothing would look weakly active; an interior point gives both something.
@@ -268,42 +231,32 @@ def suits_separable(program: ConeProgram) -> bool:
     return equalities <= FEW_EQUALITIES or program.A.nnz >= DENSITY * equalities * program.n
 
 
-def _reject_indefinite(P: SymmetricBatch, rho: Array, code: Array, x: Array) -> dict[int, str]:
+def _reject_indefinite(P: SymmetricBatch, answer: QPAnswer) -> dict[int, str]:
     """Mark the samples whose P, which has no Cholesky factor, is not positive semidefinite up to rounding, in place; a
     text for each. Those that the kernel took for such by mistake are merely unsolved."""
+    code, rho = answer.code, answer.rho
     found = P.kept("indefinite", lambda: indefinite(P)) if P.shared else {}
     bad = dict.fromkeys(range(len(rho)), found[0]) if found else {}
     if not P.shared:
         some = np.flatnonzero(rho)
         bad = {int(some[k]): value for k, value in indefinite(P.take(some)).items()}
     code[code == _INDEFINITE] = _STALLED
-    code[[*bad]], x[[*bad]] = _INDEFINITE, np.nan
+    code[[*bad]], answer.x[[*bad]] = _INDEFINITE, np.nan
     return {k: NOT_CONVEX.format(value) for k, value in bad.items()}
 
 
-def _code(split: Split, code: Array) -> Array:
-    """The codes of the kernel; infeasible where bounds cross, which are moved together for it."""
-    return np.where(split.crossed, _INFEASIBLE, code) if len(split.single) else code
+def _over_threads(kernel: Callable[..., None], batch: int, seconds: float, blas: bool, *arguments: Any) -> None:
+    """A kernel on the samples, over threads if that pays; BLAS, if it is called, stays in each of them."""
+    if not blas:
+        run_chunks(kernel, batch, seconds, *arguments)
+        return
+    with one_blas_thread():
+        run_chunks(kernel, batch, seconds, *arguments)
 
 
-def _over_threads(work: Callable[[int, int], None], batch: int, seconds: float, blas: bool) -> None:
-    """Run `work` on the samples, over threads if that pays; BLAS, if it is called, stays in each of them."""
-    limited: AbstractContextManager[Any] = one_blas_thread() if blas else nullcontext()
-    with limited:
-        run_chunks(work, batch, seconds)
-
-
-def _plain(v: Array) -> Array:
-    """The same numbers as kernels take them: contiguous, writable floats (others would compile them again)."""
-    return v if v.dtype == np.float64 and v.flags.carray else np.array(v, dtype=float, order="C")
-
-
-def _triplets(M: SparseBatch, split: Split | None = None) -> Triplets:
-    """A matrix for kernels; of a split one the rows that are not bounds."""
-    from ffo.kernels.triplets import Triplets
-
-    index = M.pattern.rows if split is None else split.sides.places
-    return Triplets(index, M.columns, _plain(M.values[None] if M.shared else M.values))
+def _rows(program: ConeProgram, split: Split, values: Array) -> Triplets:
+    """The rows that are not bounds, for kernels; values: (batch or 1, nnz)."""
+    return Triplets(split.sides.places, program.A.columns, values)
 
 
 def _shared(program: ConeProgram, q: Array, A: Triplets, r: int) -> Any:

@@ -15,15 +15,13 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from ffo.cones import Nonneg, Product, Zero
+from ffo.kernels.sides import CROSSING, SideRows
 from ffo.program.cone import ConeProgram
 from ffo.program.pattern import Pattern
 from ffo.program.plan import KEPT
 from ffo.program.sparse import SparseBatch
 
 Array = np.ndarray
-
-#: Bounds that cross by less than this (relative) are rounding, by more an infeasible problem.
-CROSSING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -117,6 +115,11 @@ class Sides:
         place = np.full(self.A.shape[0], -1)
         place[self.rows] = np.arange(len(self.rows))
         return place[self.A.pattern.rows]
+
+    @cached_property
+    def for_kernels(self) -> SideRows:
+        """Row numbers and coefficients as kernels take them."""
+        return SideRows(self.rows, self.single, self.column, np.atleast_2d(self.coefficient))
 
     @cached_property
     def E(self) -> SparseBatch:
@@ -243,25 +246,6 @@ class Split:
         """(k,) whether a row is the tightest of its slot."""
         tight = self._bounds[1]
         return True if tight is None else tight[sample]
-
-    def batch_duals(self, equal: Array, unequal: Array, bound: Array) -> Array:
-        """(batch, m) the same for all samples at once, from (batch, ·) multipliers."""
-        y = np.zeros((self.program.batch, self.program.m))
-        y[:, self.equal], y[:, self.unequal] = equal, unequal
-        if len(self.single):
-            slot, tight = self.sides.slot, self._bounds[1]
-            picked = bound[:, slot] if slot.ndim == 1 else np.take_along_axis(bound, slot, axis=1)
-            y[:, self.single] = picked / self.sides.size if tight is None else picked * tight / self.sides.size
-        return y
-
-    def batch_slacks(self, x: Array, unequal: Array) -> Array:
-        """(batch, m) slacks at the points x (batch, n), from those of Gx <= h; none of them negative."""
-        s = np.zeros((self.program.batch, self.program.m))
-        s[:, self.unequal] = np.maximum(unequal, 0.0)
-        if len(self.single):
-            left = self.program.b[:, self.single] - self.sides.coefficient * x[:, self.column]
-            s[:, self.single] = np.maximum(left, 0.0)
-        return s
 
     def slacks(self, sample: int, x: Array, unequal: Array | None = None, bound: Array | None = None) -> Array:
         """(m,) s from the solver's slacks of Gx <= h and (2n,) of the bounds, else from max(b - Ax, 0)."""
