@@ -152,16 +152,15 @@ class Truth:
             far = max(far, float(np.abs((other.z - self.answer.z).astype(float)).max()))
         return far
 
-    def turns(self, size: float, direction: Direction, slope: float) -> float:
-        """How far the derivative moves under small changes of the data."""
-        far = 0.0
+    def turns(self, size: float, direction: Direction, slope: float, edge: bool = False) -> float:
+        """How far the derivative moves under small changes of the data; `edge`: only where it exists."""
+        far, lost = 0.0, 0.0 if edge else math.inf
         for k in range(DRAWS):
             other = self.nearby(size, k)
             other.answer = exact.solve(other.qp)
-            if other.answer.status != "solved":
-                return math.inf
-            for side in other.sides(direction):
-                far = max(far, math.inf if side is None else abs(float(side) - slope))
+            sides = other.sides(direction) if other.answer.status == "solved" else (None,)
+            for side in sides:
+                far = max(far, lost if side is None else abs(float(side) - slope))
         return far
 
 
@@ -231,6 +230,8 @@ def _is_solution(truth: Truth, z: Array, tolerance: float) -> bool:
 
 
 def _gradient(found: Found, truth: Truth, wanted: Sequence[str], direction: Direction, single: bool) -> Verdict:
+    """A derivative is judged where the loss has one: at the edge of the data that have a solution (two sides that meet,
+    an empty row with the side zero) from within, where it may be flagged or not."""
     along = {name: direction[name] for name in wanted if name in direction}
     if not along:
         return Verdict(Outcome.UNJUDGED)
@@ -242,6 +243,9 @@ def _gradient(found: Found, truth: Truth, wanted: Sequence[str], direction: Dire
     if right is None and left is None and "A" not in along:
         return Verdict(Outcome.UNJUDGED, "no derivative in inconsistent directions")
     size += NOTHING * float(np.abs(truth.c).max()) * float(np.abs(truth.z).max() or 1.0)
+    edge = (right is None) != (left is None)
+    if edge:
+        right = left = left if right is None else right
     reason = _kink(right, left, size, single)
     if reason and not truth.strict and exact.spread(truth.qp, truth.answer, truth.c) == 0 and truth.many:
         return Verdict(Outcome.UNJUDGED, "not unique, but the loss does not see it")  # as the certificate's text says
@@ -251,10 +255,10 @@ def _gradient(found: Found, truth: Truth, wanted: Sequence[str], direction: Dire
     error = abs(value - slope)
     close = error <= GRADIENT[single] * (size + abs(slope))
     if found.good:
-        if close or error <= GRANTED * truth.turns(EXCUSE_GRADIENT if not single else 1e-7, along, slope):
+        if close or error <= GRANTED * truth.turns(EXCUSE_GRADIENT if not single else 1e-7, along, slope, edge):
             return Verdict(Outcome.RIGHT)
         return Verdict(Outcome.WRONG_GRADIENT, f"{value:.6g} called good, exact {slope:.6g}")
-    if not close or _doubtful(truth, wanted, along, slope, size, found.slope is not None):
+    if not close or edge or _doubtful(truth, wanted, along, slope, size, found.slope is not None):
         return Verdict(Outcome.FLAGGED)
     return Verdict(Outcome.FALSE_ALARM, "; ".join(found.reasons))
 

@@ -103,6 +103,18 @@ def test_a_kink_must_be_flagged() -> None:
         assert judge(answer, truth, ["p"], truth.direction(["p"], 1), False).outcome is outcome
 
 
+@pytest.mark.parametrize(("gradient", "outcome"), [(-1.0, Outcome.RIGHT), (-1.001, Outcome.WRONG_GRADIENT)])
+def test_the_edge_of_what_has_a_solution_is_judged_from_within(gradient: float, outcome: Outcome) -> None:
+    truth = Truth(replace(BOX, G=np.zeros((1, 2)), h=np.zeros(1)), np.ones(2), 0)  # 0 <= h: h must not fall
+    answer = replace(
+        found([1.0, -1.0], [0.0, gradient], True), gradient={"p": np.array([0.0, gradient]), "h": np.zeros(1)}
+    )
+    assert None in truth.sides(truth.direction(["p", "h"], 1))
+    assert judge(answer, truth, ["p", "h"], truth.direction(["p", "h"], 1), False).outcome is outcome
+    doubted = replace(answer, good=False)
+    assert judge(doubted, truth, ["p", "h"], truth.direction(["p", "h"], 1), False).outcome is Outcome.FLAGGED
+
+
 def test_a_failure_is_shrunk_and_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     case, _ = draw_case(0, 0, "ordinary")
 

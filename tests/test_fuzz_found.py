@@ -100,6 +100,41 @@ FOUND = {
             h=array([0.125, -0.1251]),
         )
     ),
+    # two rows at a small angle and a third do not quite meet in a point that counted as a vertex
+    "a wedge": Found(
+        QP(
+            p=array([0.002, -0.0005]),
+            G=array(
+                [
+                    [-2177718.9503513612, -4355437.9007027224],
+                    [-0.021735491604883209, 0.021735491604883209],
+                    [190897.12379549269, -190897.13888609532],
+                ]
+            ),
+            h=array([-3266578.4255270413, 0.027169364506104011, -238621.42360761913]),
+        )
+    ),
+    # a point on its way along an open direction counted as a solution once Newton's method had moved it
+    "a flat direction, followed to 1e10": Found(
+        QP(
+            p=array([-15.467389022476667, -9.5026058851032, -0.7894286095593815, 6.8263584976301175]),
+            Q=array(
+                [
+                    [6.3125, 2.0, 4.0625, -0.125],
+                    [2.0, 5.5625, 0.375, -1.25],
+                    [4.0625, 0.375, 3.875, -0.875],
+                    [-0.125, -1.25, -0.875, 1.25],
+                ]
+            ),
+            G=array([[-1.8, 0.27, 0.57, 0.39], [0.07, -0.5, -0.61, 0.84], [-0.11, 0.45, 0.32, -0.48]]),
+            h=array([-0.01, 0.72, 1.6]),
+        ),
+        (Route(), Route(solver="INTERIOR", backward="iterative"), Route(solver="PROXQP")),
+    ),
+    # the tolerance of the solver stood in a derivative that is zero
+    "a bound, differentiated by solves": Found(
+        QP(p=array([-7.625]), Q=array([[4.25]]), ub=array([1.5])), (Route(solver="QOCO", backward="resolve"),)
+    ),
 }
 
 

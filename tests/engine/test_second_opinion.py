@@ -34,7 +34,7 @@ def test_answers_and_gradients_stay_when_everything_counts_as_coarse(
 ) -> None:
     plain = FFOQPLayer(solver_args=solver_args)
     z, gradients = step(plain)
-    monkeypatch.setattr(stages, "COARSE", -1.0)
+    monkeypatch.setattr(stages, "ACCEPT", -1.0)
     asked = FFOQPLayer(solver_args=solver_args)
     again, others = step(asked)
     torch.testing.assert_close(again, z, rtol=1e-10, atol=1e-12)

@@ -15,10 +15,12 @@ from ffo.ghost.oracle import Linearization, Way, linearize
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.presolve import Presolve, Triple
 from ffo.solvers.base import Solver
+from ffo.solvers.verdict import ROUGH, refuted
 
 Array = np.ndarray
 
-#: natural residual up to which Newton's method from a remembered or failed point counts as solved
+#: natural residual up to which Newton's method from a remembered or failed point counts as solved, and beyond which
+#: another solver is asked for a better answer than the polished one
 ACCEPT = 1e-10
 #: the status of a sample that nobody has answered yet
 OPEN = -1
@@ -113,8 +115,13 @@ class Batch:
         return found
 
     def accept(self, samples: Array, found: Linearization, good: Array) -> bool:
-        """Take over the good ones of some samples' solutions; whether they all are."""
-        residual, whole = found.certificate.natural_residual, bool(good.all())
+        """Take over the good ones of some samples' solutions; whether they all are. One that proves that there is no
+        solution is none (Newton's method may have followed an open direction)."""
+        residual = found.certificate.natural_residual
+        rough = np.flatnonzero(good & (residual > ROUGH))
+        if len(rough):
+            good[rough] = ~refuted(found.x[rough], found.y[rough], self.part(samples[rough]))
+        whole = bool(good.all())
         if not whole:
             if not good.any():
                 return False

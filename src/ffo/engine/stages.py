@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from ffo.engine.batch import OPEN, Batch
+from ffo.engine.batch import ACCEPT, OPEN, Batch
 from ffo.errors import SOLVED, Status
 from ffo.ghost.direct import from_nothing
 from ffo.ghost.oracle import Way
@@ -18,7 +18,7 @@ from ffo.program.presolve import Triple
 from ffo.program.sparse import SymmetricBatch
 from ffo.solvers.base import Solver
 from ffo.solvers.forward import default_tolerance, describe, solve_checked
-from ffo.solvers.verdict import ROUGH, judge, proven
+from ffo.solvers.verdict import judge, proven
 
 Array = np.ndarray
 
@@ -33,8 +33,6 @@ REPAIRABLE = (
     Status.INFEASIBLE,
     Status.UNBOUNDED,
 )
-#: natural residual of a polished answer beyond which another solver is asked for a better one
-COARSE = 1e-8
 #: there is no solution
 VERDICTS = (Status.INFEASIBLE, Status.UNBOUNDED)
 #: natural residual of a point from which a verdict of infeasibility or unboundedness is not disputed (that of a
@@ -101,7 +99,7 @@ def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
             _note_verdicts(denied, others, _ask_again(batch, solver, way, others))
         left = batch.status[todo] != SOLVED
         if way.polishes:
-            left |= batch.residual[todo] > COARSE
+            left |= batch.residual[todo] > ACCEPT
         left &= ~batch.proven[todo]
         if solver.capabilities.convexity:
             left &= batch.status[todo] != Status.INVALID_INPUT
@@ -164,10 +162,6 @@ def _verify(batch: Batch, samples: Array, answer: Solution, way: Way, tolerance:
     found = batch.linearized(samples, answer, way)
     natural, start = found.certificate.natural_residual, found.start_residual
     good = (natural <= tolerance) & (start <= math.sqrt(tolerance))
-    rough = np.flatnonzero(good & (natural > ROUGH))
-    if len(rough):
-        _, status = judge(answer.take(rough), batch.part(samples[rough]), tolerance, natural[rough])
-        good[rough] = status == SOLVED
     if batch.accept(samples, found, good):
         return
     bad = np.flatnonzero(~good)

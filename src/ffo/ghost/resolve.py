@@ -36,6 +36,10 @@ from ffo.program.cone import ConeProgram, Solution
 Array = np.ndarray
 BlackBox = Callable[[ConeProgram], Solution]
 
+#: solves of a ghost problem, each for what those before it left, and the relative residual that needs no further one:
+#: the first errs by the solver's tolerance, which would stand in derivatives that are zero
+RESOLVES, EXACT = 3, 1e-12
+
 
 @dataclass(frozen=True)
 class Resolve(Way):
@@ -113,16 +117,22 @@ class GhostResolved(Resolving):
         slack = sp.csc_array((-np.sqrt(delta[curved]), (curved, np.arange(len(curved)))), (len(rows), len(curved)))
         constraint = sp.hstack([upper[:n, rows].T, upper[rows][:, aux], slack], format="csc")
         P = sp.block_diag([upper[:n, :n], sp.csc_array((len(aux), len(aux))), sp.eye_array(len(curved))], format="csc")
-        rhs = np.concatenate([r_x, r_t, np.zeros(S.aux)])
-        step = self.way.delta or 1.0 / max(np.abs(rhs).max(), 1e-300)
-        q = np.concatenate([-r_x, np.zeros(len(aux) + len(curved))])
-        answer = self.way.solve(
-            ConeProgram.from_matrices(P, step * q, constraint, step * rhs[rows], Product([(Zero(), len(rows))]))
-        )
-        z = np.zeros(len(unit))
-        z[:n], z[rows], z[aux] = (v / step for v in (answer.x[0, :n], answer.y[0], answer.x[0, n : n + len(aux)]))
-        left = rhs - upper @ z - sp.triu(upper, 1).T @ z
-        residual = float(np.linalg.norm(left * unit) / np.linalg.norm(rhs * unit))
+        rhs, z, cones = np.concatenate([r_x, r_t, np.zeros(S.aux)]), np.zeros(len(unit)), Product([(Zero(), len(rows))])
+        left, residual = rhs, np.inf
+        for _ in range(RESOLVES):
+            step = self.way.delta or 1.0 / max(np.abs(left).max(), 1e-300)
+            q = np.concatenate([-left[:n], -left[aux], np.zeros(len(curved))])
+            answer = self.way.solve(ConeProgram.from_matrices(P, step * q, constraint, step * left[rows], cones))
+            new, x = z.copy(), answer.x[0]
+            for at, v in ((slice(n), x[:n]), (rows, answer.y[0]), (aux, x[n : n + len(aux)])):
+                new[at] += v / step
+            rest = rhs - upper @ new - sp.triu(upper, 1).T @ new
+            relative = float(np.linalg.norm(rest * unit) / np.linalg.norm(rhs * unit))
+            if not relative < residual:
+                break
+            z, left, residual = new, rest, relative
+            if residual <= EXACT:
+                break
         if not np.isfinite(residual):  # no answer: like a failed sample, no gradient, and the certificate says so
             return np.zeros(n), np.zeros(m), np.inf
         return z[:n], z[n : n + m], residual

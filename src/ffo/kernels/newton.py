@@ -51,8 +51,9 @@ Array = np.ndarray
 
 #: relative step below which the curvature at the previous point serves at the new one; relative step of rounding
 SETTLED, STILL = 1e-7, 1e-14
-#: natural residual that Newton's method passes unless the face is wrong or its equations have no solution
-CONVERGED = 1e-8
+#: natural residual that Newton's method passes unless the face is wrong or its equations have no solution; with 1e-8,
+#: three rows that do not meet in a point of the plane count as a vertex
+CONVERGED = 1e-10
 #: natural residual below which rounding decides whether a step was an improvement
 ROUNDING = 1e-13
 #: share of the residual that a step should leave at most, and shares of the step that are tried where it does not

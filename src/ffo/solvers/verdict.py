@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ffo.errors import Status
+from ffo.errors import SOLVED, Status
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.plan import plan_of, values_of
 
@@ -51,8 +51,13 @@ def judge(
     status[judged & ~good & (status == Status.SOLVED)] = Status.INACCURATE
     doubtful = np.flatnonzero(judged & ~(residual <= ROUGH) & finite)
     if len(doubtful):
-        status[doubtful] = _certified(answer.take(doubtful), program.take(doubtful), status[doubtful])
+        status[doubtful] = _certified(answer.x[doubtful], answer.y[doubtful], program.take(doubtful), status[doubtful])
     return residual, status
+
+
+def refuted(x: Array, y: Array, program: ConeProgram) -> Array:
+    """(batch,) whether points prove that there is no solution."""
+    return np.asarray(_certified(x, y, program, np.full(len(x), SOLVED)) != SOLVED)
 
 
 def proven(answer: Solution, program: ConeProgram) -> Array:
@@ -70,13 +75,13 @@ def proven(answer: Solution, program: ConeProgram) -> Array:
     return found
 
 
-def _certified(answer: Solution, program: ConeProgram, status: Array) -> Array:
+def _certified(x: Array, y: Array, program: ConeProgram, status: Array) -> Array:
     """The statuses, replaced where the point proves that there is no solution."""
     with np.errstate(all="ignore"):
-        y = _unit(program.cones.project_dual(answer.y))
+        y = _unit(program.cones.project_dual(y))
         far = FAR * np.maximum(np.abs(program.b).max(axis=1, initial=1.0), 1.0)
         infeasible = -_inner(program.b, y) > far * np.abs(program.A.tdot(y)).sum(axis=1)
-        x = _unit(answer.x)
+        x = _unit(x)
         move = -program.A.dot(x)
         error = np.abs(move - program.cones.project(move)).sum(axis=1) + np.abs(program.P.dot(x)).sum(axis=1)
         far = FAR * np.maximum(np.abs(program.q).max(axis=1, initial=1.0), 1.0)
