@@ -94,26 +94,33 @@ class Compiled(Linearization):
     def _kinked(self, samples: Array, r_x: Array, r_s: Array, u: Array, w: Array) -> Array:
         """(samples,) whether u depends on the face to which weakly active rows are counted.
 
-        Where it is the same without them (w = 0 there) and with all of them (Au = r_s there), it is the same with any.
-        Of curved blocks, whose faces are many, both must hold by themselves.
+        Where it is the same without them and with all of them, it is the same with any: Au = r_s there without a force.
+        Without them it is the same where w = 0 there; else it is solved for again, since other rows, on which they
+        depend, may take their force. Of curved blocks, whose faces are many, both must hold by themselves.
         """
         found = self.certificate.weakly_active[samples]
         if not found.any():
             return found
         near, k = np.flatnonzero(found), samples[found]
+        kinked = np.zeros(len(k), dtype=bool)
         r_x, r_s, u, w = (v[near] for v in (r_x, r_s, u, w))
         weak, values = self.weak_rows[k], values_of(self.program)
-        other, _, residual = self.plan.on_larger_face(values, self.state, k, weak.astype(float), r_x, r_s)
         scale_u, scale_w = self.plan.scales(self.state, k)
         size = np.maximum(_largest(u / scale_u), _largest(w / scale_w))
-        found[near] = (residual > RESIDUAL) | (np.abs(other - u) / scale_u > SAME * size).any(axis=1)
-        found[near] |= (weak & (np.abs(w) / scale_w > FORCELESS * size)).any(axis=1)
+        held = (weak & (np.abs(w) / scale_w > FORCELESS * size)).any(axis=1)
+        for some, sign in ((np.arange(len(k)), 1.0), (np.flatnonzero(held), -1.0)):
+            if len(some):
+                rows = sign * weak[some]
+                other, _, residual = self.plan.on_other_face(values, self.state, k[some], rows, r_x[some], r_s[some])
+                moved = (np.abs(other - u[some]) / scale_u[some] > SAME * size[some]).any(axis=1)
+                kinked[some] |= (residual > RESIDUAL) | moved
         curved = weak & ~self.program.cones.scalar_rows
         if curved.any():
             A = self.program.A if self.program.A.shared else self.program.A.take(k)
             along, force = A.row_sizes * _largest(u) + np.abs(r_s), A.row_sizes * np.abs(w)
             moved = (np.abs(A.dot(u) - r_s) > UNMOVED * along) | (force > UNMOVED * _largest(force))
-            found[near] |= (moved & curved).any(axis=1)
+            kinked |= (moved & curved).any(axis=1)
+        found[near] = kinked
         return found
 
     def _sees(self, samples: Array, u: Array, w: Array) -> Array:

@@ -21,7 +21,7 @@ from ffo.kernels.kkt import INV, KI, KIND, LP, NONNEG, Face, Full, Structure, fr
 from ffo.kernels.lanes import LANES
 from ffo.kernels.ldl import room
 from ffo.kernels.newton import EVIDENCE
-from ffo.kernels.null import distances, is_singular, null, on_larger_face
+from ffo.kernels.null import distances, is_singular, null, on_other_face
 from ffo.kernels.point import Data
 from ffo.kernels.pool import one_blas_thread, run_chunks
 from ffo.kernels.system import UNKNOWN, Factors
@@ -30,7 +30,7 @@ Array = np.ndarray
 logger = logging.getLogger("ffo")
 
 #: tasks of `_ghost_chunk`, and arrays that a task does not need
-_NEWTON, _SENSITIVITY, _NULL, _LARGER, _DISTANCES = range(5)
+_NEWTON, _SENSITIVITY, _NULL, _OTHER, _DISTANCES = range(5)
 _NOTHING = np.empty((0, 0))
 #: seconds for one multiplication in a sparse factorization, about
 FLOP = 3e-9
@@ -195,21 +195,21 @@ class KernelPlan:
         samples, u, w = asked[there], u[there], w[there]
         if not len(near):
             return samples, u, w
-        more_u, more_w, also = self.on_larger_face(values, state, near, weak, none, none)
+        more_u, more_w, also = self.on_other_face(values, state, near, weak, none, none)
         there = also > 0.0
         samples = np.concatenate([samples, near[there]])
         return samples, np.concatenate([u, more_u[there]]), np.concatenate([w, more_w[there]])
 
-    def on_larger_face(
+    def on_other_face(
         self, values: Values, state: State, samples: Array, more: Array, r_x: Array, r_s: Array
     ) -> tuple[Array, Array, Array]:
-        """`sensitivity` of some samples on the face with all rows that `more` (samples, m) names; without right-hand
-        sides (samples, 0) null vectors there, and whether there are any."""
+        """`sensitivity` of some samples on the face with all rows where `more` (samples, m) is positive, without those
+        where it is negative; without right-hand sides (samples, 0) null vectors there, and whether there are any."""
         S = state.structure
         u, w, answer = np.empty((len(samples), S.n)), np.empty((len(samples), S.m)), np.empty(len(samples))
         arrays = (*values.arrays, u, w, _ready(more), _ready(r_x), _ready(r_s))
         seconds = 4.0 * self._seconds(state)
-        self._ghost(_LARGER, state, np.arange(len(samples)), samples, arrays, answer, 0, seconds)
+        self._ghost(_OTHER, state, np.arange(len(samples)), samples, arrays, answer, 0, seconds)
         return u, w, answer
 
     def scales(self, state: State, samples: Array) -> tuple[Array, Array]:
@@ -314,7 +314,7 @@ def _ghost_chunk(
     """All that is done with ghost systems, in one: they share most of their code, which is compiled once so.
 
     Newton's method moves x, y, s. Sensitivities with the right-hand sides r_x, r_s are written to x and y, and so are
-    null vectors, also on larger faces, with the rows that s names; distances of x, y, s to r_s.
+    null vectors, also on other faces, with the rows that s names; distances of x, y, s to r_s.
     """
     S = refer(S)
     for j in range(start, stop):
@@ -333,9 +333,9 @@ def _ghost_chunk(
                 evidence[k, loop.SINGULAR] = 1.0 if is_singular(S, F, face, full) else 0.0
         elif task == _NULL:
             answer[i] = null(S, F, face, x[i], y[i], full)
-        elif task == _LARGER:
+        elif task == _OTHER:
             D = refer(Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k)))
-            answer[i] = on_larger_face(S, D, F, face, s[i], r_x[i], r_s[i], x[i], y[i], full)
+            answer[i] = on_other_face(S, D, F, face, s[i], r_x[i], r_s[i], x[i], y[i], full)
         else:
             D = refer(Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k)))
             distances(S, D, x[k], y[k], s[k], face, r_s[i])

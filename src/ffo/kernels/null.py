@@ -40,20 +40,20 @@ def null(S: Structure, F: Factors, face: Face, u: Array, w: Array, full: Full | 
 
 
 @inner_kernel
-def on_larger_face(
+def on_other_face(
     S: Structure, D: Data, F: Factors, face: Face, more: Array, r_x: Array, r_s: Array, u: Array, w: Array,
     full: Full | None,
 ) -> float:  # fmt: skip
     """`null`, or with right-hand sides `sensitivity`, on the face with some inequalities more, those where `more` (m,)
-    is not zero."""
+    is positive, and without those where it is negative."""
     kinds, starts, dims, on = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), face.on.copy()
     for k in range(S.blocks):
         for i in range(starts[k], starts[k] + dims[k]):
             if kinds[k] == NONNEG and more[i] != 0.0:
-                on[i] = 1
-    larger = Face(on, face.delta, face.u, face.R, face.case, face.margin)
+                on[i] = more[i] > 0.0
+    another = Face(on, face.delta, face.u, face.R, face.case, face.margin)
     other = Factors(np.empty(F.Kx.size), np.empty(F.scale.size), np.empty(F.Lx.size), np.empty(F.Dinv.size), F.unit)
-    return _anew(S, D, other, larger, r_x, r_s, u, w, full)
+    return _anew(S, D, other, another, r_x, r_s, u, w, full)
 
 
 @inner_kernel
@@ -105,7 +105,8 @@ def _find(S: Structure, F: Factors, face: Face, z: Array, full: Full | None) -> 
         return 0.0
     if full is not None and full.iterations > 0:
         _along_null(F, left, z)
-        _correct(S, F, z, full)
+        for _ in range(3):  # each leaves a share MET
+            _correct(S, F, z, full)
         return 1.0 if _vanishes(S, F, left, z, VANISHED_ROUGHLY) else 0.0
     _along_null(F, left, z)
     _correct(S, F, z, None)
