@@ -1,17 +1,18 @@
-"""That there is no solution is an answer: proven by the multipliers of a solver, it needs no second opinion."""
+"""That there is no solution is an answer: proven by multipliers or a ray, it needs no second opinion."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from ffo.cones import Nonneg, Product
+from ffo.cones import PSD, Exponential, Nonneg, Product, SecondOrder, Zero
+from ffo.cones.base import Array, Cone
 from ffo.engine import Engine, Options
+from ffo.engine.proof import find_proofs, recedes, refutes
 from ffo.errors import Status
-from ffo.program.cone import ConeProgram, Solution
+from ffo.program.cone import ConeProgram
 from ffo.solvers import get_solver
 from ffo.solvers.base import Solver
-from ffo.solvers.verdict import proven
 from ffo.solvers.workspace import Point, Workspace
 
 
@@ -30,19 +31,19 @@ def test_multipliers_prove_that_nothing_is_feasible(n: int) -> None:
     program, other = strips(n, -1.0), strips(n, 1.0)
     answer = get_solver("DENSE").solve(program)
     assert (answer.status == Status.INFEASIBLE).all()
-    assert proven(answer, program).all()
-    assert not proven(get_solver("DENSE").solve(other), other).any()
-    assert not proven(answer, other).any()  # another program's proof proves nothing
-    answer.y[:] += 1e-6 * np.random.default_rng(0).normal(size=answer.y.shape)
-    assert not proven(answer, program).any()
+    assert refutes(answer.y, program).all()
+    assert not refutes(get_solver("DENSE").solve(other).y, other).any()
+    assert not refutes(answer.y, other).any()  # another program's proof proves nothing
+    y = answer.y + 1e-6 * np.random.default_rng(0).normal(size=answer.y.shape)
+    assert not refutes(y, program).any()
+    found = find_proofs(program, answer.x, y)  # but the nearest one does
+    assert [found[k].status for k in range(3)] == [Status.INFEASIBLE] * 3
+    assert refutes(np.array([found[k].vector for k in range(3)]), program).all()
 
 
-def test_verdicts_without_a_point_are_not_proven() -> None:
-    program = strips(6, 1.0)
+def test_no_point_proves_nothing() -> None:
     nothing = np.full((3, 6), np.nan)
-    for status in (Status.INFEASIBLE, Status.UNBOUNDED):
-        answer = Solution(nothing, nothing, nothing, np.full(3, int(status)), np.zeros(3, int))
-        assert not proven(answer, program).any()
+    assert find_proofs(strips(6, 1.0), nothing, nothing) == {}
 
 
 def test_nobody_else_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,3 +79,98 @@ def test_claims_without_a_proof_are_looked_into() -> None:
     outcome = Engine(Options(solver=Liar(), retry=["CLARABEL"])).run(strips(6, 1.0))
     assert outcome.info.status == [Status.SOLVED] * 3
     assert outcome.info.solver == ("CLARABEL",) * 3
+
+
+def open_below(n: int, quadratic: bool, equalities: int = 0) -> ConeProgram:
+    """Whole numbers, so that (1, ..., 1) is a ray without any error; x = 0 is feasible but for equalities."""
+    rng = np.random.default_rng(n)
+    rows = rng.integers(-4, 5, size=(2 * n, n)).astype(float)
+    rows[:, 0] -= rows.sum(axis=1)
+    rows[n:, 1] -= rng.integers(1, 4, size=n)
+    root = rng.integers(-3, 4, size=(n // 2, n)).astype(float)
+    root[:, 0] -= root.sum(axis=1)
+    q = rng.integers(-5, 6, size=n).astype(float)
+    q[0] -= q.sum() + 1
+    cones = Product([(Zero(), equalities), (Nonneg(), 2 * n - equalities)])
+    b = rng.integers(1, 6, size=2 * n).astype(float)
+    return ConeProgram.from_matrices(root.T @ root if quadratic else np.zeros((n, n)), q, rows, b, cones)
+
+
+def around(cone: Cone, q: Array, rows: Array, b: Array) -> ConeProgram:
+    """|x|^2 / 2 over points of a cone with rows x <= b; without rows: q'x over the cone."""
+    n = cone.dim
+    A, blocks = np.concatenate([rows, -np.eye(n)]), [(Nonneg(), len(rows)), (cone, 1)]
+    return ConeProgram.from_matrices(
+        np.eye(n) * bool(len(rows)), q, A, np.concatenate([b, np.zeros(n)]), Product(blocks)
+    )
+
+
+NONE = np.zeros((0, 3)), np.zeros(0)
+UNBOUNDED = {
+    "nothing": ConeProgram.from_matrices(
+        np.array([[0.5625, 0.1875], [0.1875, 0.0625]]),
+        np.array([-0.5, 0.5]),
+        np.zeros((0, 2)),
+        np.zeros(0),
+        Product([]),
+    ),
+    "linear": open_below(10, False),
+    "larger linear": open_below(60, False),
+    "quadratic": open_below(10, True),
+    "larger quadratic": open_below(60, True),
+    "equalities": open_below(12, True, 3),
+    "linear equalities": open_below(12, False, 3),
+    "second-order": around(SecondOrder(3), np.array([-1.0, 0.5, 0.25]), *NONE),
+    "semidefinite": around(PSD(2), np.array([1.0, 0.0, -1.0]), *NONE),
+    "exponential": around(Exponential(), np.array([1.0, 1.0, -1.0]), *NONE),
+}
+first = np.array([[1.0, 0.0, 0.0]])
+INFEASIBLE = {
+    "strips": strips(6, -1.0).take(np.array([0])),
+    "bounds": ConeProgram.from_matrices(
+        np.eye(2), np.ones(2), np.array([[1.0, 0], [-1, 0], [0, 1]]), np.array([0.0, -1, 1]), Product([(Nonneg(), 3)])
+    ),
+    "no lower end": ConeProgram.from_matrices(
+        np.zeros((2, 2)),
+        np.array([0.0, -1.0]),
+        np.array([[1.0, 0], [-1, 0]]),
+        np.array([-1.0, -1]),
+        Product([(Nonneg(), 2)]),
+    ),
+    "second-order": around(SecondOrder(3), np.ones(3), first, -np.ones(1)),
+    "on the boundary": around(SecondOrder(3), np.ones(3), np.array([[1.0, -1.0, 0.0]]), -np.ones(1)),
+    "semidefinite": around(PSD(2), np.ones(3), first, -np.ones(1)),
+    "exponential": around(Exponential(), np.ones(3), np.array([[0.0, 0.0, 1.0]]), -np.ones(1)),
+}
+SOLVERS = (None, "CLARABEL", "INTERIOR", "SCS", "QOCO", "DENSE", "PIQP", "HIGHS", "OSQP", "PROXQP", "DAQP")
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [pytest.param(p, Status.INFEASIBLE, id=f"infeasible {name}") for name, p in INFEASIBLE.items()]
+    + [pytest.param(p, Status.UNBOUNDED, id=f"unbounded {name}") for name, p in UNBOUNDED.items()],
+)
+def test_every_solver_leads_to_a_proof(program: ConeProgram, status: Status, solver: str | None) -> None:
+    if solver is not None and not program.cones.kinds <= get_solver(solver).capabilities.cones:
+        pytest.skip("the solver does not take these cones")
+    outcome = Engine(Options(solver=solver, on_fail="nan")).run(program)
+    assert outcome.info.status == [status]
+    proof = outcome.info.proofs[0]
+    assert proof.status == status
+    assert (refutes if status is Status.INFEASIBLE else recedes)(proof.vector[None], program).all()
+
+
+def test_a_ray_of_an_empty_set_proves_nothing() -> None:
+    program = INFEASIBLE["no lower end"]
+    assert recedes(np.array([[0.0, 1.0]]), program).all()
+    assert Engine(Options(solver="SCS", on_fail="nan")).run(program).info.status == [Status.INFEASIBLE]
+
+
+def test_solutions_far_out_stay_solutions() -> None:
+    far = ConeProgram.from_matrices(
+        np.diag([1e-9, 1.0]), np.array([-1.0, 1.0]), np.array([[0.0, 1.0]]), np.ones(1), Product([(Nonneg(), 1)])
+    )
+    for solver in (None, "CLARABEL", "DENSE"):
+        outcome = Engine(Options(solver=solver)).run(far)
+        np.testing.assert_allclose(outcome.x, [[1e9, -1.0]])

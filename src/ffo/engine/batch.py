@@ -10,6 +10,7 @@ import numpy as np
 
 from ffo.engine.info import Info, Times
 from ffo.engine.outcome import Outcome, SolvedPart, merged_certificate
+from ffo.engine.proof import Proof
 from ffo.errors import SOLVED, STATUSES, Status, solver_error
 from ffo.ghost.oracle import Linearization, Way, linearize
 from ffo.program.cone import ConeProgram, Solution
@@ -35,8 +36,8 @@ class Batch:
         status: integers of `Status`, or `OPEN`.
         solver: name of whoever answered; residual: natural residual of the point, where it is a solution, else
             the one that a solver's answer was judged by.
-        proven: whether the answer that there is no solution comes with a proof.
         pieces: the linearizations of the samples that are solved, in groups.
+        proofs: of the samples that provably have no solution.
         hits: how many samples were solved from what is remembered of them.
     """
 
@@ -45,11 +46,11 @@ class Batch:
     solver: Array
     residual: Array
     iterations: Array
-    proven: Array
     retried: Array
     rescued: Array
     detail: dict[int, str] = field(default_factory=dict)
     pieces: list[SolvedPart] = field(default_factory=list)
+    proofs: dict[int, Proof] = field(default_factory=dict)
     hits: int = 0
     setup_time: float = 0.0
     solve_time: float = 0.0
@@ -66,7 +67,6 @@ class Batch:
             solver=np.full(batch, "", dtype=object),
             residual=np.full(batch, np.nan, dtype=float),
             iterations=np.full(batch, -1, dtype=int),
-            proven=np.zeros(batch, dtype=bool),
             retried=np.zeros(batch, dtype=bool),
             rescued=np.zeros(batch, dtype=bool),
         )
@@ -85,6 +85,13 @@ class Batch:
     def open(self) -> Array:
         """Numbers of the samples that nobody has answered yet."""
         return (self.status == OPEN).nonzero()[0]
+
+    @property
+    def proven(self) -> Array:
+        """(batch,) whether a sample provably has no solution."""
+        found = np.zeros(len(self.status), dtype=bool)
+        found[list(self.proofs)] = True
+        return found
 
     def part(self, samples: Array) -> ConeProgram:
         """The program of some samples."""
@@ -148,15 +155,25 @@ class Batch:
                 pieces.append(SolvedPart(piece.samples[mine], piece.presolve, found))
         return replace(self, pieces=pieces, status=np.where(kept, self.status, OPEN))
 
-    def withdraw(self, samples: Array, status: Array) -> None:
-        """Take answers back: these samples failed, with these statuses."""
+    def withdraw(self, samples: Array) -> None:
+        """Take answers back."""
         kept = np.ones(len(self.status), dtype=bool)
         kept[samples] = False
         self.pieces[:] = self.only(kept).pieces
         self.detail.update(
             {int(k): f"the best point has a natural residual of {self.residual[k]:.1e}" for k in samples}
         )
-        self.status[samples] = status
+
+    def prove(self, samples: Array, found: dict[int, Proof]) -> None:
+        """Take over proofs, by place among some samples: whatever was said of these samples, they have no solution."""
+        if not found:
+            return
+        proofs = {int(samples[k]): proof for k, proof in found.items()}
+        mine = np.array(list(proofs))
+        if (self.status[mine] == SOLVED).any():
+            self.withdraw(mine[self.status[mine] == SOLVED])
+        self.proofs.update(proofs)
+        self.status[mine] = [proof.status for proof in proofs.values()]
 
     def undo(self, presolve: Presolve, program: ConeProgram) -> Batch:
         """The same batch, of the program that a presolve made this one of."""
@@ -164,15 +181,18 @@ class Batch:
         for k, piece in enumerate(self.pieces):
             steps = presolve if len(piece.samples) == program.batch else presolve.take(piece.samples)
             self.pieces[k] = SolvedPart(piece.samples, steps, piece.found)
+        for k, proof in self.proofs.items():
+            self.proofs[k] = proof.undo(presolve.take(np.array([k])), program)
         return self
 
-    def put(self, samples: Array, other: Batch, solved_only: bool = False) -> None:
-        """Take over what another batch, of these samples, has found out."""
-        kept = other.status == SOLVED if solved_only else np.ones(len(samples), dtype=bool)
+    def put(self, samples: Array, other: Batch, final_only: bool = False) -> None:
+        """Take over what another batch, of these samples, has found out; `final_only`: solutions and proofs."""
+        kept = (other.status == SOLVED) | other.proven if final_only else np.ones(len(samples), dtype=bool)
         mine = samples[kept]
+        self.prove(samples, {k: proof for k, proof in other.proofs.items() if kept[k]})
         x, y, s = other.point
         self.put_point(mine, (x[kept], y[kept], s[kept]))
-        for name in ("status", "solver", "residual", "iterations", "proven", "retried", "rescued"):
+        for name in ("status", "solver", "residual", "iterations", "retried", "rescued"):
             getattr(self, name)[mine] = getattr(other, name)[kept]
         self._forget_details(mine)
         self.detail.update({int(samples[k]): text for k, text in other.detail.items() if kept[k]})
@@ -218,5 +238,6 @@ class Batch:
             certificate=merged_certificate(self.pieces, len(self.status)),
             times=Times(self.setup_time, self.solve_time, self.polish_time, seconds),
             detail=self.detail,
+            proofs=self.proofs,
         )
         return Outcome(self.program, *self.point, self.pieces, info, solved)

@@ -24,7 +24,7 @@ from ffo.engine.batch import Batch
 from ffo.engine.memory import Attempts, Matrices, Memory
 from ffo.engine.options import Options
 from ffo.engine.outcome import Outcome
-from ffo.engine.stages import REPAIRABLE, ask, from_memory, reject_bad_data, rescue, solve_from_nothing
+from ffo.engine.stages import REPAIRABLE, ask, from_memory, reject_bad_data, rescue, seek_proofs, solve_from_nothing
 from ffo.ghost.direct import Direct
 from ffo.ghost.iterative import Iterative
 from ffo.ghost.oracle import Way
@@ -201,6 +201,7 @@ class Engine:
             self._try_newton(batch)
         ask(batch, self._in_turn(program, overrides), way)
         rescue(batch, way)
+        seek_proofs(batch)
 
     def _in_turn(self, program: ConeProgram, overrides: dict[str, object] | None) -> Iterator[Solver]:
         """The solver and those that it leaves samples to; all that the user named must be fit for the program."""
@@ -240,7 +241,7 @@ class Engine:
                 presolve, origin = Presolve.of(first and first.take(failed), rows, lids), batch.part(failed)
                 again = Batch.of(presolve.apply(origin))
                 stages(again)
-                batch.put(failed, again.undo(presolve, origin), solved_only=True)
+                batch.put(failed, again.undo(presolve, origin), final_only=True)
 
 
 def _recalled(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
+from ffo.engine.proof import Proof
 from ffo.errors import Status
 from ffo.ghost.certificate import Certificate
 
@@ -49,6 +50,7 @@ class Info:
         certificate: how far to trust the gradients; complete once they have been taken. None where no
             derivative can be taken (problems given by functions, called without gradients).
         detail: the solver's own words about failed samples.
+        proofs: of the samples that provably have no solution (`ffo.engine.proof`).
     """
 
     status: list[Status]
@@ -61,6 +63,7 @@ class Info:
     certificate: Certificate | None = None
     times: Times = field(default_factory=Times)
     detail: dict[int, str] = field(default_factory=dict)
+    proofs: dict[int, Proof] = field(default_factory=dict)
 
     @property
     def ok(self) -> Array:

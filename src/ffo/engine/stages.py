@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from ffo.engine.batch import ACCEPT, OPEN, Batch
+from ffo.engine.proof import Proof, find_proofs, reaches, steepest_ray, with_curvature
 from ffo.errors import SOLVED, Status
-from ffo.ghost.direct import from_nothing
-from ffo.ghost.oracle import Way
-from ffo.program.cone import Solution
+from ffo.ghost.direct import Direct, from_nothing
+from ffo.ghost.oracle import Linearization, Way
+from ffo.program.cone import ConeProgram, Solution
 from ffo.program.convexity import NOT_CONVEX
 from ffo.program.presolve import Triple
 from ffo.program.sparse import SymmetricBatch
 from ffo.solvers.base import Solver
 from ffo.solvers.forward import default_tolerance, describe, solve_checked
-from ffo.solvers.verdict import judge, proven
+from ffo.solvers.registry import choose, further, get_solver
+from ffo.solvers.verdict import ROUGH, judge
 
 Array = np.ndarray
 
@@ -33,11 +35,15 @@ REPAIRABLE = (
     Status.INFEASIBLE,
     Status.UNBOUNDED,
 )
+#: failures of which it is worth finding out whether there is a solution
+UNDECIDED = tuple(status for status in REPAIRABLE if status != Status.TIME_LIMIT)
 #: there is no solution
 VERDICTS = (Status.INFEASIBLE, Status.UNBOUNDED)
 #: natural residual of a point from which a verdict of infeasibility or unboundedness is not disputed (that of a
 #: certificate of either is 1); below, a solution found by Newton's method refutes it
 FAR = 0.5
+#: entries of a point, in programs of moderate size, from which it may have diverged
+DISTANT = 1e6
 
 
 def reject_bad_data(batch: Batch, indefinite: Callable[[SymmetricBatch], dict[int, float]] | None) -> None:
@@ -100,7 +106,8 @@ def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
         left = batch.status[todo] != SOLVED
         if way.polishes:
             left |= batch.residual[todo] > ACCEPT
-        left &= ~batch.proven[todo]
+        if batch.proofs:
+            left &= ~batch.proven[todo]
         if solver.capabilities.convexity:
             left &= batch.status[todo] != Status.INVALID_INPUT
         todo = todo[left]
@@ -108,7 +115,8 @@ def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
             return
     coarse = todo[(batch.status[todo] == SOLVED) & (denied[todo] != OPEN)]
     if len(coarse):
-        batch.withdraw(coarse, denied[coarse])
+        batch.withdraw(coarse)
+        batch.status[coarse] = denied[coarse]
 
 
 def _note_verdicts(denied: Array, samples: Array, status: Array) -> None:
@@ -125,7 +133,7 @@ def _ask_again(batch: Batch, solver: Solver, way: Way, samples: Array) -> Array:
     better = (other.status == SOLVED) & (other.residual < batch.residual[samples])
     other.retried[:] = True
     status = other.status.copy()
-    batch.put(samples, other.only(better), solved_only=True)
+    batch.put(samples, other.only(better | other.proven), final_only=True)
     return status
 
 
@@ -134,9 +142,8 @@ def _ask_one(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
     answer, residual = solve_checked(solver, batch.part(samples), claims=False)
     batch.setup_time += answer.setup_time
     batch.solve_time += answer.solve_time
-    solved = answer.status == SOLVED
+    everyone, said, solved = samples, answer, answer.status == SOLVED
     if not solved.all():
-        batch.proven[samples] |= proven(answer, batch.part(samples))
         undecided = ~np.isin(batch.status[samples], VERDICTS)
         first = (batch.solver[samples] == "") | (undecided & np.isin(answer.status, VERDICTS))
         batch.detail.update({int(samples[k]): text for k, text in (answer.detail or {}).items() if first[k]})
@@ -149,6 +156,55 @@ def _ask_one(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
     if len(samples):
         batch.solver[samples], batch.iterations[samples] = solver.name, answer.iterations
         _verify(batch, samples, answer, way, default_tolerance(solver))
+    if batch.status[everyone].any():
+        failed = (np.isin(batch.status[everyone], REPAIRABLE) & ~batch.proven[everyone]).nonzero()[0]
+        _prove(batch, everyone[failed], said.x[failed], said.y[failed])
+
+
+def _prove(batch: Batch, samples: Array, x: Array, y: Array) -> None:
+    """See whether points at which a solver gave up prove that there is no solution."""
+    if not len(samples):
+        return
+    program = batch.part(samples)
+    found = find_proofs(program, x, y)
+    for k, proof in list(found.items()):
+        if proof.status == Status.UNBOUNDED:
+            whole = _with_point(program.take(np.array([k])), proof)
+            if whole is None:
+                del found[k]
+            else:
+                found[k] = whole
+    batch.prove(samples, found)
+
+
+def _with_point(program: ConeProgram, ray: Proof) -> Proof | None:
+    """A ray with a feasible point that it starts from; else the proof that there is none, or nothing."""
+    if reaches(ray.vector[None], program).all():
+        return ray
+    batch = _by_own_choice(with_curvature(program))
+    return ray if batch.status[0] == SOLVED else batch.proofs.get(0)
+
+
+def _by_own_choice(program: ConeProgram) -> Batch:
+    """A program that was made here, solved by the solvers that are best for it."""
+    batch, first = Batch.of(program), choose(program)
+    ask(batch, map(get_solver, (first, *further(program, first))), Direct())
+    return batch
+
+
+def seek_proofs(batch: Batch) -> None:
+    """Look for proofs that samples which failed have no solution, where no solver's point led to one."""
+    if not batch.status.any():
+        return
+    for k in np.flatnonzero(np.isin(batch.status, UNDECIDED) & ~batch.proven).tolist():
+        samples = np.array([k])
+        program = batch.part(samples)
+        feasible = _by_own_choice(with_curvature(program))
+        if feasible.status[0] == SOLVED:
+            steepest = _by_own_choice(steepest_ray(program))
+            feasible = Batch.of(program)
+            _prove(feasible, np.zeros(1, dtype=int), steepest.point[0], np.zeros((1, program.m)))
+        batch.prove(samples, feasible.proofs)
 
 
 def _verify(batch: Batch, samples: Array, answer: Solution, way: Way, tolerance: float) -> None:
@@ -162,14 +218,30 @@ def _verify(batch: Batch, samples: Array, answer: Solution, way: Way, tolerance:
     found = batch.linearized(samples, answer, way)
     natural, start = found.certificate.natural_residual, found.start_residual
     good = (natural <= tolerance) & (start <= math.sqrt(tolerance))
+    _unless_diverged(batch, samples, found, good)
     if batch.accept(samples, found, good):
         return
-    bad = np.flatnonzero(~good)
+    bad = np.flatnonzero(~good & ~batch.proven[samples])
+    if not len(bad):
+        return
     mine, claimed = samples[bad], answer.take(bad)
     residual, status = judge(claimed, batch.part(mine), tolerance, np.fmax(natural, start)[bad])
     batch.put_point(mine, (claimed.x, claimed.y, claimed.s))
     batch.status[mine], batch.residual[mine] = status, residual
     batch.detail.update({int(k): describe(claimed, i, status, residual) for i, k in enumerate(mine)})
+
+
+def _unless_diverged(batch: Batch, samples: Array, found: Linearization, good: Array) -> None:
+    """Points that are good by their residuals (samples,) are not if they prove that there is no solution: where they
+    diverge, the terms of the conditions grow with them, and any error becomes small beside these."""
+    x, y = found.x, found.y
+    rough = good & (found.certificate.natural_residual > ROUGH)
+    if np.vdot(x, x) > DISTANT**2 or np.vdot(y, y) > DISTANT**2:
+        largest = np.maximum(np.abs(x).max(axis=1, initial=0.0), np.abs(y).max(axis=1, initial=0.0))
+        rough |= good & (largest > DISTANT)
+    if rough.any():
+        _prove(batch, samples[rough], x[rough], y[rough])
+        good[rough] = ~batch.proven[samples[rough]]
 
 
 def rescue(batch: Batch, way: Way) -> None:
@@ -183,7 +255,9 @@ def rescue(batch: Batch, way: Way) -> None:
         return
     with np.errstate(all="ignore"):
         found = batch.linearized(failed, _unsolved(*(v[failed] for v in batch.point)), way)
-        saved = batch.accept_solutions(failed, found)
+        good = found.certificate.natural_residual <= ACCEPT
+        _unless_diverged(batch, failed, found, good)
+        saved = batch.accept_solutions(failed, found, good)
     batch.rescued[failed[saved]] = True
 
 

@@ -10,7 +10,7 @@ the iterates of most algorithms then diverge along a certificate:
 
 (norms of the left sides are largest components). When that distance is huge, the problem is called
 infeasible or unbounded. A solver's own verdict that its point does not prove stands too, unless another solver finds a
-solution.
+solution. Proofs to rounding, after which nobody else is asked, are `ffo.engine.proof`'s.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ FAR = 1e6
 #: Natural residual from which a point that proves that there is no solution is none, even within the tolerance: where
 #: it diverges, the terms of the conditions grow with it, and any error becomes small beside them.
 ROUGH = 1e-13
-#: share of its terms to which a sum cancels that is zero
-EXACT = 1e-12
 
 
 def judge(
@@ -58,21 +56,6 @@ def judge(
 def refuted(x: Array, y: Array, program: ConeProgram) -> Array:
     """(batch,) whether points prove that there is no solution."""
     return np.asarray(_certified(x, y, program, np.full(len(x), SOLVED)) != SOLVED)
-
-
-def proven(answer: Solution, program: ConeProgram) -> Array:
-    """(batch,) whether an answer says that no point is feasible, and its multipliers prove it to rounding: y in K*,
-    A'y = 0, b'y < 0, each next to its own terms. Looser proofs hold in one unit of the data and fail in another."""
-    found = (answer.status == Status.INFEASIBLE) & np.isfinite(answer.y).all(axis=1)
-    claims = np.flatnonzero(found)
-    if len(claims):
-        y, claimed = answer.y[claims], program.take(claims)
-        terms = claimed.A.with_values(np.abs(claimed.A.values)).tdot(np.abs(y))
-        sides = np.where(y != 0.0, claimed.b, 0.0)
-        clean = (np.abs(claimed.A.tdot(y)) <= EXACT * terms).all(axis=1)
-        clean &= (np.abs(y - claimed.cones.project_dual(y)) <= EXACT * np.abs(y).max(axis=1, keepdims=True)).all(axis=1)
-        found[claims] = clean & (_inner(sides, y) < -EXACT * _inner(np.abs(sides), np.abs(y)))
-    return found
 
 
 def _certified(x: Array, y: Array, program: ConeProgram, status: Array) -> Array:

@@ -1,0 +1,220 @@
+"""Proofs that there is no solution.
+
+    y in K*, A'y = 0, b'y < 0:              no point is feasible                        (Farkas)
+    Pd = 0, -Ad in K, q'd < 0:              from any feasible point, the objective falls along d for ever
+
+Where there is no solution, solvers end near such a vector: as their answer, or because their iterates diverge along it.
+Theirs holds to their tolerance. The nearest one that holds to rounding is the solution of a projection, which Newton's
+method finds from there, for every cone:
+
+    minimize 1/2 |w|^2       subject to  Au + s - w = -y,  s in K;    its multiplier is the projection of y
+    minimize 1/2 |u - d|^2   subject to  Pu = 0,  Au + s = 0,  s in K
+
+The rows of a singular P depend on each other: instead of Pu = 0, u'Pu / eps is added to the objective, and the
+projection repeated from where it ends. A proof is judged by itself, each sum next to its own terms, whoever found it.
+It is final.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.sparse as sp
+
+from ffo.cones import Product, Zero
+from ffo.errors import Status
+from ffo.ghost.direct import newton
+from ffo.program.cone import ConeProgram
+from ffo.program.plan import plan_of
+from ffo.program.presolve import Presolve, Triple
+from ffo.program.relaxation import Relaxation
+from ffo.program.sparse import SymmetricBatch
+from ffo.solvers.registry import choose, get_solver
+
+Array = np.ndarray
+
+#: share of its terms to which a sum cancels that is zero
+EXACT = 1e-12
+#: errors of a proof as a share of what it says: with more, a solution far out could still be there
+SHARP = 1e-3
+#: share of its terms to which a sum must cancel for its vector to be worth repairing
+NEAR = 1e-2
+#: entries of a repaired vector, relative to its largest, that are rounding
+ROUNDING = 1e-15
+#: eps relative to the largest entry of P, and projections of a ray
+PROXIMAL, PROJECTIONS = 1e-8, 6
+#: seconds of one factorization beyond which no proof is repaired
+PATIENCE = 10.0
+#: natural residual of projections that were found
+CONVERGED = 1e-10
+#: components of a ray's move, relative to their terms, that lead away from a constraint
+AWAY = 1e-9
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Why a sample has no solution.
+
+    Attributes:
+        status: INFEASIBLE or UNBOUNDED.
+        vector: multipliers y (m,) of constraints that contradict each other, or a ray d (n,).
+    """
+
+    status: Status
+    vector: Array
+
+    def undo(self, presolve: Presolve, program: ConeProgram) -> Proof:
+        """The proof for a program, from that for the one which a presolve made of it. Both vectors are changes of a
+        point that no constraint resists: solutions of the ghost system with zeros on its right-hand side."""
+        mine = self.vector[None]
+        (n, m), ray = (program.n, program.m), self.status is Status.UNBOUNDED
+        u, w = presolve.solve(
+            lambda r_x, r_s: (mine, np.zeros_like(r_s)) if ray else (np.zeros_like(r_x), mine),
+            np.zeros((1, n)), np.zeros((1, m)),
+        )  # fmt: skip
+        return Proof(self.status, _unit(u if ray else w)[0])
+
+
+def find_proofs(program: ConeProgram, x: Array, y: Array) -> dict[int, Proof]:
+    """Proofs that points x (batch, n), y (batch, m) of some samples are, or lead to; by sample."""
+    found: dict[int, Proof] = {}
+    with np.errstate(all="ignore"):
+        for status, v, check, repair in (
+            (Status.INFEASIBLE, program.cones.project_dual(y), refutes, _nearest_multipliers),
+            (Status.UNBOUNDED, x, recedes, _nearest_ray),
+        ):
+            v = _unit(v)
+            left = np.array([k for k in range(program.batch) if k not in found], dtype=int)
+            left = left[np.isfinite(v[left]).all(axis=1) & v[left].any(axis=1)]
+            if len(left):
+                left = left[check(v[left], program.take(left), loosely=True)]
+            for k in left.tolist():
+                one = program.take(np.array([k]))
+                tried = v[k : k + 1]
+                if not check(tried, one)[0]:
+                    tried = _unit(_without_rounding(repair(tried, one)))
+                if check(tried, one)[0]:
+                    found[k] = Proof(status, tried[0])
+    return found
+
+
+def refutes(y: Array, program: ConeProgram, loosely: bool = False) -> Array:
+    """(batch,) whether multipliers y (batch, m) prove that no point is feasible."""
+    size, sides = np.abs(y), np.where(y != 0.0, program.b, 0.0)
+    parts = [
+        (program.A.tdot(y), program.A.with_values(np.abs(program.A.values)).tdot(size)),
+        (y - program.cones.project_dual(y), program.cones.block_means(size)),
+    ]
+    return _holds(parts, -_inner(sides, y), _inner(np.abs(sides), size), loosely)
+
+
+def recedes(d: Array, program: ConeProgram, loosely: bool = False) -> Array:
+    """(batch,) whether the objective falls along rays d (batch, n) for ever, and no constraint ends them."""
+    move, size = -program.A.dot(d), np.abs(d)
+    parts = [
+        (move - program.cones.project(move), _terms(program, d)),
+        (program.P.dot(d), program.P.with_values(np.abs(program.P.values)).dot(size)),
+    ]
+    return _holds(parts, -_inner(program.q, d), _inner(np.abs(program.q), size), loosely)
+
+
+def reaches(d: Array, program: ConeProgram) -> Array:
+    """(batch,) whether every constraint holds far enough along rays d (batch, n), wherever they start."""
+    if not program.m:
+        return np.ones(len(d), dtype=bool)
+    inside = -program.A.dot(d) - AWAY * _terms(program, d)
+    return np.asarray((program.cones.scalar_rows & ~program.cones.equalities & (inside > 0.0)).all(axis=1))
+
+
+def with_curvature(program: ConeProgram) -> ConeProgram:
+    """The program with |q| I in the place of P: it has a solution if any point is feasible."""
+    n = program.n
+    P = SymmetricBatch(np.arange(n + 1, dtype=np.int32), np.arange(n, dtype=np.int32), np.ones(n), (n, n))
+    return ConeProgram(P, _unit(program.q), program.A, program.b, program.cones)
+
+
+def steepest_ray(program: ConeProgram) -> ConeProgram:
+    """The program of one sample whose solution is near the shortest ray with q'd = -1, if there is one."""
+    P, rows = program.P.full(), sp.vstack([program.q, program.A.matrix()])
+    small = PROXIMAL * program.P.largest[0] or 1.0
+    sides = np.concatenate([-np.ones((1, 1)), np.zeros_like(program.b)], axis=1)
+    cones = Product([(Zero(), 1), *program.cones.blocks])
+    return ConeProgram.from_matrices(P / small + sp.eye_array(program.n), np.zeros_like(program.q), rows, sides, cones)
+
+
+def _nearest_multipliers(y: Array, program: ConeProgram) -> Array:
+    """The nearest y (1, m) in K* with A'y = 0."""
+    n, m = program.n, program.m
+    P = SymmetricBatch(np.zeros(n + 1, dtype=np.int32), np.zeros(0, dtype=np.int32), np.zeros(0), (n, n))
+    slack = Relaxation(np.arange(m), 1.0)
+    nearest = slack.apply(ConeProgram(P, np.zeros((1, n)), program.A, -y, program.cones))
+    found = _projection(nearest, slack.inward(np.zeros((1, n)), y, np.zeros_like(y)))
+    return program.cones.project_dual(found[1])
+
+
+def _nearest_ray(d: Array, program: ConeProgram) -> Array:
+    """A d (1, n) near the given one with Pd = 0, -Ad in K: the limit of projections."""
+    P, n, sides = program.P.full(), program.n, np.zeros_like(program.b)
+    small = PROXIMAL * program.P.largest[0] or 1.0
+    nearest = ConeProgram.from_matrices(
+        P + small * sp.eye_array(n), -small * d, program.A.matrix(), sides, program.cones
+    )
+    point = d, sides, program.cones.project(-program.A.dot(d))
+    for _ in range(PROJECTIONS if program.P.nnz else 1):
+        point = _projection(nearest.with_vectors(q=-small * point[0]), point)
+        if recedes(_unit(_without_rounding(point[0])), program)[0]:
+            break
+    return point[0]
+
+
+def _projection(program: ConeProgram, start: Triple) -> Triple:
+    """The solution of a projection, by Newton's method from a point near it, or from that of a solver."""
+    if plan_of(program).seconds > PATIENCE:
+        return start
+    found = newton(program, *start)
+    if not found.certificate.natural_residual[0] <= CONVERGED:
+        answer = get_solver(choose(program)).solve(program)
+        found = newton(program, answer.x, answer.y, answer.s)
+    return found.x, found.y, found.s
+
+
+def _terms(program: ConeProgram, d: Array) -> Array:
+    """(batch, m) sizes of the terms of Ad, row by row, or block by block of curved cones."""
+    A = program.A
+    return program.cones.block_means(A.with_values(np.abs(A.values)).dot(np.abs(d)))
+
+
+def _holds(parts: list[tuple[Array, Array]], gain: Array, terms: Array, loosely: bool) -> Array:
+    """(batch,) whether sums that should cancel do, and the one that should not does not, by far more than the errors.
+
+    Args:
+        parts: sums that should be zero and the sizes of their terms, (batch, ·) each.
+        gain, terms: (batch,) the sum that should be positive.
+        loosely: whether the vector is only to be worth repairing.
+    """
+    margin = np.divide(gain, terms, out=np.zeros_like(gain), where=terms > 0)
+    if loosely:
+        return np.asarray(np.all([_largest(v) <= NEAR * _largest(of) for v, of in parts], axis=0) & (margin > EXACT))
+    shares = (np.divide(np.abs(v), of, out=np.zeros_like(v), where=v != 0.0) for v, of in parts)
+    error = np.max([share.max(axis=1, initial=0.0) for share in shares], axis=0)
+    return np.asarray((error <= EXACT) & (margin > EXACT) & (error <= SHARP * margin))
+
+
+def _without_rounding(v: Array) -> Array:
+    """Entries that are only rounding are zero."""
+    return np.where(np.abs(v) > ROUNDING * _largest(v)[:, None], v, 0.0)
+
+
+def _largest(v: Array) -> Array:
+    return np.abs(v).max(axis=1, initial=0.0)
+
+
+def _unit(v: Array) -> Array:
+    """Rows scaled to a largest component of 1."""
+    size = _largest(v)[:, None]
+    return v / np.where(size > 0, size, 1.0)
+
+
+def _inner(u: Array, v: Array) -> Array:
+    return np.einsum("ij,ij->i", u, v)
