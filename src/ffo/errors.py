@@ -49,7 +49,10 @@ ADVICE: dict[Status, str] = {
         "quadratic term, or use on_fail='nan' to keep the rest of the batch"
     ),
     Status.ITERATION_LIMIT: "the solver stopped at its iteration limit: raise max_iters or loosen eps",
-    Status.TIME_LIMIT: "the solver stopped at its time limit: raise it or loosen eps",
+    Status.TIME_LIMIT: (
+        "the time limit of the call (time_limit=) or of the solver passed: raise it, loosen eps, or use "
+        "on_fail='nan' to keep the rest of the batch"
+    ),
     Status.NUMERICAL: (
         "the solver broke down numerically. Rescale the data (entries between 1e-3 and 1e3 are safe), "
         "try another solver, or name one in retry="

@@ -56,6 +56,7 @@ def solve_qp_batch(
     retry: Sequence[str | Solver] | None = None,
     polish: bool = True,
     verbose: bool = False,
+    time_limit: float | None = None,
 ) -> QPBatch:
     """Solve  minimize 1/2 z'Qz + p'z  subject to  Az = b, lower <= Gz <= h, lb <= z <= ub.
 
@@ -76,6 +77,8 @@ def solve_qp_batch(
             the first is the default too and has its own settings (`info` says who answered).
         polish: has no effect: answers are always refined by Newton steps, typically to 1e-12.
         verbose: whether the solver may print.
+        time_limit: seconds for the call; samples that are not solved by then have the status TIME_LIMIT (see
+            `ffo.torch.FFOLayer`).
 
     Example:
         >>> import numpy as np
@@ -85,7 +88,8 @@ def solve_qp_batch(
         (8, 3)
     """
     settings = dict(solver_args or {})
-    engine = Engine(Options(solver=solver, solver_args=settings, on_fail=on_fail, retry=retry, verbose=verbose))
+    options = Options(solver, settings, on_fail=on_fail, retry=retry, verbose=verbose, time_limit=time_limit)
+    engine = Engine(options)
     blocks = read_arrays({"Q": Q, "p": p, "G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub, "lower": lower})
     canonical = quadratic_problem(blocks.structure, duals=True)
     program = canonical.map.apply([blocks.values[name] for name in blocks.structure.parameters])

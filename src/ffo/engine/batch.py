@@ -17,6 +17,7 @@ from ffo.program.cone import ConeProgram, Solution
 from ffo.program.presolve import Presolve, Triple
 from ffo.solvers.base import Solver
 from ffo.solvers.verdict import ROUGH, refuted
+from ffo.solvers.workspace import OUT_OF_TIME
 
 Array = np.ndarray
 
@@ -25,6 +26,8 @@ Array = np.ndarray
 ACCEPT = 1e-10
 #: the status of a sample that nobody has answered yet
 OPEN = -1
+#: statuses of samples that more time might have solved
+UNFINISHED = (OPEN, Status.INACCURATE, Status.ITERATION_LIMIT, Status.NUMERICAL, Status.TIME_LIMIT)
 _AS_IT_IS = Presolve()
 
 
@@ -174,6 +177,14 @@ class Batch:
             self.withdraw(mine[self.status[mine] == SOLVED])
         self.proofs.update(proofs)
         self.status[mine] = [proof.status for proof in proofs.values()]
+
+    def out_of_time(self) -> None:
+        """What is not finished, and might have been, has no other status than that."""
+        late = np.flatnonzero(np.isin(self.status, UNFINISHED))
+        for k in late.tolist():
+            failure = self.detail.get(k) if self.status[k] in (Status.ITERATION_LIMIT, Status.NUMERICAL) else None
+            self.detail[k] = f"{OUT_OF_TIME}; before that: {failure}" if failure else OUT_OF_TIME
+        self.status[late] = Status.TIME_LIMIT
 
     def undo(self, presolve: Presolve, program: ConeProgram) -> Batch:
         """The same batch, of the program that a presolve made this one of."""

@@ -29,6 +29,7 @@ from ffo.ghost.direct import Direct
 from ffo.ghost.iterative import Iterative
 from ffo.ghost.oracle import Way
 from ffo.ghost.resolve import Resolve
+from ffo.kernels.deadline import Deadline, Pace, expired
 from ffo.program.cone import ConeProgram
 from ffo.program.epigraph import Epigraphs, epigraphs
 from ffo.program.presolve import MissingRows, Presolve, missing_rows
@@ -52,7 +53,7 @@ class Engine:
     def __init__(self, options: Options) -> None:
         self.options = options
         self._solvers: dict[str, Solver] = {}
-        self._memory, self._newton = Memory(), Attempts()
+        self._memory, self._newton, self._pace = Memory(), Attempts(), Pace()
         self._matrices, self._moderate = Matrices(), Moderate()
         # Complain now, not at the first call.
         if isinstance(options.solver, str):
@@ -145,7 +146,9 @@ class Engine:
         groups = missing_rows(program) if open_sides else None
         lids = None if groups else epigraphs(program, hidden)
         parts: list[tuple[Array, MissingRows | None]] = [*groups] if groups else [(np.arange(program.batch), None)]
-        stages = partial(self._stages, overrides=overrides)
+        stages: Callable[..., None] = partial(self._stages, overrides=overrides)
+        if self.options.time_limit is not None:
+            stages = Deadline(self.options.time_limit, self._pace).around(stages)
         solved = []
         for samples, rows in parts:
             before, rest, origin, reduced = Presolve.of(first), Presolve.of(units, rows, lids), given, program
@@ -202,6 +205,8 @@ class Engine:
         ask(batch, self._in_turn(program, overrides), way)
         rescue(batch, way)
         seek_proofs(batch)
+        if expired():
+            batch.out_of_time()
 
     def _in_turn(self, program: ConeProgram, overrides: dict[str, object] | None) -> Iterator[Solver]:
         """The solver and those that it leaves samples to; all that the user named must be fit for the program."""

@@ -58,7 +58,7 @@ class Smoothing:
 
 @dataclass(frozen=True)
 class Options:
-    """How to solve, how to differentiate, and what to do when either fails."""
+    """How to solve, how to differentiate, and what to do when either fails; `time_limit`: seconds for a call."""
 
     solver: str | Solver | None = None
     solver_args: Mapping[str, Any] = field(default_factory=dict)
@@ -69,6 +69,7 @@ class Options:
     retry: Sequence[str | Solver] | None = None
     smoothing: Smoothing | None = None
     verbose: bool = False
+    time_limit: float | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.backward, Way) and self.backward not in BACKWARDS:
@@ -77,6 +78,8 @@ class Options:
             raise InputError(f"on_fail must be 'raise' or 'nan', not {self.on_fail!r}")
         if self.delta is not None and not self.delta > 0:
             raise InputError(f"delta must be positive, not {self.delta!r}")
+        if self.time_limit is not None and not (isinstance(self.time_limit, (int, float)) and self.time_limit > 0):
+            raise InputError(f"time_limit must be a positive number of seconds, not {self.time_limit!r}")
         if isinstance(self.retry, str):
             raise InputError(f"retry must be a list of solvers, such as retry=[{self.retry!r}]")
         if self.retry is not None:

@@ -13,6 +13,7 @@ from ffo.engine.proof import Proof, find_proofs, reaches, steepest_ray, with_cur
 from ffo.errors import SOLVED, Status
 from ffo.ghost.direct import Direct, from_nothing
 from ffo.ghost.oracle import Linearization, Way
+from ffo.kernels.deadline import current, expired
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.convexity import NOT_CONVEX
 from ffo.program.presolve import Triple
@@ -90,7 +91,7 @@ def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
     one whose answer is coarse although it was polished, if there is another solver: the better answer stands, unless
     it stays coarse and some solver says that there is no solution. That needs no second opinion where it is proven."""
     todo = fresh = batch.open
-    if not len(todo):
+    if not len(todo) or expired():
         return
     denied = np.full(len(batch.status), OPEN)
     for place, solver in enumerate(solvers):
@@ -113,6 +114,8 @@ def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
         todo = todo[left]
         if not len(todo):
             return
+        if expired():
+            break
     coarse = todo[(batch.status[todo] == SOLVED) & (denied[todo] != OPEN)]
     if len(coarse):
         batch.withdraw(coarse)
@@ -138,6 +141,19 @@ def _ask_again(batch: Batch, solver: Solver, way: Way, samples: Array) -> Array:
 
 
 def _ask_one(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
+    """One solver about some samples; where time is limited a few at a time, so that these are polished too."""
+    deadline = current()
+    if deadline is None:
+        _ask_some(batch, solver, way, samples)
+        return
+    while len(samples) and not deadline.passed:
+        start, count = deadline.left, deadline.pace.samples(deadline.left)
+        _ask_some(batch, solver, way, samples[:count])
+        deadline.pace.record(start - deadline.left, len(samples[:count]))
+        samples = samples[count:]
+
+
+def _ask_some(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
     """One solver about some samples. A failure replaces no earlier one; a verdict that there is no solution does."""
     answer, residual = solve_checked(solver, batch.part(samples), claims=False)
     batch.setup_time += answer.setup_time
@@ -197,6 +213,8 @@ def seek_proofs(batch: Batch) -> None:
     if not batch.status.any():
         return
     for k in np.flatnonzero(np.isin(batch.status, UNDECIDED) & ~batch.proven).tolist():
+        if expired():
+            return
         samples = np.array([k])
         program = batch.part(samples)
         feasible = _by_own_choice(with_curvature(program))
@@ -246,7 +264,7 @@ def _unless_diverged(batch: Batch, samples: Array, found: Linearization, good: A
 
 def rescue(batch: Batch, way: Way) -> None:
     """Newton's method from the points of failed samples."""
-    if not batch.status.any() or not way.polishes:
+    if not batch.status.any() or not way.polishes or expired():
         return
     finite = np.isfinite(np.concatenate(batch.point, axis=1)).all(axis=1)
     settled = batch.proven | (np.isin(batch.status, VERDICTS) & ~(batch.residual < FAR))

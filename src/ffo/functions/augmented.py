@@ -23,6 +23,7 @@ from ffo.functions.lbfgs import minimize
 from ffo.functions.polish import Polished, polish
 from ffo.functions.problem import Problem, Tensor, pull
 from ffo.functions.products import Constraints, Differences
+from ffo.kernels.deadline import expired
 from ffo.probes import PROBE
 
 OUTER = 60
@@ -65,7 +66,7 @@ def solve(problem: Problem, y: Tensor, settings: LagrangianSettings, exact: bool
     """Solve every sample from y (batch, n), at which the functions must be finite."""
     run = _AugmentedRun(problem, y, settings, exact)
     for _ in range(OUTER):
-        if not len(run.pending):
+        if not len(run.pending) or expired():
             break
         run.minimize()
         run.update()
@@ -123,7 +124,7 @@ class _AugmentedRun:
             self.y, self.runaway = found.y, found.runaway
             self.iterations[self.pending] += found.iterations
             self.stationary = largest(found.gradient) <= 10 * target
-            if bool((self.stationary | self.runaway).all()) or not moved:
+            if bool((self.stationary | self.runaway).all()) or not moved or expired():
                 break
 
     def update(self) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from ffo.functions.active import largest
 from ffo.functions.problem import Tensor
+from ffo.kernels.deadline import expired
 
 Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -79,7 +80,7 @@ def minimize(
     alive = largest(gradient) > tolerance
     runaway = torch.zeros_like(alive)
     for k in range(limit):
-        if not bool(alive.any()):
+        if not bool(alive.any()) or expired():
             break
         d = history.direction(gradient)
         slope = (d * gradient).sum(1)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from ffo.engine.batch import UNFINISHED
 from ffo.engine.info import Info, Times
 from ffo.engine.memory import Memory
 from ffo.engine.options import Options
@@ -30,6 +32,8 @@ from ffo.functions.polish import Polished, certificate, polish
 from ffo.functions.problem import Problem, Tensor
 from ffo.functions.solvers import FunctionSolver, choose, get_solver
 from ffo.ghost.certificate import Certificate
+from ffo.kernels.deadline import Deadline, expired
+from ffo.solvers.workspace import OUT_OF_TIME
 
 Array = np.ndarray
 
@@ -116,14 +120,18 @@ class Runner:
         """Solve every sample from y (batch, n); `copies` as in `ffo.engine.Engine.run`."""
         start = time.perf_counter()
         run = _FunctionRun(problem, y, self.options, self.exact)
-        run.reject()
-        constraints = run.points.multipliers.shape[1]
-        if keys is not None:
-            run.from_memory(*self._memory.recall(keys, y.shape[1], constraints))
-        named = self.options.solver if self.options.solver is not None else choose(problem, y, constraints)
-        run.solve(get_solver(named, {**self.options.solver_args, **(overrides or {})}), derivative)
-        for other in self.options.retry or ():
-            run.solve(get_solver(other, {}), derivative, retry=True)
+        limit = self.options.time_limit
+        with nullcontext() if limit is None else Deadline(limit):
+            run.reject()
+            constraints = run.points.multipliers.shape[1]
+            if keys is not None:
+                run.from_memory(*self._memory.recall(keys, y.shape[1], constraints))
+            named = self.options.solver if self.options.solver is not None else choose(problem, y, constraints)
+            run.solve(get_solver(named, {**self.options.solver_args, **(overrides or {})}), derivative)
+            for other in self.options.retry or ():
+                run.solve(get_solver(other, {}), derivative, retry=True)
+            if expired():
+                run.out_of_time()
         run.raise_failures(copies)
         outcome = run.outcome(derivative)
         if keys is not None:
@@ -192,7 +200,7 @@ class _FunctionRun:
     def solve(self, solver: FunctionSolver, derivative: bool, retry: bool = False) -> None:
         """Ask a solver about the samples that are not solved yet."""
         open_ = [k for k, s in enumerate(self.status) if s is None or (retry and _retriable(s))]
-        if not open_:
+        if not open_ or expired():
             return
         began = time.perf_counter()
         who = torch.tensor(open_, device=self.start.device)
@@ -232,6 +240,12 @@ class _FunctionRun:
             points.put(todo, better, torch.arange(len(todo), device=todo.device))
             rescued = (rough & (points.natural <= POLISHED)).cpu().numpy()
         return points, rescued
+
+    def out_of_time(self) -> None:
+        """What is not finished, and might have been, has no other status than that."""
+        for k, status in enumerate(self.status):
+            if status is None or status in UNFINISHED:
+                self._fail(k, Status.TIME_LIMIT, OUT_OF_TIME)
 
     def raise_failures(self, copies: int) -> None:
         """Raise the first failure, naming the samples that share it, if the user wants that."""

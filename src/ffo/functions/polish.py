@@ -20,6 +20,7 @@ from ffo.functions.active import largest
 from ffo.functions.ghost import GhostSystem, Local
 from ffo.functions.problem import Problem, Tensor
 from ffo.ghost.certificate import Certificate
+from ffo.kernels.deadline import expired
 from ffo.kernels.point import WEAK
 
 STEPS = 12
@@ -67,7 +68,7 @@ def polish(problem: Problem, y: Tensor, multipliers: Tensor, exact: bool, steps:
     run = _PolishRun(problem, y, multipliers, exact)
     for _ in range(steps):
         run.step()
-        if not len(run.pending):
+        if not len(run.pending) or expired():
             break
     return run.best
 

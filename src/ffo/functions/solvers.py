@@ -15,16 +15,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from ffo.errors import InputError, MissingSolverError, Status, UnknownSettingError
+from ffo.errors import FFOError, InputError, MissingSolverError, Status, UnknownSettingError
 from ffo.functions import augmented
 from ffo.functions.augmented import Answer
 from ffo.functions.problem import Problem, Tensor
 from ffo.functions.products import Constraints
+from ffo.kernels.deadline import expired
+from ffo.solvers.workspace import OUT_OF_TIME
 
 Array = np.ndarray
 
 #: largest problems for which SciPy's dense SLSQP is the default: variables, constraints, samples
 SMALL = (100, 200, 4)
+
+
+class _TimeIsUpError(Exception):
+    """Raised where a black box evaluates a function after the call's time: the only way to end it."""
+
+
+def _stop_in_time() -> None:
+    if expired():
+        raise _TimeIsUpError
 
 
 class FunctionSolver(ABC):
@@ -75,6 +86,7 @@ class Sample:
         return torch.tensor(np.asarray(y, dtype=float), device=self._device).reshape(1, -1)
 
     def value(self, y: Array) -> float:
+        _stop_in_time()
         with torch.no_grad():
             return float(self._problem.objective(self._tensor(y)))
 
@@ -106,7 +118,7 @@ class BlackBox(FunctionSolver):
         found = []
         for k in range(problem.batch):
             index = torch.tensor([k], device=y.device)
-            found.append(self.one(problem.take(index), y[k : k + 1].clone()))
+            found.append(self._guarded(problem.take(index), y[k : k + 1].clone()))
         points = torch.tensor(np.stack([f.y for f in found]), device=y.device)
         multipliers = None
         if all(f.multipliers is not None for f in found):
@@ -114,6 +126,19 @@ class BlackBox(FunctionSolver):
         detail = {k: f.detail for k, f in enumerate(found) if f.detail}
         iterations = torch.tensor([f.iterations for f in found])
         return Answer(points, multipliers, [f.status for f in found], iterations, detail)
+
+    def _guarded(self, problem: Problem, y: Tensor) -> Found:
+        """One sample; an exception of the solver, or the end of the call's time, costs this sample only."""
+        start = y.cpu().numpy()[0].copy()
+        try:
+            _stop_in_time()
+            return self.one(problem, y)
+        except _TimeIsUpError:
+            return Found(start, status=Status.TIME_LIMIT, detail=OUT_OF_TIME)
+        except FFOError:
+            raise
+        except Exception as error:
+            return Found(start, status=Status.NUMERICAL, detail=f"{type(error).__name__}: {error}")
 
 
 class Scipy(BlackBox):
@@ -250,6 +275,7 @@ class UserSolver(BlackBox):
         m, given = problem.inequalities, problem.functions.given
 
         def objective(at: Tensor) -> Tensor:
+            _stop_in_time()
             return problem.objective(at.reshape(1, -1))[0]
 
         def inequality(at: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ import numpy as np
 from ffo.kernels import newton as loop
 from ffo.kernels.blas import SMALL
 from ffo.kernels.bundle import refer
+from ffo.kernels.deadline import allowed_steps, current
 from ffo.kernels.group import Samples, empty_group, put_sample, take_sample
 from ffo.kernels.interior import interior
 from ffo.kernels.jit import inner_kernel, kernel
@@ -23,7 +24,7 @@ from ffo.kernels.ldl import room
 from ffo.kernels.newton import EVIDENCE
 from ffo.kernels.null import distances, is_singular, null, on_other_face
 from ffo.kernels.point import Data
-from ffo.kernels.pool import one_blas_thread, run_chunks
+from ffo.kernels.pool import one_blas_thread, run_samples
 from ffo.kernels.system import UNKNOWN, Factors
 
 Array = np.ndarray
@@ -31,9 +32,11 @@ logger = logging.getLogger("ffo")
 
 #: tasks of `_ghost_chunk`, and arrays that a task does not need
 _NEWTON, _SENSITIVITY, _NULL, _OTHER, _DISTANCES = range(5)
-_NOTHING = np.empty((0, 0))
+_NOTHING, _NONE = np.empty((0, 0)), np.zeros(1, int)
 #: seconds for one multiplication in a sparse factorization, about
 FLOP = 3e-9
+#: iterations of samples that the interior point left out
+LEFT_OUT = -(2**62)
 _announced = False
 
 
@@ -138,19 +141,22 @@ class KernelPlan:
         return self.__dict__.get("structure") or self.pattern
 
     def interior(self, values: Values, x: Array, y: Array, s: Array, eps: float, limit: int) -> Array:
-        """Solve all samples from nothing, in place; (batch,) iterations, negative where it failed."""
+        """Solve all samples from nothing, in place; (batch,) iterations, negative where it failed, `LEFT_OUT` where
+        memory or time did not suffice."""
         iterations = np.empty(len(x), np.int64)
-        curved = self.curved or None  # as `full` elsewhere
-        arguments = (self.structure, *values.arrays, x, y, s, iterations, eps, limit, curved)
-        _run(_interior_chunk, -(-len(x) // LANES), 20.0 * self.seconds, *arguments)
+        curved, seconds = self.curved or None, 20.0 * self.seconds  # None: as `full` elsewhere
+        arguments = (self.structure, *values.arrays, x, y, s, iterations, eps, limit, allowed_steps(limit, seconds))
+        for group in _run(_interior_chunk, -(-len(x) // LANES), seconds, *arguments, curved):
+            iterations[group * LANES : (group + 1) * LANES] = LEFT_OUT
         return iterations
 
     def newton(self, values: Values, x: Array, y: Array, s: Array, state: State, steps: int) -> None:
-        """Polish all samples in place."""
-
+        """Polish all samples in place; the evidence of those that memory or time did not suffice for is NaN."""
         arrays = (*values.arrays, x, y, s, _NOTHING, _NOTHING)
         taken, seconds = np.empty(len(x)), 3.0 * self._seconds(state) if steps else 0.0
-        self._ghost(_NEWTON, state, state.samples, state.samples, arrays, taken, steps, seconds)
+        allowed = allowed_steps(steps, seconds)
+        left = self._ghost(_NEWTON, state, state.samples, state.samples, arrays, taken, allowed, seconds)
+        state.evidence[left] = np.nan
 
     def judge(self, values: Values, x: Array, y: Array, s: Array) -> Array:
         """(batch,) natural residuals: each of the point as it is, or of its cleaned pair if that is better."""
@@ -163,7 +169,7 @@ class KernelPlan:
         """(u, w, doubt) of the ghost systems of some samples; right-hand sides (samples, n), (samples, m)."""
         u, w, doubt = np.empty(r_x.shape), np.empty(r_s.shape), np.empty(len(r_x))
         arrays = (*(_NOTHING,) * 4, u, w, _NOTHING, _ready(r_x), _ready(r_s))
-        self._ghost(_SENSITIVITY, state, np.arange(len(r_x)), samples, arrays, doubt, 0, 0.5 * self._seconds(state))
+        self._ghost(_SENSITIVITY, state, np.arange(len(r_x)), samples, arrays, doubt, _NONE, 0.5 * self._seconds(state))
         return u, w, doubt
 
     def onto_face(self, state: State, samples: Array, v: Array) -> Array:
@@ -190,7 +196,7 @@ class KernelPlan:
         u, w, found = np.empty((len(asked), S.n)), np.empty((len(asked), S.m)), np.empty(len(asked))
         if len(asked):
             arrays, rows = (*(_NOTHING,) * 4, u, w, _NOTHING, _NOTHING, _NOTHING), np.arange(len(asked))
-            self._ghost(_NULL, state, rows, asked, arrays, found, 0, self._seconds(state))
+            self._ghost(_NULL, state, rows, asked, arrays, found, _NONE, self._seconds(state))
         there = found > 0.0
         samples, u, w = asked[there], u[there], w[there]
         if not len(near):
@@ -209,7 +215,7 @@ class KernelPlan:
         u, w, answer = np.empty((len(samples), S.n)), np.empty((len(samples), S.m)), np.empty(len(samples))
         arrays = (*values.arrays, u, w, _ready(more), _ready(r_x), _ready(r_s))
         seconds = 4.0 * self._seconds(state)
-        self._ghost(_OTHER, state, np.arange(len(samples)), samples, arrays, answer, 0, seconds)
+        self._ghost(_OTHER, state, np.arange(len(samples)), samples, arrays, answer, _NONE, seconds)
         return u, w, answer
 
     def scales(self, state: State, samples: Array) -> tuple[Array, Array]:
@@ -222,7 +228,7 @@ class KernelPlan:
         """(samples, m) relative distance of each row to another face; of each block, where it is curved."""
         out, done = np.empty((len(samples), state.structure.m)), np.empty(len(samples))
         arrays = (*values.arrays, x, y, s, _NOTHING, out)
-        self._ghost(_DISTANCES, state, np.arange(len(samples)), samples, arrays, done, 0, 0.0)
+        self._ghost(_DISTANCES, state, np.arange(len(samples)), samples, arrays, done, _NONE, 0.0)
         return out
 
     def _seconds(self, state: State) -> float:
@@ -233,30 +239,37 @@ class KernelPlan:
 
     def _ghost(
         self, task: int, state: State, rows: Array, samples: Array, arrays: tuple[Array, ...], answer: Array,
-        steps: int, seconds: float,
-    ) -> None:  # fmt: skip
+        allowed: Array, seconds: float,
+    ) -> list[int]:  # fmt: skip
         """A task on some rows of its answer, row i about the sample samples[i], each of about so many seconds: first
-        with the light kernels, then, where these do not know, with the full ones."""
-        batch = (*arrays, *state.face, *state.factors, state.evidence, samples, answer, steps)
+        with the light kernels, then, where these do not know, with the full ones. Returns rows that Newton's method
+        left out (see `run_samples`); no other task leaves any."""
+        batch = (*arrays, *state.face, *state.factors, state.evidence, samples, answer, allowed)
+        left: list[int] = []
         if len(rows) and not self.full and not state.full.iterations:
-            _run(_ghost_chunk, len(rows), seconds, state.structure, task, *batch, rows, None)
+            left = _run(_ghost_chunk, len(rows), seconds, state.structure, task, *batch, rows, None)
+            answer[left] = 0.0
             rows = (answer == UNKNOWN).nonzero()[0]
             self.full = len(rows) > 0
         if len(rows):
             with one_blas_thread():  # eigenvalues
-                _run(_ghost_chunk, len(rows), seconds, state.structure, task, *batch, rows, state.full)
+                more = _run(_ghost_chunk, len(rows), seconds, state.structure, task, *batch, rows, state.full)
+            left += rows[more].tolist()
+        if left and task != _NEWTON:
+            raise MemoryError("there is not enough memory for a derivative")
+        return left
 
 
-def _run(function: Any, count: int, seconds: float, *arguments: Any) -> None:
-    """A kernel on `count` samples, each of which takes about so many seconds; the structure is its first argument."""
+def _run(function: Any, count: int, seconds: float, *arguments: Any) -> list[int]:
+    """A kernel on `count` samples, each of which takes about so many seconds; the structure is its first argument.
+    Returns those that were left out (see `run_samples`)."""
     if not _announced:
         _announce(function)
     S: Structure = arguments[0]
     if len(S.sign) - S.head < SMALL:
-        run_chunks(function, count, count * seconds, *arguments)
-        return
+        return run_samples(function, count, count * seconds, *arguments, deadline=current())
     with one_blas_thread():
-        run_chunks(function, count, count * seconds, *arguments)
+        return run_samples(function, count, count * seconds, *arguments, deadline=current())
 
 
 def _announce(function: Any) -> None:
@@ -277,18 +290,18 @@ def _row(v: Array, k: int) -> Array:
 @kernel
 def _interior_chunk(
     start: int, stop: int, S: Structure, Pv: Array, q: Array, Av: Array, b: Array, x: Array, y: Array, s: Array,
-    iterations: Array, eps: float, limit: int, curved: bool | None,
+    iterations: Array, eps: float, limit: int, allowed: Array, curved: bool | None,
 ) -> None:  # fmt: skip
     """Groups of LANES samples; the last one is filled up with copies of the last sample."""
     S = refer(S)
     G = empty_group(S, Pv.shape[1], Av.shape[1])
-    _interior_groups(start, stop, S, G, refer(Data(Pv, q, Av, b)), x, y, s, iterations, eps, limit, curved)
+    _interior_groups(start, stop, S, G, refer(Data(Pv, q, Av, b)), x, y, s, iterations, eps, limit, allowed, curved)
 
 
 @inner_kernel
 def _interior_groups(
     start: int, stop: int, S: Structure, G: Samples, batch: Data, x: Array, y: Array, s: Array, iterations: Array,
-    eps: float, limit: int, curved: bool | None,
+    eps: float, limit: int, allowed: Array, curved: bool | None,
 ) -> None:  # fmt: skip
     G, done = refer(G), np.empty(LANES, np.int64)
     Pv, q, Av, b = batch.Pv, batch.q, batch.Av, batch.b
@@ -296,7 +309,7 @@ def _interior_groups(
         for lane in range(LANES):
             k = min(group * LANES + lane, x.shape[0] - 1)
             put_sample(S, G, lane, refer(Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k))))
-        interior(S, G, eps, limit, done, curved)
+        interior(S, G, eps, limit, allowed, done, curved)
         for lane in range(min(LANES, x.shape[0] - group * LANES)):
             k = group * LANES + lane
             take_sample(G, lane, _row(b, k), x[k], y[k], s[k])
@@ -309,7 +322,7 @@ def _ghost_chunk(
     x: Array, y: Array, s: Array, r_x: Array, r_s: Array,
     on: Array, delta: Array, u: Array, R: Array, case: Array, margin: Array,
     Kx: Array, scale: Array, Lx: Array, Dinv: Array, unit: Array,
-    evidence: Array, samples: Array, answer: Array, steps: int, rows: Array, full: Full | None,
+    evidence: Array, samples: Array, answer: Array, allowed: Array, rows: Array, full: Full | None,
 ) -> None:  # fmt: skip
     """All that is done with ghost systems, in one: they share most of their code, which is compiled once so.
 
@@ -324,7 +337,7 @@ def _ghost_chunk(
         F = refer(Factors(Kx[k], scale[k], Lx[k], Dinv[k], unit[k]))
         if task == _NEWTON:
             D = refer(Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k)))
-            loop.newton(S, D, x[k], y[k], s[k], face, F, evidence[k], steps, full)
+            loop.newton(S, D, x[k], y[k], s[k], face, F, evidence[k], allowed, full)
             evidence[k, loop.SINGULAR] = np.nan
             answer[i] = evidence[k, loop.STEPS]
         elif task == _SENSITIVITY:

@@ -208,10 +208,12 @@ def _degree(S: Structure) -> int:
 
 
 @inner_kernel
-def interior(S: Structure, G: Samples, eps: float, limit: int, iterations: Array, curved: bool | None) -> None:
+def interior(
+    S: Structure, G: Samples, eps: float, limit: int, allowed: Array, iterations: Array, curved: bool | None
+) -> None:
     """Solve a group from nothing; writes x, y, s, and the iterations (LANES,), negative where it failed.
 
-    `curved` None leaves out the code of curved cones.
+    `allowed` (1,) is negative once time is up. `curved` None leaves out the code of curved cones.
     """
     numbers, stuck = np.zeros((REACHED + 1, LANES)), np.zeros(LANES, np.int64)
     _start(S, G, curved)
@@ -224,7 +226,7 @@ def interior(S: Structure, G: Samples, eps: float, limit: int, iterations: Array
         store(numbers, DOT, dot)
         store(numbers, UNIT, unit)
         store(numbers, LEFT, left)
-        if _ended(S, G, numbers, steeper, eps, turn, stuck, iterations):
+        if _ended(S, G, numbers, steeper, eps, turn, stuck, iterations) or allowed[0] < 0:
             return
         for lane in range(LANES):
             expected = numbers[EXPECTED, lane] ** 2 + SLACK**2

@@ -215,25 +215,31 @@ def _measure(
 
 @inner_kernel
 def newton(
-    S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face, F: Factors, evidence: Array, steps: int,
+    S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face, F: Factors, evidence: Array, allowed: Array,
     full: Full | None,
 ) -> None:  # fmt: skip
     """Polish (x, y, s) of one sample in place; leaves its face, K at it, factors of a K nearby, and the evidence.
 
-    Without steps the point, or its cleaned pair if that is better, is judged only: there are no factors.
+    `allowed` (1,) is the number of steps, negative once time is up: the step that is being taken is the last one, and
+    what is not begun has no evidence. Without steps the point, or its cleaned pair if that is better, is judged only:
+    there are no factors.
     `full` None leaves out curved cones and singular systems; a point that needs them stays as it was, after UNKNOWN
     steps.
     """
+    steps = allowed[0]
+    if steps < 0:
+        fill(evidence, np.nan)
+        return
     z = sizes(S, D, x, y, s)
     _weights(S, z.row, z.tau, F.unit)
     here = Iterate(x, np.empty(S.m), y, s, np.empty(S.n), np.empty(S.m))
-    _polish(S, D, z, copied(S, x, y, s), here, face, F, evidence, steps, full)
+    _polish(S, D, z, copied(S, x, y, s), here, face, F, evidence, steps, allowed, full)
 
 
 @inner_kernel
 def _polish(
     S: Structure, D: Data, z: Sizes, given: Iterate, here: Iterate, face: Face, F: Factors, evidence: Array,
-    steps: int, full: Full | None,
+    steps: int, allowed: Array, full: Full | None,
 ) -> None:  # fmt: skip
     """Clean the given point. From a solution to rounding, such as active-set methods find, a step would be rounding
     too: it is judged once, and no room is made for others."""
@@ -250,13 +256,14 @@ def _polish(
             return
     other = Face(face.on.copy(), face.delta.copy(), face.u.copy(), face.R.copy(), face.case.copy(), face.margin.copy())
     best, there = copied(S, here.x, here.y, here.s), copied(S, here.x, here.y, here.s)
-    _newton(S, D, z, given, best, here, there, face, other, F, evidence, cleaned, steps, full)
+    _newton(S, D, z, given, best, here, there, face, other, F, evidence, cleaned, steps, allowed, full)
 
 
 @inner_kernel
 def _newton(
     S: Structure, D: Data, z: Sizes, given: Iterate, best: Iterate, here: Iterate, there: Iterate, face: Face,
-    other: Face, F: Factors, evidence: Array, old: float, steps: int, full: Full | None,
+    other: Face, F: Factors, evidence: Array, old: float, steps: int, allowed: Array,
+    full: Full | None,
 ) -> None:  # fmt: skip
     """From `here`, the point in place, to `there`, whose face is `other`, and so on; `old`: natural residual here."""
     best, there, other = refer(best), refer(there), refer(other)
@@ -268,7 +275,7 @@ def _newton(
     copy_point(here, best)
     dx, dy = np.zeros(S.n), np.zeros(S.m)
     for step in range(steps):
-        if not np.isfinite(old):
+        if not np.isfinite(old) or allowed[0] < 0:
             break
         assemble(S, D.Pv, D.Av, face, face.u, np.zeros(S.aux), F.Kx)
         unsolved, new_pivot, fresh = _direction(S, F, face, here.r_x, here.r_s, old, borrowed, dx, dy, full)

@@ -19,11 +19,15 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
+from ffo.kernels.deadline import Deadline
+
 #: chunks per thread, since samples take unequal time, if each takes at least so many seconds: threads begin a chunk one
 #: after the other (16 cores, semidefinite programs of order 8, batch 128: 17.5 ms a step instead of 20.8)
 CHUNKS, CHUNK = 4, 1e-3
 #: seconds of work below which other threads cost more than they save
 WORTH = 3e-4
+#: seconds that a chunk should take at most: Ctrl-C is heard between chunks
+LONGEST = 0.2
 
 _lock = Lock()
 _executor: ThreadPoolExecutor | None = None
@@ -57,13 +61,21 @@ def executor() -> ThreadPoolExecutor:
         return _executor
 
 
-def run_chunks(function: Callable[..., Any], count: int, seconds: float, *arguments: Any) -> None:
-    """function(start, stop, *arguments) over 0..count; `seconds`: an estimate of the work in all."""
+def run_chunks(
+    function: Callable[..., Any], count: int, seconds: float, *arguments: Any, longest: float = LONGEST
+) -> None:
+    """function(start, stop, *arguments) over 0..count.
+
+    Args:
+        seconds: an estimate of the work in all.
+        longest: seconds that a chunk should take at most.
+    """
     threads = min(cpus(), count) if count > 1 and seconds >= WORTH else 1
-    if threads <= 1:
+    if threads <= 1 and seconds <= longest:
         function(0, count, *arguments)
         return
-    chunks = min(count, CHUNKS * threads, max(threads, int(seconds / CHUNK)))
+    chunks = min(CHUNKS * threads, max(threads, int(seconds / CHUNK))) if threads > 1 else 1
+    chunks = min(count, max(chunks, int(seconds / longest)))
     ranges = list(pairwise(round(k * count / chunks) for k in range(chunks + 1)))
     todo = iter(ranges)  # all threads take their next chunk from here
 
@@ -74,8 +86,7 @@ def run_chunks(function: Callable[..., Any], count: int, seconds: float, *argume
         finally:
             list(todo)  # an error ends the work of the others too
 
-    pool = executor()
-    pending = [pool.submit(work) for _ in range(threads - 1)]
+    pending = [executor().submit(work) for _ in range(threads - 1)]
     try:
         work()
     finally:
@@ -83,6 +94,35 @@ def run_chunks(function: Callable[..., Any], count: int, seconds: float, *argume
         wait(begun)
     for p in begun:
         p.result()
+
+
+def run_samples(
+    function: Callable[..., Any], count: int, seconds: float, *arguments: Any, deadline: Deadline | None = None
+) -> list[int]:
+    """The same; returns those of 0..count that were left out: memory ran out on them, or time before."""
+    if deadline is None:
+        try:
+            run_chunks(function, count, seconds, *arguments)
+            return []
+        except MemoryError:
+            pass  # which sample it is shows when they are alone
+    left: list[int] = []
+
+    def work(start: int, stop: int) -> None:
+        if deadline is not None and deadline.passed:
+            left.extend(range(start, stop))
+            return
+        try:
+            function(start, stop, *arguments)
+        except MemoryError:
+            if stop - start == 1:
+                left.append(start)
+                return
+            for k in range(start, stop):
+                work(k, k + 1)
+
+    run_chunks(work, count, seconds, longest=LONGEST if deadline is None else CHUNK)
+    return left
 
 
 @cache

@@ -7,8 +7,10 @@ A `ConeProgram` is a batch of these over one sparsity pattern and one cone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 import scipy.sparse as sp
@@ -134,6 +136,19 @@ class Solution:
     setup_time: float = 0.0
     solve_time: float = 0.0
     detail: dict[int, str] | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence[Solution]) -> Solution:
+        """One after the other."""
+        arrays = zip(*((p.x, p.y, p.s, p.status, p.iterations) for p in parts), strict=True)
+        x, y, s, status, iterations = map(np.concatenate, arrays)
+        starts = accumulate((len(p.x) for p in parts), initial=0)
+        return cls(
+            *(x, y, s, status, iterations),
+            sum(p.setup_time for p in parts),
+            sum(p.solve_time for p in parts),
+            {first + k: v for first, p in zip(starts, parts, strict=False) for k, v in (p.detail or {}).items()},
+        )
 
     @property
     def solved(self) -> Array:

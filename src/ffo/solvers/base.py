@@ -7,19 +7,25 @@ the solution do that) and never switches to another solver.
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from ffo.cones.base import Cone
 from ffo.errors import MissingSolverError, UnsupportedProblemError
+from ffo.kernels.deadline import Deadline, current
 from ffo.program.cone import ConeProgram, Solution
 from ffo.solvers.pool import solve_samples
 from ffo.solvers.settings import resolve
 from ffo.solvers.workspace import Workspace, gather
+
+#: seconds that a solver is given at least: some take 0 for no limit
+SHORTEST = 1e-3
 
 
 @dataclass(frozen=True)
@@ -55,9 +61,10 @@ class Solver(ABC):
     capabilities: ClassVar[Capabilities]
     #: the solver's own setting names that are passed through
     native_settings: ClassVar[frozenset[str]] = frozenset()
-    #: the solver's own names for `eps` and `max_iters`
+    #: the solver's own names for `eps`, `max_iters` and `time_limit`; "" where it has no such limit
     tolerances: ClassVar[tuple[str, ...]] = ()
     iteration_limit: ClassVar[str] = ""
+    time_limit: ClassVar[str] = ""
     #: values of the solver's settings that differ from its own defaults
     defaults: ClassVar[Mapping[str, Any]] = {}
     #: True where the solver's setting names are not known here and all are passed through
@@ -103,9 +110,21 @@ class Solver(ABC):
     def workspace(self, program: ConeProgram) -> Workspace:
         """Set the solver up for a program."""
 
+    def in_time(self, deadline: Deadline | None) -> Self:
+        """This solver, limited to what is left of the call's time, if it has such a limit."""
+        own = self.time_limit
+        if deadline is None or not own:
+            return self
+        timed = copy.copy(self)
+        timed.settings = {**self.settings, own: min(self.settings.get(own, math.inf), max(deadline.left, SHORTEST))}
+        return timed
+
     def solve(self, program: ConeProgram) -> Solution:
         """Solve every sample of the batch."""
         self.check(program)
         start = time.perf_counter()
-        points, setup = solve_samples(self.workspace, program, self.capabilities.threads)
+        deadline = current()
+        points, setup = solve_samples(
+            lambda part: self.in_time(deadline).workspace(part), program, self.capabilities.threads
+        )
         return gather(points, program, setup_time=setup, solve_time=time.perf_counter() - start - setup)

@@ -57,6 +57,7 @@ class ClarabelSolver(Solver):
     )
     tolerances = ("tol_gap_abs", "tol_gap_rel", "tol_feas")
     iteration_limit = "max_iter"
+    time_limit = "time_limit"
     defaults = {"max_threads": 1, "presolve_enable": False, "chordal_decomposition_enable": False}
 
     def workspace(self, program: ConeProgram) -> Workspace:

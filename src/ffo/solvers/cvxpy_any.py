@@ -34,7 +34,7 @@ _STATUS = {
     "infeasible_or_unbounded": Status.INFEASIBLE,
     "user_limit": Status.ITERATION_LIMIT,
 }
-#: Names of `eps` and `max_iters` in CVXPY's solvers, and the tightest accuracy each accepts.
+#: Names of `eps` and `max_iters` in CVXPY's solvers, and the tightest accuracy each accepts; and of `time_limit`.
 _WORDS: dict[str, tuple[tuple[str, ...], str, float]] = {
     "GUROBI": (("BarConvTol", "BarQCPConvTol", "FeasibilityTol", "OptimalityTol"), "BarIterLimit", 1e-9),
     "MOSEK": (("eps",), "MSK_IPAR_INTPNT_MAX_ITERATIONS", 1e-12),
@@ -45,6 +45,7 @@ _WORDS: dict[str, tuple[tuple[str, ...], str, float]] = {
     "CUCLARABEL": (("tol_gap_abs", "tol_gap_rel", "tol_feas"), "max_iter", 0.0),
     "DIFFCP": (("eps",), "max_iters", 0.0),
 }
+_TIME_LIMITS = {"GUROBI": "TimeLimit", "MOSEK": "MSK_DPAR_OPTIMIZER_MAX_TIME", "COPT": "TimeLimit"}
 #: reoptimize: tell infeasible from unbounded.
 _DEFAULTS: dict[str, dict[str, Any]] = {"GUROBI": {"reoptimize": True}}
 _CONES: dict[str, type[Cone]] = {
@@ -85,7 +86,7 @@ class CvxpySolver(Solver):
         if self.name not in cvxpy_names():
             raise InputError(f"CVXPY knows no solver {cvxpy_name!r}")
         words, self.iteration_limit, tightest = _WORDS.get(self.name, ((), "", 0.0))  # type: ignore[misc]
-        self.tolerances = words  # type: ignore[misc]
+        self.tolerances, self.time_limit = words, _TIME_LIMITS.get(self.name, "")  # type: ignore[misc]
         self.defaults = _DEFAULTS.get(self.name, {})  # type: ignore[misc]
         self.capabilities = replace(type(self).capabilities, cones=_supported(self.name))  # type: ignore[misc]
         if not _quadratic(self.name):

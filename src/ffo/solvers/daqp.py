@@ -50,6 +50,7 @@ class DAQPSolver(Solver):
     )
     tolerances = ("primal_tol",)
     iteration_limit = "iter_limit"
+    time_limit = "time_limit"
 
     def __init__(self, settings: Mapping[str, Any] | None = None, *, verbose: bool = False) -> None:
         super().__init__(settings, verbose=verbose)

@@ -19,7 +19,8 @@ import numpy as np
 
 from ffo.cones import Nonneg, Product, Zero
 from ffo.errors import SOLVED, Status, UnsupportedProblemError
-from ffo.kernels.pool import one_blas_thread, run_chunks
+from ffo.kernels.deadline import current
+from ffo.kernels.pool import one_blas_thread, run_samples
 from ffo.kernels.sides import MEETING, QPAnswer
 from ffo.kernels.triplets import Triplets
 from ffo.program.cone import ConeProgram, Solution
@@ -30,7 +31,7 @@ from ffo.program.sparse import SymmetricBatch, plain
 from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.pool import NOT_FINITE
 from ffo.solvers.split import Split, find_rows, rows_by_kind
-from ffo.solvers.workspace import Workspace
+from ffo.solvers.workspace import Workspace, leave_out
 
 Array = np.ndarray
 
@@ -67,7 +68,11 @@ class _CompiledSolver(Solver):
         start = time.perf_counter()
         split = Split(program)
         found = _room(program)
-        self._run(program, split, found)
+        left = self._run(program, split, found)
+        if left:
+            for v in found:
+                v[left] = 0
+            found.code[left] = _STALLED
         if found.meets.any():
             _share_between_sides(program, found)
         unconvex = _reject_indefinite(program.P, found) if found.rho.any() else {}
@@ -78,12 +83,13 @@ class _CompiledSolver(Solver):
             status[limited] = Status.ITERATION_LIMIT
             detail = {k: _WORDS[found.code[k]] or "not verified" for k in np.flatnonzero(status).tolist()}
             detail |= dict.fromkeys(np.flatnonzero(limited).tolist(), "iteration limit") | unconvex
+            leave_out(np.array(left, int), (found.x, found.y, found.s), status, found.steps, detail)
         seconds = time.perf_counter() - start
         return Solution(found.x, found.y, found.s, status, found.steps, 0.0, seconds, detail)
 
     @abstractmethod
-    def _run(self, program: ConeProgram, split: Split, out: QPAnswer) -> None:
-        """Solve a batch of finite data."""
+    def _run(self, program: ConeProgram, split: Split, out: QPAnswer) -> list[int]:
+        """Solve a batch of finite data; returns samples that were left out (see `kernels.pool.run_samples`)."""
 
     def _solve_finite(self, program: ConeProgram, samples: Array) -> Solution:
         """The answers of these samples, and none of the others."""
@@ -110,7 +116,7 @@ class DenseSolver(_CompiledSolver):
     capabilities = replace(_CompiledSolver.capabilities, convexity=True)
     defaults = {"max_iters": 5000}
 
-    def _run(self, program: ConeProgram, split: Split, out: QPAnswer) -> None:
+    def _run(self, program: ConeProgram, split: Split, out: QPAnswer) -> list[int]:
         from ffo.kernels.blas import SMALL
         from ffo.kernels.pivoting import solve_chunk
 
@@ -119,7 +125,7 @@ class DenseSolver(_CompiledSolver):
         matrices = Triplets(program.P.pattern.rows, program.P.columns, P), q, _rows(program, split, A), b
         seconds = program.batch * (1e-5 + 1e-9 * n**2 * (n + len(sides.rows)))
         arguments = (*matrices, sides, me, int(self.settings["max_iters"]), out)
-        _over_threads(solve_chunk, program.batch, seconds, n >= SMALL, *arguments)
+        return _over_threads(solve_chunk, program.batch, seconds, n >= SMALL, *arguments)
 
 
 class SeparableSolver(_CompiledSolver):
@@ -136,7 +142,7 @@ class SeparableSolver(_CompiledSolver):
                 "(rows with a single entry), and no others"
             )
 
-    def _run(self, program: ConeProgram, split: Split, out: QPAnswer) -> None:
+    def _run(self, program: ConeProgram, split: Split, out: QPAnswer) -> list[int]:
         from ffo.kernels.blas import SMALL
         from ffo.kernels.separable import solve_chunk
 
@@ -144,8 +150,8 @@ class SeparableSolver(_CompiledSolver):
         _, p, A, b = values_of(program).arrays
         q, rows = plain(program.P.diagonal), _rows(program, split, A)
         arguments = (q, p, rows, b, split.sides.for_kernels, _shared(program, q, rows, r))
-        seconds = program.batch * (1e-5 + 2e-9 * r**2 * n)
-        _over_threads(solve_chunk, program.batch, seconds, r >= SMALL, *arguments, int(self.settings["max_iters"]), out)
+        seconds, limit = program.batch * (1e-5 + 2e-9 * r**2 * n), int(self.settings["max_iters"])
+        return _over_threads(solve_chunk, program.batch, seconds, r >= SMALL, *arguments, limit, out)
 
 
 def _room(program: ConeProgram) -> QPAnswer:
@@ -245,13 +251,12 @@ def _reject_indefinite(P: SymmetricBatch, answer: QPAnswer) -> dict[int, str]:
     return {k: NOT_CONVEX.format(value) for k, value in bad.items()}
 
 
-def _over_threads(kernel: Callable[..., None], batch: int, seconds: float, blas: bool, *arguments: Any) -> None:
-    """A kernel on the samples, over threads if that pays; BLAS, if it is called, stays in each of them."""
+def _over_threads(kernel: Callable[..., None], batch: int, seconds: float, blas: bool, *arguments: Any) -> list[int]:
+    """`run_samples` with a kernel; BLAS, if it is called, stays in each of the threads."""
     if not blas:
-        run_chunks(kernel, batch, seconds, *arguments)
-        return
+        return run_samples(kernel, batch, seconds, *arguments, deadline=current())
     with one_blas_thread():
-        run_chunks(kernel, batch, seconds, *arguments)
+        return run_samples(kernel, batch, seconds, *arguments, deadline=current())
 
 
 def _rows(program: ConeProgram, split: Split, values: Array) -> Triplets:

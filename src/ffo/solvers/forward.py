@@ -10,11 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ffo.errors import Status
+from ffo.errors import FFOError, Status
 from ffo.program.cone import ConeProgram, Solution
 from ffo.solvers.base import Solver
 from ffo.solvers.pool import NOT_FINITE
 from ffo.solvers.verdict import judge
+from ffo.solvers.workspace import failed, gather
 
 Array = np.ndarray
 
@@ -60,7 +61,7 @@ def solve_checked(
 
 
 def _checked(solver: Solver, program: ConeProgram, tolerance: float, claims: bool) -> tuple[Solution, Array]:
-    answer = solver.solve(program)
+    answer = _solved(solver, program)
     residual = np.full(program.batch, np.nan, dtype=float)
     if not claims and answer.solved.all() and np.isfinite(answer.x).all():
         return answer, residual
@@ -70,6 +71,19 @@ def _checked(solver: Solver, program: ConeProgram, tolerance: float, claims: boo
     failed = np.flatnonzero(status != Status.SOLVED).tolist()
     detail = {k: describe(answer, k, status, residual) for k in failed}
     return replace(answer, status=status, detail={k: text for k, text in detail.items() if text}), residual
+
+
+def _solved(solver: Solver, program: ConeProgram) -> Solution:
+    """The solver's answer. An exception costs the samples that raise it when they are alone (halves are tried)."""
+    try:
+        return solver.solve(program)
+    except FFOError:
+        raise
+    except Exception as error:
+        if program.batch == 1:
+            return gather([failed(program, Status.NUMERICAL, f"{type(error).__name__}: {error}")], program)
+    halves = np.array_split(np.arange(program.batch), 2)
+    return Solution.joined([_solved(solver, program.take(half)) for half in halves])
 
 
 def describe(answer: Solution, k: int, status: Array, residual: Array) -> str:

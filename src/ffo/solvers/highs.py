@@ -46,6 +46,7 @@ class HiGHSSolver(Solver):
     )
     tolerances = ("primal_feasibility_tolerance", "dual_feasibility_tolerance", "ipm_optimality_tolerance")
     iteration_limit = "simplex_iteration_limit"
+    time_limit = "time_limit"
     # its QP solver can cycle for ever
     defaults = {"qp_regularization_value": 0.0, "qp_iteration_limit": 100_000}
 
@@ -116,6 +117,8 @@ class _HiGHSWorkspace(Workspace):
         program, split, solver = self.program, self.split, self.solver
         if len(split.single) and split.crossed[sample]:
             return failed(program, Status.INFEASIBLE, "a lower bound exceeds its upper bound")
+        if "time_limit" in self.options:  # its clock runs on from sample to sample
+            solver.setOptionValue("time_limit", solver.getRunTime() + self.options["time_limit"])
         solver.run()
         said = solver.getModelStatus().name
         status = _STATUS.get(said, Status.NUMERICAL)

@@ -12,7 +12,7 @@ from ffo.errors import Status
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.plan import plan_of, values_of
 from ffo.solvers.base import Capabilities, Solver
-from ffo.solvers.workspace import Workspace
+from ffo.solvers.workspace import Workspace, leave_out
 
 #: iterations after which a sample counts as failed; ten to fifteen are usual
 LIMIT = 60
@@ -48,7 +48,10 @@ class InteriorSolver(Solver):
         done = plan.interior(values, x, y, s, float(self.settings["tolerance"]), limit)
         status, detail = np.zeros(batch, int), {}
         if (done < 0).any():
+            from ffo.kernels.batch import LEFT_OUT
+
             status[done < 0] = Status.NUMERICAL
             status[done <= -limit] = Status.ITERATION_LIMIT
             detail = dict.fromkeys(np.flatnonzero(done < 0).tolist(), "the interior point made no more progress")
+            leave_out(np.flatnonzero(done == LEFT_OUT), (x, y, s), status, done, detail)
         return Solution(x, y, s, status, np.abs(done), ready - start, time.perf_counter() - ready, detail)

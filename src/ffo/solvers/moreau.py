@@ -9,6 +9,7 @@ import numpy as np
 
 from ffo.cones import PSD, Exponential, Nonneg, Power, SecondOrder, Zero
 from ffo.errors import InputError, Status
+from ffo.kernels.deadline import current
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.sparse import SparseBatch
 from ffo.solvers.base import Capabilities, Solver
@@ -45,6 +46,7 @@ class MoreauSolver(Solver):
     )
     tolerances = ("tol_gap_abs", "tol_gap_rel", "tol_feas")
     iteration_limit = "max_iter"
+    time_limit = "time_limit"
     defaults = {"solver": "ipm", "device": "cpu"}
 
     def workspace(self, program: ConeProgram) -> Workspace:
@@ -56,17 +58,14 @@ class MoreauSolver(Solver):
         start = time.perf_counter()
         order = Ordering(program, _ORDER)
         P, A = mirrored(program.P), transposed(order.program.A)  # CSR arrays
-        compiled = self._compile(order, P, A)
+        compiled = self.in_time(current())._compile(order, P, A)
         if P.shared == A.shared:
             compiled.setup(P.values, A.values)
         else:  # Moreau shares both or none
             compiled.setup(_batched(P, program.batch), _batched(A, program.batch))
         ready = time.perf_counter()
         q, b = np.ascontiguousarray(program.q), np.ascontiguousarray(order.program.b)
-        try:
-            answer, info = compiled.solve(q, b), compiled.info
-        except RuntimeError as error:  # one bad sample stops Moreau's whole batch
-            return _nothing(program, str(error), ready - start, time.perf_counter() - ready)
+        answer, info = compiled.solve(q, b), compiled.info  # one bad sample stops the whole batch: see `forward`
         said = [status.name for status in info.status]
         status = np.array([_STATUS.get(word, Status.NUMERICAL) for word in said], dtype=int)
         return Solution(
@@ -105,10 +104,3 @@ class MoreauSolver(Solver):
 
 def _batched(M: SparseBatch, batch: int) -> np.ndarray:
     return np.ascontiguousarray(np.broadcast_to(M.values, (batch, M.nnz)))
-
-
-def _nothing(program: ConeProgram, why: str, setup: float, solve: float) -> Solution:
-    batch, n, m = program.batch, program.n, program.m
-    status = np.full(batch, int(Status.NUMERICAL))
-    x, y = np.full((batch, n), np.nan), np.full((batch, m), np.nan)
-    return Solution(x, y, y.copy(), status, np.full(batch, -1), setup, solve, dict.fromkeys(range(batch), why))

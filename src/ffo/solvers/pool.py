@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import wait
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
@@ -15,9 +16,10 @@ import numpy as np
 
 from ffo.cones import PSD
 from ffo.errors import FFOError, Status
+from ffo.kernels.deadline import Deadline, current
 from ffo.kernels.pool import cpus, executor, one_blas_thread
 from ffo.program.cone import ConeProgram
-from ffo.solvers.workspace import Point, Workspace, failed
+from ffo.solvers.workspace import OUT_OF_TIME, Point, Workspace, failed
 
 #: the samples' answers in order, and the seconds of set-up in the calling thread
 Answers = tuple[list[Point], float]
@@ -32,7 +34,7 @@ NOT_FINITE = "the problem data is not finite"
 def solve_samples(make: Callable[[ConeProgram], Workspace], program: ConeProgram, threads: bool) -> Answers:
     """Solve every sample in workspaces that `make` sets up; `threads`: whether solves release the GIL."""
     with _one_blas_thread(program):
-        return _solve_all(make, program, threads)
+        return _SampleLoop(make, program, current()).solve(threads)
 
 
 def _one_blas_thread(program: ConeProgram) -> AbstractContextManager[Any]:
@@ -42,31 +44,66 @@ def _one_blas_thread(program: ConeProgram) -> AbstractContextManager[Any]:
     return one_blas_thread()
 
 
-def _solve_all(make: Callable[[ConeProgram], Workspace], program: ConeProgram, threads: bool) -> Answers:
-    start = time.perf_counter()
-    workspace = make(program)
-    workspace.setup_seconds += time.perf_counter() - start
-    if not threads or program.batch < 2 or cpus() < 2:
-        return _solve_range(workspace, 0, program.batch), workspace.setup_seconds
-    first = _solve_range(workspace, 0, 1)  # carries the set-up, which is not repeated
-    start = time.perf_counter()
-    second = _solve_range(workspace, 1, 2)
-    each, left = time.perf_counter() - start, program.batch - 2
-    if each < WORTH_SOLVE or left * each < WORTH_TOTAL:
-        return first + second + _solve_range(workspace, 2, program.batch), workspace.setup_seconds
-    edges = np.linspace(2, program.batch, min(cpus(), left) + 1).astype(int)
-    others = [executor().submit(_solve_part, make, program, lo, hi) for lo, hi in pairwise(edges[1:])]
-    mine = _solve_range(workspace, edges[0], edges[1])
-    rest = [point for future in others for point in future.result()]
-    return first + second + mine + rest, workspace.setup_seconds
+class _SampleLoop:
+    """The samples of a program one after another, in workspaces that `make` sets up."""
 
+    def __init__(
+        self, make: Callable[[ConeProgram], Workspace], program: ConeProgram, deadline: Deadline | None
+    ) -> None:
+        self._make, self.program, self.deadline = make, program, deadline
+        self.halted = False  # after an exception nothing more is begun
 
-def _solve_part(make: Callable[[ConeProgram], Workspace], program: ConeProgram, lo: int, hi: int) -> list[Point]:
-    return _solve_range(make(program.take(np.arange(lo, hi))), 0, hi - lo)
+    def solve(self, threads: bool) -> Answers:
+        """All samples; `threads`: whether to use other threads if that pays."""
+        program = self.program
+        workspace = self._workspace(program)
+        if not threads or program.batch < 2 or cpus() < 2:
+            return self._range(workspace, 0, program.batch), workspace.setup_seconds
+        first = self._range(workspace, 0, 1)  # carries the set-up, which is not repeated
+        start = time.perf_counter()
+        second = self._range(workspace, 1, 2)
+        each, left = time.perf_counter() - start, program.batch - 2
+        if each < WORTH_SOLVE or left * each < WORTH_TOTAL:
+            return first + second + self._range(workspace, 2, program.batch), workspace.setup_seconds
+        edges = np.linspace(2, program.batch, min(cpus(), left) + 1).astype(int)
+        others = [executor().submit(self._part, lo, hi) for lo, hi in pairwise(edges[1:])]
+        try:
+            mine = self._range(workspace, edges[0], edges[1])
+            rest = [point for future in others for point in future.result()]
+        finally:  # also after Ctrl-C: no thread goes on with what nobody waits for
+            self.halted = True
+            wait([future for future in others if not future.cancel()])
+        return first + second + mine + rest, workspace.setup_seconds
 
+    def _workspace(self, program: ConeProgram) -> Workspace:
+        start = time.perf_counter()
+        workspace = self._make(program)
+        workspace.setup_seconds += time.perf_counter() - start
+        if self.deadline is not None:
+            workspace.time_limit = self.deadline.left
+        return workspace
 
-def _solve_range(workspace: Workspace, lo: int, hi: int) -> list[Point]:
-    return [_guarded(workspace, k) for k in range(lo, hi)]
+    def _part(self, lo: int, hi: int) -> list[Point]:
+        try:
+            return self._range(self._workspace(self.program.take(np.arange(lo, hi))), 0, hi - lo)
+        except BaseException:
+            self.halted = True
+            raise
+
+    def _range(self, workspace: Workspace, lo: int, hi: int) -> list[Point]:
+        points: list[Point] = []
+        for k in range(lo, hi):
+            if self.halted:
+                break
+            if self.deadline is not None:
+                left = self.deadline.left
+                if left == 0.0:
+                    points.append(failed(workspace.program, Status.TIME_LIMIT, OUT_OF_TIME))
+                    continue
+                if left < 0.5 * workspace.time_limit:  # its solver was told of a limit that is too long by now
+                    workspace = self._workspace(workspace.program)
+            points.append(_guarded(workspace, k))
+        return points
 
 
 def _guarded(workspace: Workspace, sample: int) -> Point:

@@ -57,6 +57,9 @@ _BOUNDS = frozenset({"daqp", "highs", "hpipm", "piqp", "qpoases"})
 #: Rows and variables up to which, or share of nonzeros from which, dense matrices are handed over if there is a choice.
 _SMALL, _DENSE = 60, 0.3
 #: Solvers that fail on linear programs, and why.
+_TIME_LIMITS = {
+    **dict.fromkeys(("clarabel", "highs", "osqp"), "time_limit"), "gurobi": "TimeLimit", "scs": "time_limit_secs",
+}  # fmt: skip
 _CHOLESKY = "it needs a positive definite quadratic term"
 _NO_LP = {
     **dict.fromkeys(("ecos", "quadprog", "qpax", "pyqpmad"), _CHOLESKY),
@@ -111,6 +114,7 @@ class QpsolversSolver(Solver):
         self.require()
         _require_installed(self.inner)
         self.tolerances, self.iteration_limit = _WORDS.get(self.inner, ((), ""))  # type: ignore[misc]
+        self.time_limit = _TIME_LIMITS.get(self.inner, "")  # type: ignore[misc]
         self.defaults = _DEFAULTS.get(self.inner, {})  # type: ignore[misc]
         if self.inner == "ecos":  # a quadratic objective as a second-order cone costs half of the digits
             self.residual_floor = 1e-4  # type: ignore[misc]

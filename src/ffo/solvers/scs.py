@@ -24,6 +24,7 @@ _STATUS = {
     -6: Status.UNBOUNDED,
     -7: Status.INFEASIBLE,
 }
+_INTERRUPTED = -5
 
 
 class SCSSolver(Solver):
@@ -40,6 +41,7 @@ class SCSSolver(Solver):
     )
     tolerances = ("eps_abs", "eps_rel")
     iteration_limit = "max_iters"
+    time_limit = "time_limit_secs"
     defaults = {"linear_solver": "qdldl"}
 
     def workspace(self, program: ConeProgram) -> Workspace:
@@ -75,6 +77,8 @@ class _SCSWorkspace(Workspace):
     def run(self, sample: int) -> Point:
         result = self.solver.solve(warm_start=False)
         info = result["info"]
+        if info["status_val"] == _INTERRUPTED:  # SCS keeps Ctrl-C to itself
+            raise KeyboardInterrupt
         status = _status(info)
         m = self.program.m
         y, s = self.order.back(result["y"][:m]), self.order.back(result["s"][:m])

@@ -1,9 +1,9 @@
 """What a user may say to a solver, translated into the solver's own words.
 
-Every adapter understands `eps` (accuracy), `max_iters` and `verbose`; names of its own solver pass
-through. A name that only another solver (or another layer package) knows is accepted with a
-`SettingWarning`, so that a solver can be swapped without editing its arguments; a name that nobody
-knows is an error, because it is most likely a typing mistake.
+Every adapter understands `eps` (accuracy), `max_iters` and `verbose`, and `time_limit` (seconds for one solve) where
+its solver has such a limit; names of its own solver pass through. A name that only another solver (or another layer
+package) knows is accepted with a `SettingWarning`, so that a solver can be swapped without editing its arguments; a
+name that nobody knows is an error, because it is most likely a typing mistake.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DEFAULT_EPS = 1e-8
 
-COMMON = frozenset({"eps", "max_iters", "verbose"})
+COMMON = frozenset({"eps", "max_iters", "time_limit", "verbose"})
 
 #: Names of cvxpylayers, diffcp, qpth and CVXPY's solve(), which have no meaning here.
 FOREIGN = frozenset(
@@ -47,19 +47,23 @@ def resolve(solver: type[Solver] | Solver, settings: Mapping[str, Any] | None) -
 
     Raises:
         UnknownSettingError: for a name that no adapter knows.
-        InputError: for an `eps` or `max_iters` that makes no sense.
+        InputError: for an `eps`, `max_iters` or `time_limit` that makes no sense.
     """
     given = dict(settings or {})
     eps = _positive("eps", given.pop("eps", DEFAULT_EPS), float)
-    iterations = given.pop("max_iters", None)
+    limits = [
+        ("max_iters", solver.iteration_limit, given.pop("max_iters", None), int),
+        ("time_limit", solver.time_limit, given.pop("time_limit", None), float),
+    ]
     verbose = bool(given.pop("verbose", False))
     native: dict[str, Any] = dict(solver.defaults)
     native.update(dict.fromkeys(solver.tolerances, eps))
-    if iterations is not None:
-        if not solver.iteration_limit:
-            _warn(solver, "max_iters")
-        else:
-            native[solver.iteration_limit] = _positive("max_iters", iterations, int)
+    for name, own, value, kind in limits:
+        if value is not None:
+            if own:
+                native[own] = _positive(name, value, kind)
+            else:
+                _warn(solver, name)
     for name, value in given.items():
         if solver.open_settings or name in solver.native_settings:
             native[name] = value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -9,9 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ffo.errors import Status
+from ffo.kernels.deadline import expired
 from ffo.program.cone import ConeProgram, Solution
 
 Array = np.ndarray
+
+#: what is said of samples that were not solved because time or memory did not suffice
+OUT_OF_TIME, OUT_OF_MEMORY = "the time limit passed before this sample was solved", "memory ran out on this sample"
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,12 @@ class Workspace(ABC):
     The first sample starts the solver; later ones hand it new numbers on the same pattern. What
     depends on the pattern alone, and what can be computed for all samples at once, belongs in the
     constructor; errors of the solver itself belong in the three methods, where they cost one sample.
+
+    Attributes:
+        time_limit: seconds that were left of the call's time when the workspace was made.
     """
+
+    time_limit = math.inf
 
     def __init__(self, program: ConeProgram) -> None:
         self.program = program
@@ -70,6 +80,17 @@ def failed(program: ConeProgram, status: Status, detail: str = "", iterations: i
     """The answer of a sample that has none."""
     nothing = np.full(program.m, np.nan)
     return Point(np.full(program.n, np.nan), nothing, nothing.copy(), status, iterations, detail)
+
+
+def leave_out(
+    samples: Array, point: tuple[Array, Array, Array], status: Array, iterations: Array, detail: dict[int, str]
+) -> None:
+    """Samples of a batch that a kernel left out (see `kernels.pool.run_samples`) have no answer; in place."""
+    for v in point:
+        v[samples] = np.nan
+    late = expired()
+    status[samples], iterations[samples] = Status.TIME_LIMIT if late else Status.NUMERICAL, -1
+    detail.update(dict.fromkeys(samples.tolist(), OUT_OF_TIME if late else OUT_OF_MEMORY))
 
 
 def gather(points: list[Point], program: ConeProgram, setup_time: float = 0.0, solve_time: float = 0.0) -> Solution:

@@ -60,6 +60,7 @@ class FFOFunctionLayer(torch.nn.Module):
             a second backward pass.
         delta: the perturbation of the paper's finite difference; None chooses it from the sizes of things.
         on_fail, warm_start, retry, smoothing: as in `FFOLayer` (smoothing perturbs inequalities only).
+        time_limit: as in `FFOLayer`; a solver of your own is ended where it evaluates the objective.
 
     Attributes:
         info: report on the last call, with the gradient certificate; None before any.
@@ -91,6 +92,7 @@ class FFOFunctionLayer(torch.nn.Module):
         warm_start: bool = False,
         retry: Sequence[Any] = (),
         smoothing: float | Smoothing | None = None,
+        time_limit: float | None = None,
     ) -> None:
         super().__init__()
         options = Options(
@@ -101,6 +103,7 @@ class FFOFunctionLayer(torch.nn.Module):
             warm_start=warm_start,
             retry=tuple(retry) if not isinstance(retry, str) else retry,
             smoothing=smoothing,  # type: ignore[arg-type]
+            time_limit=time_limit,
         )
         if hvp not in HVP:
             raise InputError(f"hvp must be one of {', '.join(HVP)}, not {hvp!r}")

@@ -50,6 +50,10 @@ class FFOLayer(OptimizationLayer):
             residual above 1e-8 after polish; the better answer stands). None: a second one where
             the first is the default too and has its own settings (`layer.info` says who answered).
         smoothing: radius of uniform perturbations of the right-hand sides (or an `ffo.torch.Smoothing`).
+        time_limit: seconds for the forward pass of a call. Samples that are not solved by then have the status
+            TIME_LIMIT and follow `on_fail`. It is looked at between samples, solvers and steps, and handed to
+            solvers that have a limit of their own; others finish the solve they are in. For a limit on each solve,
+            `solver_args={"time_limit": seconds}`.
 
     After a call, `layer.info` holds statuses, residuals, times and the gradient certificate.
 
@@ -85,6 +89,7 @@ class FFOLayer(OptimizationLayer):
         warm_start: bool = False,
         retry: Sequence[str | Solver] | None = None,
         smoothing: float | Smoothing | None = None,
+        time_limit: float | None = None,
     ) -> None:
         options = Options(
             solver=solver,
@@ -96,6 +101,7 @@ class FFOLayer(OptimizationLayer):
             retry=retry,
             smoothing=smoothing,  # type: ignore[arg-type]
             verbose=verbose,
+            time_limit=time_limit,
         )
         canonical = canonicalize(problem, parameters, variables, gp=gp, canon_backend=canon_backend)
         super().__init__(options)

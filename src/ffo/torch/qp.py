@@ -41,8 +41,9 @@ class FFOQPLayer(OptimizationLayer):
     Args:
         duals: whether to return a `QPSolution` instead of z alone; multipliers are differentiable.
         reduction: "sum" or "mean", for gradients of blocks without a batch dimension.
-        solver, solver_args, backward, delta, on_fail, warm_start, retry, smoothing, verbose: as in
-            `FFOLayer`.
+        solver, solver_args, backward, delta, on_fail, warm_start, retry, smoothing, verbose, time_limit: as in
+            `FFOLayer` (what solves dense programs on a device takes a bounded number of steps, which are not
+            interrupted).
 
     Example:
         >>> import torch
@@ -66,6 +67,7 @@ class FFOQPLayer(OptimizationLayer):
         retry: Sequence[str | Solver] | None = None,
         smoothing: float | Smoothing | None = None,
         verbose: bool = False,
+        time_limit: float | None = None,
     ) -> None:
         if reduction not in ("sum", "mean"):
             raise InputError(f"reduction must be 'sum' or 'mean', not {reduction!r}")
@@ -79,6 +81,7 @@ class FFOQPLayer(OptimizationLayer):
             retry=retry,
             smoothing=smoothing,  # type: ignore[arg-type]
             verbose=verbose,
+            time_limit=time_limit,
         )
         super().__init__(options)
         self.duals = duals
