@@ -12,10 +12,10 @@ touches stays shared by the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
@@ -29,6 +29,7 @@ from ffo.program.sparse import SparseBatch, SymmetricBatch, equal_rows
 
 Array = np.ndarray
 Block = Literal["P", "q", "A", "b"]
+Made = TypeVar("Made")
 BLOCKS: tuple[Block, ...] = ("P", "q", "A", "b")
 #: terms of a gradient cancel to this share of their magnitudes; gradients, relative to the largest, that are rounding
 CANCELLED, ROUNDING = 1e-6, 1e-10
@@ -75,21 +76,6 @@ class DataGradient:
         return DataGradient(x, y, u, v, db, None if self.dq is None else np.abs(self.dq))
 
 
-@dataclass(frozen=True)
-class _Nonzeros:
-    """The nonzeros of a parameter, and its map into a block."""
-
-    map: sp.csc_array
-    places: Array
-    values: Array
-
-    def of(self, theta: Array) -> bool:
-        """Whether a parameter has these nonzeros and no others."""
-        if np.count_nonzero(theta != 0) != len(self.places):
-            return False
-        return np.array_equal(theta[self.places], self.values)
-
-
 class AffineMap:
     """The parametrisation of a cone program.
 
@@ -115,7 +101,7 @@ class AffineMap:
         self.constants = constants
         self.P, self.A = P, A
         self.cones = cones
-        self._last: dict[Block, tuple[list[_Nonzeros], SparseBatch]] = {}
+        self._last: dict[Block, tuple[list[Array], Any]] = {}
 
     def apply(self, values: Sequence[Array]) -> ConeProgram:
         """Data for parameter values of shape (size,) (shared) or (batch, size).
@@ -126,36 +112,56 @@ class AffineMap:
         # Parameters of matrices that were expanded over the batch cost what shared ones do.
         values = [equal_rows(v) if v.ndim == 2 and k in self._of_matrices else v for k, v in enumerate(values)]
         logs = self._logarithms(values)
-        P, A = self._matrix("P", values, logs), self._matrix("A", values, logs)
+        P, A = (self._once(self._matrix, name, values, logs) for name in ("P", "A"))
         assert isinstance(P, SymmetricBatch)
-        q, b = _rows(self._block("q", values, logs), batch), _rows(self._block("b", values, logs), batch)
+        q, b = (_rows(self._once(self._block, name, values, logs), batch) for name in ("q", "b"))
         return ConeProgram(P, q, A, b, self.cones)
 
-    def _matrix(self, name: Block, values: Sequence[Array], logs: dict[int, Array]) -> SparseBatch:
-        """A matrix block; the one returned last where the same few nonzeros come again."""
-        entering, last = self._entering[name], self._last.get(name)
-        if last is not None and not entering:
-            return last[1]
-        pattern = self.P if name == "P" else self.A
-        kind = SymmetricBatch if name == "P" else SparseBatch
-        thetas = [(e.maps[name], logs[e.parameter] if e.log else values[e.parameter]) for e in entering]
-        shared = all(theta.ndim == 1 for _, theta in thetas)
-        if shared and last is not None and all(f.of(theta) for f, (_, theta) in zip(last[0], thetas, strict=True)):
-            return last[1]
-        few = _few(thetas) if shared else None
-        if few is None:  # a sum, and so an array of its own, where samples share it
-            return kind.on(pattern, self._block(name, values, logs), own=shared)
-        constant = self._constant_places[name]
-        columns = [_few_columns(f.map, f.places, f.values) for f in few]
-        where = np.concatenate([constant, *(c[0] for c in columns)])
-        what = np.concatenate([self.constants[name][constant], *(c[1] for c in columns)])
-        places, entry = np.unique(where, return_inverse=True)
-        total = np.bincount(entry, weights=what, minlength=len(places)).astype(float)
+    def _once(
+        self, make: Callable[[Block, list[Array]], Made], name: Block, values: Sequence[Array], logs: dict[int, Array]
+    ) -> Made:
+        """A block from the parameters that enter it; the one returned last where the same come again."""
+        thetas = [logs[e.parameter] if e.log else values[e.parameter] for e in self._entering[name]]
+        last = self._last.get(name)
+        if last is not None and all(map(np.array_equal, last[0], thetas)):
+            return last[1]  # type: ignore[no-any-return]
+        made = make(name, thetas)
+        if all(theta.ndim == 1 for theta in thetas):
+            self._last[name] = [theta.copy() for theta in thetas], made
+        return made
+
+    def _matrix(self, name: Block, thetas: list[Array]) -> SparseBatch:
+        shared = all(theta.ndim == 1 for theta in thetas)
+        made = self._few(name, thetas) if shared else None
+        # a sum, and so an array of its own, where samples share it
+        return made or self._on(name, self._pattern(name), self._block(name, thetas), own=shared)
+
+    def _few(self, name: Block, thetas: Sequence[Array]) -> SparseBatch | None:
+        """A matrix block on the pattern of its nonzeros; None unless all of its parameters have many zeros.
+
+        A parameter declared dense (n x n) is often filled with sparse values (an identity).
+        """
+        where, what = [self._constant_places[name]], [self.constants[name][self._constant_places[name]]]
+        for entry, theta in zip(self._entering[name], thetas, strict=True):
+            nonzero = np.flatnonzero(theta != 0)  # ten times faster than flatnonzero(theta)
+            if len(nonzero) * 8 > len(theta):
+                return None
+            rows, weights = _few_columns(entry.maps[name], nonzero, theta[nonzero])
+            where.append(rows)
+            what.append(weights)
+        places, at = np.unique(np.concatenate(where), return_inverse=True)
+        total = np.bincount(at, weights=np.concatenate(what), minlength=len(places)).astype(float)
+        pattern = self._pattern(name)
         held = np.zeros(pattern.nnz, dtype=bool)
         held[places] = True
-        made = kind.on(pattern.part(held), total, own=True)
-        self._last[name] = few, made
-        return made
+        return self._on(name, pattern.part(held), total, own=True)
+
+    def _pattern(self, name: Block) -> Pattern:
+        return self.P if name == "P" else self.A
+
+    @staticmethod
+    def _on(name: Block, pattern: Pattern, values: Array, own: bool = False) -> SparseBatch:
+        return (SymmetricBatch if name == "P" else SparseBatch).on(pattern, values, own=own)
 
     @cached_property
     def _entering(self) -> dict[Block, list[Entry]]:
@@ -191,12 +197,12 @@ class AffineMap:
             logs[i] = np.log(values[i])
         return logs
 
-    def _block(self, name: Block, values: Sequence[Array], logs: dict[int, Array]) -> Array:
+    def _block(self, name: Block, thetas: list[Array]) -> Array:
         shared = self.constants[name]
         batched, fresh = None, False
-        for entry in self._entering[name]:
+        for entry, theta in zip(self._entering[name], thetas, strict=True):
             into = entry.into[name]
-            term = into.apply(logs[entry.parameter] if entry.log else values[entry.parameter])
+            term = into.apply(theta)
             if term.ndim == 1:
                 shared = shared + term
             else:
@@ -284,20 +290,6 @@ def _rows(v: Array, batch: int) -> Array:
     if v.ndim == 2:
         return v
     return v[None] if batch == 1 else np.broadcast_to(v, (batch, len(v)))
-
-
-def _few(thetas: Sequence[tuple[sp.csc_array, Array]]) -> list[_Nonzeros] | None:
-    """The nonzeros of the parameters of a block and their maps into it, if they are few.
-
-    A parameter declared dense (n x n) is often filled with sparse values (an identity).
-    """
-    found = []
-    for M, theta in thetas:
-        nonzero = np.flatnonzero(theta != 0)  # ten times faster than flatnonzero(theta)
-        if len(nonzero) * 8 > len(theta):
-            return None
-        found.append(_Nonzeros(M, nonzero, theta[nonzero]))
-    return found
 
 
 def _few_columns(M: sp.csc_array, columns: Array, weights: Array) -> tuple[Array, Array]:

@@ -61,15 +61,16 @@ class SparseBatch:
             return True
         return self.pattern is other.pattern and np.array_equal(self.values, other.values)
 
-    def kept(self, name: Hashable, make: Callable[[], Kept]) -> Kept:
-        """What `make` returns, which depends on these matrices alone: made once, if they stay as they are."""
-        if not self.own:
+    def kept(self, name: Hashable, make: Callable[[], Kept], other: SparseBatch | None = None) -> Kept:
+        """What `make` returns, which depends on these matrices alone, or on these and others: made once, if they stay
+        as they are; of others the last are known."""
+        if not self.own or (other is not None and not other.own):
             return make()
-        known: dict[Hashable, Kept] = vars(self).setdefault("_kept", {})
+        known: dict[Hashable, tuple[SparseBatch | None, Kept]] = vars(self).setdefault("_kept", {})
         found = known.get(name)
-        if found is None:
-            found = known[name] = make()
-        return found
+        if found is None or found[0] is not other:
+            found = known[name] = other, make()
+        return found[1]
 
     def owned(self) -> Self:
         """The same matrices in arrays that nobody else holds: these ones, if they are such."""
@@ -101,7 +102,7 @@ class SparseBatch:
 
     def restrict(self, keep: Array) -> Self:
         """Only the stored entries where the (nnz,) mask `keep` is true."""
-        return self.on(self.pattern.part(keep), self.values[..., keep])
+        return self.on(self.pattern.part(keep), self.values[..., keep], own=True)
 
     def pruned(self) -> Self:
         """Without the entries that are zero in every sample."""

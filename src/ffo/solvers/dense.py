@@ -76,9 +76,11 @@ class _CompiledSolver(Solver):
         if found.meets.any():
             _share_between_sides(program, found)
         unconvex = _reject_indefinite(program.P, found) if found.rho.any() else {}
-        status, detail = _STATUS[found.code], {}
-        status[(status == SOLVED) & ~(found.residual <= self.settings["eps"])] = Status.INACCURATE
-        if status.any():
+        verified, detail = found.residual <= self.settings["eps"], {}
+        status = found.code  # solved is 0 in both
+        if status.any() or not verified.all():
+            status = _STATUS[found.code]
+            status[(status == SOLVED) & ~verified] = Status.INACCURATE
             limited = (found.code == _STALLED) & (found.steps >= self.settings["max_iters"])
             status[limited] = Status.ITERATION_LIMIT
             detail = {k: _WORDS[found.code[k]] or "not verified" for k in np.flatnonzero(status).tolist()}
@@ -188,8 +190,12 @@ def separable(program: ConeProgram) -> bool:
     P, A = program.P, program.A
     if P.nnz != program.n or not P.pattern.diagonal or not program.cones.kinds <= {Zero, Nonneg}:
         return False
+    return rows_by_kind(program).bounds and A.kept(("separable", program.cones), lambda: _is_separable(program), P)
+
+
+def _is_separable(program: ConeProgram) -> bool:
     rows = rows_by_kind(program)
-    return rows.bounds and bool((P.values > 0).all()) and bool((A.values[..., rows.entry] != 0).all())
+    return bool((program.P.values > 0).all()) and bool((program.A.values[..., rows.entry] != 0).all())
 
 
 def suits(program: ConeProgram) -> bool:
@@ -271,12 +277,12 @@ def _shared(program: ConeProgram, q: Array, A: Triplets, r: int) -> Any:
 
     if not program.shared_matrices:
         return Shared(np.empty(0), np.empty(0), np.empty((0, 0)), np.empty((0, 0)), np.empty((0, 0)))
-    memory: dict[str, tuple[Any, Any]] = program.A.kept("separable", dict)
-    known = memory.get("last")
-    if known is None or known[0] is not program.P:
+
+    def make() -> Any:
         with one_blas_thread() if r >= SMALL else nullcontext():
-            known = memory["last"] = program.P, _prepared(q, A, r, program.n)
-    return known[1]
+            return _prepared(q, A, r, program.n)
+
+    return program.A.kept("prepared", make, program.P)
 
 
 def _prepared(q: Array, A: Triplets, r: int, n: int) -> Any:

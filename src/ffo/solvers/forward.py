@@ -63,7 +63,7 @@ def solve_checked(
 def _checked(solver: Solver, program: ConeProgram, tolerance: float, claims: bool) -> tuple[Solution, Array]:
     answer = _solved(solver, program)
     residual = np.full(program.batch, np.nan, dtype=float)
-    if not claims and answer.solved.all() and np.isfinite(answer.x).all():
+    if not claims and not answer.status.any() and np.isfinite(answer.x).all():
         return answer, residual
     todo = np.flatnonzero(claims | ~(answer.solved & np.isfinite(answer.x).all(axis=1)))
     status = np.array(answer.status)

@@ -126,4 +126,4 @@ def _compressed(t: torch.Tensor) -> tuple[np.ndarray, np.ndarray, torch.Tensor]:
 def _equal(t: torch.Tensor, value: float) -> np.ndarray:
     if inside_transform():  # values are not to be seen here; the engine looks
         return np.zeros(tuple(t.shape), dtype=bool)
-    return (t.detach() == value).cpu().numpy()
+    return np.asarray(t.numpy(force=True) == value)
