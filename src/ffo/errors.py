@@ -99,13 +99,17 @@ class SolverError(FFOError, RuntimeError):
     Attributes:
         samples: indices of the failed samples in the batch.
         status: the common `Status` of these samples.
+        proof: why the first of them has no solution (`ffo.engine.proof.Proof`), where that is proven; its `parts` are
+            the constraints that contradict each other, or the variables along which the objective falls for ever.
     """
 
     status: Status = Status.NUMERICAL
 
-    def __init__(self, samples: Sequence[int], solver: str, detail: str = "") -> None:
+    def __init__(self, samples: Sequence[int], solver: str, detail: str = "", proof: object = None) -> None:
         self.samples = tuple(int(i) for i in samples)
-        self.solver = solver
+        self.solver, self.proof = solver, proof
+        if proof is not None and str(proof):
+            detail = f"sample {self.samples[0]}: {proof}" + (f"; {detail}" if detail else "")
         shown = ", ".join(map(str, self.samples[:8])) + (", …" if len(self.samples) > 8 else "")
         noun = "sample" if len(self.samples) == 1 else "samples"
         what = self.status.name.lower().replace("_", " ")
@@ -155,9 +159,11 @@ _BY_STATUS: dict[Status, type[SolverError]] = {
 }
 
 
-def solver_error(status: Status, samples: Sequence[int], solver: str, detail: str = "") -> SolverError:
+def solver_error(
+    status: Status, samples: Sequence[int], solver: str, detail: str = "", proof: object = None
+) -> SolverError:
     """The exception for samples that ended with `status`."""
-    return _BY_STATUS[status](samples, solver, detail)
+    return _BY_STATUS[status](samples, solver, detail, proof)
 
 
 class GradientWarning(UserWarning):

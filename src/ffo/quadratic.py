@@ -94,7 +94,7 @@ def solve_qp_batch(
     canonical = quadratic_problem(blocks.structure, duals=True)
     program = canonical.map.apply([blocks.values[name] for name in blocks.structure.parameters])
     convex = canonical.map.touches("P")
-    outcome = engine.run(program, check_convexity=convex, open_sides=canonical.open_sides)
+    outcome = engine.run(program, check_convexity=convex, open_sides=canonical.open_sides, names=canonical.names)
     found = canonical.recovery.apply(outcome.x, outcome.y)
     z, nu, lam, mu = found if blocks.batch is not None else [v[0] for v in found]
     return QPBatch(z, nu, lam, mu, outcome.info.status, outcome.info)

@@ -14,6 +14,7 @@ from ffo.engine.proof import Proof
 from ffo.errors import SOLVED, STATUSES, Status, solver_error
 from ffo.ghost.oracle import Linearization, Way, linearize
 from ffo.program.cone import ConeProgram, Solution
+from ffo.program.names import Names
 from ffo.program.presolve import Presolve, Triple
 from ffo.solvers.base import Solver
 from ffo.solvers.verdict import ROUGH, refuted
@@ -186,6 +187,11 @@ class Batch:
             self.detail[k] = f"{OUT_OF_TIME}; before that: {failure}" if failure else OUT_OF_TIME
         self.status[late] = Status.TIME_LIMIT
 
+    def name_proofs(self, names: Names) -> None:
+        """Let proofs speak of constraints and variables by the user's names."""
+        for k, proof in self.proofs.items():
+            self.proofs[k] = proof.named(self.program.take(np.array([k])), names)
+
     def undo(self, presolve: Presolve, program: ConeProgram) -> Batch:
         """The same batch, of the program that a presolve made this one of."""
         self.program, self._point = program, presolve.outward(*self.point)
@@ -229,7 +235,8 @@ class Batch:
             first = int(np.flatnonzero(self.status != SOLVED)[0])
             same = np.unique(np.flatnonzero(self.status == self.status[first]) // copies)
             name = str(self.solver[first]) or asked().name
-            raise solver_error(Status(int(self.status[first])), same.tolist(), name, self.detail.get(first, ""))
+            status, detail = Status(int(self.status[first])), self.detail.get(first, "")
+            raise solver_error(status, same.tolist(), name, detail, self.proofs.get(first))
 
     def outcome(self, seconds: float) -> Outcome:
         """What became of the samples, NaN where they failed; `seconds`: that the call took."""

@@ -94,6 +94,7 @@ class LayerCall:
             copies=draws,
             open_sides=self.canonical.open_sides,
             hidden=self.canonical.recovery.hidden,
+            names=self.canonical.names,
         )
         self.receive(outcome.info)
         outputs = self.canonical.recovery.apply(outcome.x, outcome.y)

@@ -32,6 +32,7 @@ from ffo.ghost.resolve import Resolve
 from ffo.kernels.deadline import Deadline, Pace, expired
 from ffo.program.cone import ConeProgram
 from ffo.program.epigraph import Epigraphs, epigraphs
+from ffo.program.names import Names
 from ffo.program.presolve import MissingRows, Presolve, missing_rows
 from ffo.program.scaling import Moderate, scaling
 from ffo.program.substitution import Definitions, Substitution
@@ -118,6 +119,7 @@ class Engine:
         copies: int = 1,
         open_sides: bool = False,
         hidden: Array | None = None,
+        names: Names | None = None,
     ) -> Outcome:
         """Solve every sample of a program.
 
@@ -131,6 +133,7 @@ class Engine:
             open_sides: whether +inf as the right-hand side of an inequality means that the sample
                 does not have this row (else it is bad data).
             hidden: (n,) variables that nobody sees.
+            names: what the user calls constraints and variables.
         """
         start = time.perf_counter()
         if refused:
@@ -162,6 +165,8 @@ class Engine:
         batch.detail.update(refused)
         if units is not None:
             self._in_given_units(batch, parts, first, lids, stages)
+        if batch.proofs and names is not None:
+            batch.name_proofs(names)
         if self.options.on_fail == "raise":
             batch.raise_failures(copies, partial(self.solver, program, overrides))
         outcome = batch.outcome(time.perf_counter() - start)

@@ -50,7 +50,8 @@ class Info:
         certificate: how far to trust the gradients; complete once they have been taken. None where no
             derivative can be taken (problems given by functions, called without gradients).
         detail: the solver's own words about failed samples.
-        proofs: of the samples that provably have no solution (`ffo.engine.proof`).
+        proofs: of the samples that provably have no solution; `proofs[k].parts` names the constraints that contradict
+            each other with their multipliers, or the variables with their components of the ray.
     """
 
     status: list[Status]

@@ -17,17 +17,20 @@ It is final.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import scipy.sparse as sp
+from scipy.optimize import linprog
 
 from ffo.cones import Product, Zero
 from ffo.errors import Status
 from ffo.ghost.direct import newton
 from ffo.program.cone import ConeProgram
+from ffo.program.names import Names, parts
 from ffo.program.plan import plan_of
-from ffo.program.presolve import Presolve, Triple
+from ffo.program.presolve import MissingRows, Presolve, Triple
 from ffo.program.relaxation import Relaxation
 from ffo.program.sparse import SymmetricBatch
 from ffo.solvers.registry import choose, get_solver
@@ -41,13 +44,19 @@ SHARP = 1e-3
 #: share of its terms to which a sum must cancel for its vector to be worth repairing
 NEAR = 1e-2
 #: entries of a repaired vector, relative to its largest, that are rounding
-ROUNDING = 1e-15
+ROUNDING = 1e-14
 #: eps relative to the largest entry of P, and projections of a ray
 PROXIMAL, PROJECTIONS = 1e-8, 6
 #: seconds of one factorization beyond which no proof is repaired
 PATIENCE = 10.0
 #: natural residual of projections that were found
 CONVERGED = 1e-10
+#: constraints or variables that are named in a message
+NAMED = 6
+#: force of an inequality, relative to the largest, below which a proof without it is looked for
+MINOR = 1e-2
+#: entries of the rows of a proof among which a smaller one is looked for
+SEARCHED = 100_000
 #: components of a ray's move, relative to their terms, that lead away from a constraint
 AWAY = 1e-9
 
@@ -59,10 +68,31 @@ class Proof:
     Attributes:
         status: INFEASIBLE or UNBOUNDED.
         vector: multipliers y (m,) of constraints that contradict each other, or a ray d (n,).
+        program, names: the program of this sample, and what the user calls its constraints and variables.
     """
 
     status: Status
     vector: Array
+    program: ConeProgram | None = None
+    names: Names | None = None
+
+    @cached_property
+    def parts(self) -> list[tuple[str, float]]:
+        """What it is made of, the largest first: constraints that contradict each other, by the user's names, with
+        their multipliers (as few as were found); or entries of variables with their components of the ray."""
+        if self.program is None or self.names is None:
+            return []
+        if self.status is Status.UNBOUNDED:
+            return parts(self.names.variables, self.vector)
+        return parts(self.names.constraints, _without_small(_fewer(self.vector, self.program), self.program))
+
+    def __str__(self) -> str:
+        if not self.parts:
+            return ""
+        more = f" and {len(self.parts) - NAMED} more" if len(self.parts) > NAMED else ""
+        if self.status is Status.UNBOUNDED:
+            return "along the ray " + ", ".join(f"{name} = {v:+.3g}" for name, v in self.parts[:NAMED]) + more
+        return "these contradict each other: " + "; ".join(name for name, _ in self.parts[:NAMED]) + more
 
     def undo(self, presolve: Presolve, program: ConeProgram) -> Proof:
         """The proof for a program, from that for the one which a presolve made of it. Both vectors are changes of a
@@ -73,7 +103,11 @@ class Proof:
             lambda r_x, r_s: (mine, np.zeros_like(r_s)) if ray else (np.zeros_like(r_x), mine),
             np.zeros((1, n)), np.zeros((1, m)),
         )  # fmt: skip
-        return Proof(self.status, _unit(u if ray else w)[0])
+        return Proof(self.status, _clean(u if ray else w)[0])
+
+    def named(self, program: ConeProgram, names: Names) -> Proof:
+        """The proof of a sample of a program, with the user's names."""
+        return replace(self, program=program, names=names)
 
 
 def find_proofs(program: ConeProgram, x: Array, y: Array) -> dict[int, Proof]:
@@ -93,7 +127,7 @@ def find_proofs(program: ConeProgram, x: Array, y: Array) -> dict[int, Proof]:
                 one = program.take(np.array([k]))
                 tried = v[k : k + 1]
                 if not check(tried, one)[0]:
-                    tried = _unit(_without_rounding(repair(tried, one)))
+                    tried = _clean(repair(tried, one))
                 if check(tried, one)[0]:
                     found[k] = Proof(status, tried[0])
     return found
@@ -143,6 +177,39 @@ def steepest_ray(program: ConeProgram) -> ConeProgram:
     return ConeProgram.from_matrices(P / small + sp.eye_array(program.n), np.zeros_like(program.q), rows, sides, cones)
 
 
+def _without_small(y: Array, program: ConeProgram) -> Array:
+    """Multipliers (m,) that prove the same without the inequalities that have small ones, if there are such."""
+    force = np.abs(y) * program.A.row_sizes[0]
+    step = MissingRows((force > MINOR * force.max()) | program.cones.equalities | ~program.cones.scalar_rows)
+    if step.present.all():
+        return y
+    with np.errstate(all="ignore"):
+        reduced = step.apply(program)
+        found = _clean(step.restore(y, _nearest_multipliers(y[None, step.rows], reduced), y, y)[1])
+        return found[0] if refutes(found, program)[0] else y
+
+
+def _fewer(y: Array, program: ConeProgram) -> Array:
+    """Multipliers (m,) that prove the same with fewer scalar rows: a vertex of all that do, by the simplex method, or
+    those given where there are too many to look."""
+    A, b, scalar = program.A.matrix().T, program.b[0], program.cones.scalar_rows
+    used, equal = np.flatnonzero(scalar & (y != 0.0)), program.cones.equalities
+    if len(used) * program.n > SEARCHED:
+        return y
+    signs = np.where(equal[used], np.sign(y[used]), 1.0)
+    rest = np.where(scalar, 0.0, y)  # blocks of curved cones stay as they are
+    columns = [A[:, used] * signs, sp.csc_array((A @ rest)[:, None])]
+    sides = np.append(b[used] * signs, b @ rest)
+    rows = sp.vstack([sp.hstack(columns), sides[None]])
+    weights = np.append(np.sqrt((A[:, used] ** 2).sum(axis=0)), 0.0)
+    found = linprog(weights, A_eq=rows, b_eq=np.append(np.zeros(program.n), sides @ np.append(np.abs(y[used]), 1.0)))
+    if found.x is None:
+        return y
+    fewer = rest * (found.x[-1] > 0.0)
+    fewer[used] = signs * found.x[:-1]
+    return fewer
+
+
 def _nearest_multipliers(y: Array, program: ConeProgram) -> Array:
     """The nearest y (1, m) in K* with A'y = 0."""
     n, m = program.n, program.m
@@ -163,7 +230,7 @@ def _nearest_ray(d: Array, program: ConeProgram) -> Array:
     point = d, sides, program.cones.project(-program.A.dot(d))
     for _ in range(PROJECTIONS if program.P.nnz else 1):
         point = _projection(nearest.with_vectors(q=-small * point[0]), point)
-        if recedes(_unit(_without_rounding(point[0])), program)[0]:
+        if recedes(_clean(point[0]), program)[0]:
             break
     return point[0]
 
@@ -201,9 +268,10 @@ def _holds(parts: list[tuple[Array, Array]], gain: Array, terms: Array, loosely:
     return np.asarray((error <= EXACT) & (margin > EXACT) & (error <= SHARP * margin))
 
 
-def _without_rounding(v: Array) -> Array:
-    """Entries that are only rounding are zero."""
-    return np.where(np.abs(v) > ROUNDING * _largest(v)[:, None], v, 0.0)
+def _clean(v: Array) -> Array:
+    """Rows scaled to a largest component of 1, without what is only rounding."""
+    v = _unit(v)
+    return np.where(np.abs(v) > ROUNDING, v, 0.0)
 
 
 def _largest(v: Array) -> Array:

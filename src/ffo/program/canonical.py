@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ffo.program.affine import AffineMap
 from ffo.program.declared import Declaration
+from ffo.program.names import Names
 from ffo.program.recovery import Recovery
 
 
@@ -19,6 +20,7 @@ class CanonicalProblem:
         shapes: shape of each parameter, in the user's order.
         open_sides: whether +inf as the right-hand side of an inequality means no constraint.
         declared: what the problem was told about parameters.
+        names: what the user calls constraints and variables.
     """
 
     map: AffineMap
@@ -26,3 +28,4 @@ class CanonicalProblem:
     shapes: tuple[tuple[int, ...], ...]
     open_sides: bool = False
     declared: tuple[Declaration, ...] = ()
+    names: Names = field(default_factory=lambda: Names((), ()))

@@ -31,6 +31,7 @@ from ffo.program.assembly import Columns, Stored, placed
 from ffo.program.canonical import CanonicalProblem
 from ffo.program.declared import declarations
 from ffo.program.extraction import Extractor, Tensor
+from ffo.program.labels import constraint_starts, names_of
 from ffo.program.pattern import Pattern
 from ffo.program.recovery import Output, Recovery, selection
 
@@ -128,6 +129,7 @@ def canonicalize(
         Recovery(outputs, n, m),
         tuple(p.shape for p in parameters),
         declared=declarations(parameters, quadratic),
+        names=names_of(problem, program, chain, [(v, _columns(v, program, chain)) for v in problem.variables()]),
     )
 
 
@@ -312,13 +314,10 @@ def _output(
     v: cp.Variable, problem: cp.Problem, program: ParamConeProg, chain: SolvingChain, gp: bool, n: int, m: int
 ) -> Output:
     if any(v.id == own.id for own in problem.variables()):
-        final = chain.compose_var_id_map().get(v.id, [v.id])[0]
-        index = _variable_columns(v) + program.var_id_to_col[final]
-        index[_variable_columns(v) < 0] = -1
-        return Output(selection(index, n), dual=False, exponential=gp, shape=v.shape)
+        return Output(selection(_columns(v, program, chain), n), dual=False, exponential=gp, shape=v.shape)
     constraint = next(c for c in problem.constraints if any(d.id == v.id for d in c.dual_variables))
     final_id = chain.compose_constr_id_map().get(constraint.id, constraint.id)
-    start = _constraint_starts(program).get(final_id)
+    start = constraint_starts(program).get(final_id)
     if start is None or not isinstance(constraint, _DIRECT):
         raise UnsupportedProblemError(
             f"The dual variable of {constraint} cannot be returned: the constraint is rewritten into "
@@ -326,6 +325,13 @@ def _output(
         )
     index, scale = _dual_rows(v, constraint)
     return Output(selection(index + start, m, scale), dual=True, exponential=False, shape=v.shape)
+
+
+def _columns(v: cp.Variable, program: ParamConeProg, chain: SolvingChain) -> Array:
+    """For each entry of v in C order, its column in the program (-1: always zero)."""
+    final = chain.compose_var_id_map().get(v.id, [v.id])[0]
+    within = _variable_columns(v)
+    return np.where(within < 0, -1, within + program.var_id_to_col[final])
 
 
 def _variable_columns(v: cp.Variable) -> Array:
@@ -347,15 +353,6 @@ def _variable_columns(v: cp.Variable) -> Array:
         index[v.sparse_idx] = np.arange(len(v.sparse_idx[0]))
         return index.ravel()
     return np.arange(v.size).reshape(shape, order="F").ravel()
-
-
-def _constraint_starts(program: ParamConeProg) -> dict[int, int]:
-    starts, row = {}, 0
-    for kind in (Zero, NonNeg, SOC, SvecPSD, ExpCone, PowCone3D):
-        for c in program.constr_map.get(kind, []):
-            starts[c.id] = row
-            row += c.size
-    return starts
 
 
 def _dual_rows(v: cp.Variable, constraint: cp.Constraint) -> tuple[Array, Array | None]:

@@ -20,6 +20,7 @@ import scipy.sparse as sp
 from ffo import cones
 from ffo.program.affine import AffineMap, Block, Entry
 from ffo.program.canonical import CanonicalProblem
+from ffo.program.names import Named, Names
 from ffo.program.pattern import Pattern
 from ffo.program.recovery import Output, Recovery
 
@@ -119,7 +120,7 @@ def quadratic_problem(structure: QuadraticStructure, duals: bool = False) -> Can
     sizes = [structure.size(name) for name in structure.parameters]
     cone = cones.Product([(cones.Zero(), layout.equalities), (cones.Nonneg(), layout.m - layout.equalities)])
     affine = AffineMap([s[0] for s in sizes], entries, constants, P, A, cone)
-    return CanonicalProblem(affine, layout.recovery(duals), tuple(sizes), open_sides=True)
+    return CanonicalProblem(affine, layout.recovery(duals), tuple(sizes), open_sides=True, names=layout.names())
 
 
 def _quadratic(structure: QuadraticStructure, maps: dict[Name, dict[Block, sp.csc_array]]) -> Pattern:
@@ -203,6 +204,15 @@ class _Layout:
             if name in maps:
                 data = (np.full(len(at), sign), (rows[at], at))
                 maps[name]["b"] = sp.csc_array(data, shape=(self.m, len(rows)))  # type: ignore[index]
+
+    def names(self) -> Names:
+        """Rows of A and of G, by the name of their sides, and bounds by theirs."""
+        found = [Named("b", np.arange(self.equalities)[:, None], (self.equalities,), "row {index} of A")]
+        for side, rows in self.rows.items():
+            form = {"h": "row {index} of G", "lower": "row {index} of G (lower)"}.get(side, "{name}[{index}]")
+            found.append(Named(side, rows[:, None], (len(rows),), form))
+        n = self.structure.n
+        return Names(tuple(found), (Named("z", np.arange(n)[:, None], (n,)),))
 
     def recovery(self, duals: bool) -> Recovery:
         n, m = self.structure.n, self.m

@@ -1,0 +1,70 @@
+"""What a user calls the constraints and variables that rows and columns of a program come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Array = np.ndarray
+
+#: entries of a vector, relative to its largest, that are not worth naming
+SMALL = 1e-7
+
+
+@dataclass(frozen=True)
+class Named:
+    """A constraint or a variable: rows or columns of a program, and what to call them.
+
+    Attributes:
+        name: of the whole; what the user names it by, too.
+        places: (entries, k) the rows or columns of each entry, -1 where it has none.
+        shape: of the entries, in C order; () for one that has no parts.
+        form: how entries are called: "{name}" and "{index}" are filled in.
+        relaxable: whether it may be given slack.
+    """
+
+    name: str
+    places: Array
+    shape: tuple[int, ...]
+    form: str = "{name}[{index}]"
+    relaxable: bool = True
+
+    def entry(self, k: int) -> str:
+        """What entry k is called."""
+        if not self.shape:
+            return self.name
+        index = ", ".join(str(int(i)) for i in np.unravel_index(k, self.shape))
+        return self.form.format(name=self.name, index=index)
+
+
+@dataclass(frozen=True)
+class Names:
+    """All constraints and variables of a problem that have a name."""
+
+    constraints: tuple[Named, ...]
+    variables: tuple[Named, ...]
+
+    def rows(self, numbers: Sequence[int] | None = None) -> Array:
+        """Rows of the constraints of these numbers, or of all that are relaxable, in ascending order."""
+        if numbers is None:
+            chosen = [c for c in self.constraints if c.relaxable]
+        else:
+            chosen = [self.constraints[k] for k in numbers]
+        rows = np.concatenate([np.zeros(0, dtype=int), *(c.places.ravel() for c in chosen)])
+        return np.unique(rows[rows >= 0])
+
+
+def parts(named: Sequence[Named], v: Array) -> list[tuple[str, float]]:
+    """Names of the entries in which a vector of a program, y (m,) or x (n,), is not zero, the largest first, with the
+    largest component of each."""
+    found = [(name, value) for each in named for name, value in _parts(each, v)]
+    largest = max((abs(value) for _, value in found), default=0.0)
+    return sorted(((n, v) for n, v in found if abs(v) > SMALL * largest), key=lambda pair: -abs(pair[1]))
+
+
+def _parts(named: Named, v: Array) -> Iterator[tuple[str, float]]:
+    values = np.where(named.places >= 0, v[named.places], 0.0)
+    for k in np.flatnonzero(values.any(axis=1)).tolist():
+        yield named.entry(k), float(values[k, np.abs(values[k]).argmax()])
