@@ -174,3 +174,24 @@ def test_solutions_far_out_stay_solutions() -> None:
     for solver in (None, "CLARABEL", "DENSE"):
         outcome = Engine(Options(solver=solver)).run(far)
         np.testing.assert_allclose(outcome.x, [[1e9, -1.0]])
+
+
+@pytest.mark.parametrize("n", [20, 80, 200])
+@pytest.mark.parametrize(
+    ("solver", "limit"), [(None, None), ("INTERIOR", 3), ("PIQP", 3), ("CLARABEL", 2), ("DENSE", 3)]
+)
+def test_limits_hide_no_verdict(n: int, solver: str | None, limit: int | None) -> None:
+    """Contradictions that all rows take part in, and programs that have a solution."""
+    rng = np.random.default_rng(n)
+    rows, weights = rng.normal(size=(2 * n, n)), rng.uniform(0.5, 1.5, 2 * n)
+    rows[-1] = -(weights[:-1] @ rows[:-1]) / weights[-1]
+    b = rng.normal(size=(2, 2 * n))
+    b[0, -1] = (-1.0 - weights[:-1] @ b[0, :-1]) / weights[-1]
+    b[1] = rows @ rng.normal(size=n) + rng.uniform(0.0, 1.0, 2 * n)
+    program = ConeProgram.from_matrices(np.eye(n), rng.normal(size=n), rows, b, Product([(Nonneg(), 2 * n)]))
+    settings = {} if limit is None else {"max_iters": limit}
+    info = Engine(Options(solver=solver, solver_args=settings, on_fail="nan")).run(program).info
+    assert info.status[0] == Status.INFEASIBLE
+    assert set(info.proofs) == {0}
+    if limit is None:
+        assert info.status[1] == Status.SOLVED

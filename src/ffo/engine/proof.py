@@ -17,6 +17,7 @@ It is final.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -43,14 +44,14 @@ EXACT = 1e-12
 SHARP = 1e-3
 #: share of its terms to which a sum must cancel for its vector to be worth repairing
 NEAR = 1e-2
+#: entries of a vector, relative to its largest, that a proof may do without
+TRIMMED = 1e-8
 #: entries of a repaired vector, relative to its largest, that are rounding
 ROUNDING = 1e-14
 #: eps relative to the largest entry of P, and projections of a ray
 PROXIMAL, PROJECTIONS = 1e-8, 6
 #: seconds of one factorization beyond which no proof is repaired
 PATIENCE = 10.0
-#: natural residual of projections that were found
-CONVERGED = 1e-10
 #: constraints or variables that are named in a message
 NAMED = 6
 #: force of an inequality, relative to the largest, below which a proof without it is looked for
@@ -125,12 +126,21 @@ def find_proofs(program: ConeProgram, x: Array, y: Array) -> dict[int, Proof]:
                 left = left[check(v[left], program.take(left), loosely=True)]
             for k in left.tolist():
                 one = program.take(np.array([k]))
-                tried = v[k : k + 1]
-                if not check(tried, one)[0]:
-                    tried = _clean(repair(tried, one))
-                if check(tried, one)[0]:
-                    found[k] = Proof(status, tried[0])
+                for tried in _attempts(v[k : k + 1], one, repair):
+                    if check(tried, one)[0]:
+                        found[k] = Proof(status, tried[0])
+                        break
     return found
+
+
+def _attempts(v: Array, program: ConeProgram, repair: Callable[[Array, ConeProgram, bool], Array]) -> Iterator[Array]:
+    """Vectors (1, ·) near the given one that may be a proof: itself, without small entries, and the nearest one, by
+    Newton's method or a solver."""
+    yield v
+    trimmed = np.where(np.abs(v) > TRIMMED, v, 0.0)
+    yield trimmed
+    for by_solver in (False, True):
+        yield _clean(repair(trimmed, program, by_solver))
 
 
 def refutes(y: Array, program: ConeProgram, loosely: bool = False) -> Array:
@@ -210,17 +220,17 @@ def _fewer(y: Array, program: ConeProgram) -> Array:
     return fewer
 
 
-def _nearest_multipliers(y: Array, program: ConeProgram) -> Array:
+def _nearest_multipliers(y: Array, program: ConeProgram, by_solver: bool = False) -> Array:
     """The nearest y (1, m) in K* with A'y = 0."""
     n, m = program.n, program.m
     P = SymmetricBatch(np.zeros(n + 1, dtype=np.int32), np.zeros(0, dtype=np.int32), np.zeros(0), (n, n))
     slack = Relaxation(np.arange(m), 1.0)
     nearest = slack.apply(ConeProgram(P, np.zeros((1, n)), program.A, -y, program.cones))
-    found = _projection(nearest, slack.inward(np.zeros((1, n)), y, np.zeros_like(y)))
+    found = _projection(nearest, slack.inward(np.zeros((1, n)), y, np.zeros_like(y)), by_solver)
     return program.cones.project_dual(found[1])
 
 
-def _nearest_ray(d: Array, program: ConeProgram) -> Array:
+def _nearest_ray(d: Array, program: ConeProgram, by_solver: bool) -> Array:
     """A d (1, n) near the given one with Pd = 0, -Ad in K: the limit of projections."""
     P, n, sides = program.P.full(), program.n, np.zeros_like(program.b)
     small = PROXIMAL * program.P.largest[0] or 1.0
@@ -229,20 +239,20 @@ def _nearest_ray(d: Array, program: ConeProgram) -> Array:
     )
     point = d, sides, program.cones.project(-program.A.dot(d))
     for _ in range(PROJECTIONS if program.P.nnz else 1):
-        point = _projection(nearest.with_vectors(q=-small * point[0]), point)
+        point = _projection(nearest.with_vectors(q=-small * point[0]), point, by_solver)
         if recedes(_clean(point[0]), program)[0]:
             break
     return point[0]
 
 
-def _projection(program: ConeProgram, start: Triple) -> Triple:
+def _projection(program: ConeProgram, start: Triple, by_solver: bool) -> Triple:
     """The solution of a projection, by Newton's method from a point near it, or from that of a solver."""
     if plan_of(program).seconds > PATIENCE:
         return start
-    found = newton(program, *start)
-    if not found.certificate.natural_residual[0] <= CONVERGED:
+    if by_solver:
         answer = get_solver(choose(program)).solve(program)
-        found = newton(program, answer.x, answer.y, answer.s)
+        start = answer.x, answer.y, answer.s
+    found = newton(program, *start)
     return found.x, found.y, found.s
 
 

@@ -215,8 +215,6 @@ def seek_proofs(batch: Batch) -> None:
     for k in np.flatnonzero(np.isin(batch.status, UNDECIDED) & ~batch.proven).tolist():
         if expired():
             return
-        if expired():
-            return
         samples = np.array([k])
         program = batch.part(samples)
         feasible = _by_own_choice(with_curvature(program))

@@ -44,6 +44,8 @@ class PIQPSolver(Solver):
     )
     tolerances = ("eps_abs", "eps_rel", "eps_duality_gap_abs", "eps_duality_gap_rel")
     iteration_limit = "max_iter"
+    # Of 50 Maros-Meszaros problems, those solved take 54 at most. Without a solution it takes all, by default 250.
+    defaults = {"max_iter": 100}
 
     def workspace(self, program: ConeProgram) -> Workspace:
         return _PIQPWorkspace(self, program)
