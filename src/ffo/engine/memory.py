@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate, pairwise
 from threading import Lock
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 
@@ -27,7 +29,8 @@ _ALIKE = SharedMatrices()
 
 class Memory:
     """What was last known of each key, some vectors in one row of one array; the least recently used are
-    forgotten beyond `max_bytes`. Threads may share it; copies of it start empty.
+    forgotten beyond `max_bytes`. Threads may share it; copies of it start empty, and so do those of a forked process,
+    where what another thread was changing stays half changed, and its lock locked.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES, dtype: type[np.generic] = np.float64) -> None:
@@ -36,6 +39,7 @@ class Memory:
         self._widths: tuple[int, ...] | None = None
         self._rows = np.empty((0, 0), dtype)
         self._lock = Lock()
+        _MEMORIES.add(self)
 
     def __reduce__(self) -> tuple[type[Memory], tuple[int, type[np.generic]]]:
         return Memory, (self.max_bytes, self.dtype)
@@ -84,6 +88,18 @@ class Memory:
             place = self._places.popitem(last=False)[1] if full else len(self._places)
         self._places[key] = place
         return place
+
+
+_MEMORIES: WeakSet[Memory] = WeakSet()
+
+
+def _start_empty() -> None:
+    for memory in list(_MEMORIES):
+        memory.__init__(memory.max_bytes, memory.dtype)  # type: ignore[misc]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_empty)
 
 
 def _parts(widths: Sequence[int]) -> list[slice]:

@@ -1,0 +1,148 @@
+"""Ctrl-C in the middle of a batch: heard, nothing goes on in the background, and the layer works as before."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from faults.faulty import Faulty, blocks
+
+from ffo import solve_qp_batch
+from ffo.errors import InputError
+from ffo.kernels import pool
+
+needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="this platform sends no SIGINT to itself")
+
+#: with each solver, solves until SIGINT comes, then reports: seconds until it was heard, processor time afterwards, how
+#: far the next answer is off, other threads
+SCRIPT = """
+import json, os, signal, threading, time
+import numpy as np
+from ffo import solve_qp_batch
+rng = np.random.default_rng(0)
+p, G = rng.normal(size=(6000, 60)), rng.normal(size=(30, 60))
+for solver in (None, "INTERIOR", "CLARABEL", "SCS"):
+    expected = solve_qp_batch(np.eye(60), p[:8], G, np.ones(30), solver=solver).z
+    sent = []
+    def send():
+        sent.append(time.perf_counter())
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Timer(0.2, send).start()
+    try:
+        while True:
+            solve_qp_batch(np.eye(60), p, G, np.ones(30), solver=solver)
+    except KeyboardInterrupt:
+        heard = time.perf_counter() - sent[0]
+    time.sleep(0.1)
+    before = time.process_time()
+    time.sleep(0.2)
+    idle = time.process_time() - before
+    found = solve_qp_batch(np.eye(60), p[:8], G, np.ones(30), solver=solver).z
+    threads = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
+    print(json.dumps([solver, heard, idle, float(np.abs(found - expected).max()), threads]))
+"""
+
+
+@needs_signals
+@pytest.mark.parametrize("threads", [1, 2])
+def test_ctrl_c(threads: int) -> None:
+    environment = {**os.environ, "FFO_NUM_THREADS": str(threads)}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]  # SCS prints, too
+    assert len(reports) == 4
+    for solver, heard, idle, error, alive in reports:
+        assert heard < 5.0, solver  # a chunk, however busy the machine is; the batch would take longer
+        assert idle < 0.1, solver
+        assert error < 1e-12, solver
+        assert len(alive) < threads, solver  # the pool's, which wait for work
+
+
+@needs_signals
+def test_no_solver_takes_ctrl_c_away_for_good() -> None:
+    """OSQP takes SIGINT over while it solves, and gives back what it found: with two solves at a time, its own."""
+    script = """
+import os, signal, time
+import numpy as np
+from ffo import solve_qp_batch
+rng = np.random.default_rng(0)
+p, G = rng.normal(size=(300, 60)), rng.normal(size=(30, 60))
+for solver in ("OSQP", "SCS"):
+    for _ in range(3):
+        solve_qp_batch(np.eye(60), p, G, np.ones(30), solver=solver)
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)
+        except KeyboardInterrupt:
+            continue
+        raise SystemExit(f"{solver} keeps SIGINT")
+"""
+    environment = {**os.environ, "FFO_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, InputError])
+def test_an_exception_ends_the_solves_on_other_threads(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Every sample takes 20 ms; one in the caller's share raises."""
+    monkeypatch.setenv("FFO_NUM_THREADS", "2")
+    monkeypatch.setattr(pool, "_executor", None)
+    count: list[int] = []
+
+    class Slow(Faulty):
+        def workspace(self, program):
+            made = super().workspace(program)
+            run = made.run
+            made.run = lambda sample: count.append(sample) or run(sample)
+            return made
+
+    def trap(point):
+        raise error("stop")
+
+    b = blocks(batch=80, trap=False)
+    b["p"][5, 0] *= -1.0  # the third of the caller's samples
+    with pytest.raises(error):
+        solve_qp_batch(**b, solver=Slow(trap, nap=0.02))
+    ended = len(count)
+    time.sleep(0.2)
+    assert len(count) == ended < 40
+    b["p"][5, 0] *= -1.0
+    np.testing.assert_allclose(solve_qp_batch(**b, solver=Slow(trap)).z, solve_qp_batch(**b).z, atol=1e-9)
+    pool.executor().shutdown()
+
+
+@needs_signals
+def test_ctrl_c_twice_does_no_harm() -> None:
+    """The second one comes while the first waits for the other threads."""
+    b = blocks(batch=60, trap=False)
+    expected = solve_qp_batch(**b).z
+
+    def send() -> None:
+        for _ in range(2):
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    sender = threading.Thread(target=send)
+    caught = 0
+    try:
+        sender.start()
+        solve_qp_batch(**b, solver=Faulty(nap=0.05))
+    except KeyboardInterrupt:
+        caught += 1
+    try:
+        sender.join()
+        time.sleep(0.05)
+    except KeyboardInterrupt:
+        caught += 1
+        sender.join()
+    assert caught >= 1
+    np.testing.assert_allclose(solve_qp_batch(**b).z, expected, rtol=0, atol=1e-12)
