@@ -22,10 +22,16 @@ class Status(enum.IntEnum):
     TIME_LIMIT = 5
     NUMERICAL = 6
     INVALID_INPUT = 7
+    RELAXED = 8
 
     @property
     def ok(self) -> bool:
         return self is Status.SOLVED
+
+    @property
+    def answered(self) -> bool:
+        """Whether the sample has outputs: it is solved, or infeasible and its nearest feasible problem is solved."""
+        return self in (Status.SOLVED, Status.RELAXED)
 
 
 #: the same as a plain number, which arrays are compared with ten times faster
@@ -41,8 +47,9 @@ ADVICE: dict[Status, str] = {
         "try another solver, or name one in retry="
     ),
     Status.INFEASIBLE: (
-        "no point satisfies the constraints for these parameter values. Add slack variables, constrain "
-        "what the network may predict, or use on_fail='nan' to keep the rest of the batch"
+        "no point satisfies the constraints for these parameter values. Constrain what the network may "
+        "predict, or use on_fail='relax' to solve the nearest feasible problem, or on_fail='nan' to keep "
+        "the rest of the batch"
     ),
     Status.UNBOUNDED: (
         "the objective decreases without bound for these parameter values. Add bounds or a small "
@@ -62,6 +69,7 @@ ADVICE: dict[Status, str] = {
         "to be: look for NaN or inf in what produces them, and for matrices that should be positive "
         "semidefinite but are not"
     ),
+    Status.RELAXED: "",
 }
 
 

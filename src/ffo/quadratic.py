@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import scipy.sparse as sp
 
 from ffo.engine import Engine, Info, Options
+from ffo.engine.options import OnFail, check_relaxed
 from ffo.errors import InputError, Status
 from ffo.program.blocks import MATRICES, Blocks, check_shapes, is_absent, make_blocks, union_pattern
 from ffo.program.quadratic import MatrixPattern, Name, quadratic_problem
@@ -52,7 +53,7 @@ def solve_qp_batch(
     lower: Any = None,
     solver: str | Solver | None = None,
     solver_args: Mapping[str, Any] | None = None,
-    on_fail: Literal["raise", "nan"] = "raise",
+    on_fail: OnFail = "raise",
     retry: Sequence[str | Solver] | None = None,
     polish: bool = True,
     verbose: bool = False,
@@ -71,7 +72,8 @@ def solve_qp_batch(
         lb, ub: (n,) bounds; lower: (m,) lower sides of the rows of G. Infinite entries are no constraint.
         solver: a name, a `Solver`, or None for the default of the problem's class and size.
         solver_args: settings of the solver; `eps` and `max_iters` are understood by all.
-        on_fail: "raise" an `ffo.errors.SolverError`, or "nan" to keep the rest of the batch.
+        on_fail: "raise" an `ffo.errors.SolverError`, "nan" to keep the rest of the batch, or "relax" (an
+            `ffo.engine.Relax`): infeasible samples get the solution of the nearest feasible problem.
         retry: solvers to ask, in order, about samples that the first one failed on or answered coarsely (natural
             residual above 1e-8 after polish; the better answer stands). None: a second one where
             the first is the default too and has its own settings (`info` says who answered).
@@ -89,6 +91,7 @@ def solve_qp_batch(
     """
     settings = dict(solver_args or {})
     options = Options(solver, settings, on_fail=on_fail, retry=retry, verbose=verbose, time_limit=time_limit)
+    check_relaxed(options.relax)
     engine = Engine(options)
     blocks = read_arrays({"Q": Q, "p": p, "G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub, "lower": lower})
     canonical = quadratic_problem(blocks.structure, duals=True)

@@ -166,7 +166,7 @@ def test_geometric_programs_need_positive_parameters(value: float) -> None:
     ("options", "error", "text"),
     [
         ({"backward": "sideways"}, InputError, "backward must be one of auto, direct, iterative, resolve"),
-        ({"on_fail": "ignore"}, InputError, "on_fail must be 'raise' or 'nan'"),
+        ({"on_fail": "ignore"}, InputError, "on_fail must be 'raise', 'nan', 'relax' or a Relax object"),
         ({"delta": 0.0}, InputError, "delta must be positive"),
         ({"delta": float("nan")}, InputError, "delta must be positive"),
         ({"retry": "SCS"}, InputError, r"such as retry=\['SCS'\]"),

@@ -2,7 +2,7 @@
 
 from ffo.engine.engine import Engine
 from ffo.engine.info import Info
-from ffo.engine.options import Options, Smoothing
+from ffo.engine.options import Options, Relax, Smoothing
 from ffo.engine.outcome import Outcome
 
-__all__ = ["Engine", "Info", "Options", "Outcome", "Smoothing"]
+__all__ = ["Engine", "Info", "Options", "Outcome", "Relax", "Smoothing"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ffo.engine.info import Info, Times
+from ffo.engine.info import Info, Times, Violation
 from ffo.engine.outcome import Outcome, SolvedPart, merged_certificate
 from ffo.engine.proof import Proof
 from ffo.errors import SOLVED, STATUSES, Status, solver_error
@@ -42,6 +42,7 @@ class Batch:
             the one that a solver's answer was judged by.
         pieces: the linearizations of the samples that are solved, in groups.
         proofs: of the samples that provably have no solution.
+        violations: of infeasible samples that were solved with slack.
         hits: how many samples were solved from what is remembered of them.
     """
 
@@ -55,6 +56,7 @@ class Batch:
     detail: dict[int, str] = field(default_factory=dict)
     pieces: list[SolvedPart] = field(default_factory=list)
     proofs: dict[int, Proof] = field(default_factory=dict)
+    violations: dict[int, Violation] = field(default_factory=dict)
     hits: int = 0
     setup_time: float = 0.0
     solve_time: float = 0.0
@@ -192,11 +194,23 @@ class Batch:
         for k, proof in self.proofs.items():
             self.proofs[k] = proof.named(self.program.take(np.array([k])), names)
 
+    def relax(self, samples: Array, other: Batch, violations: dict[int, Violation]) -> None:
+        """Take over solutions of these samples with slack on their constraints."""
+        solved = other.status == SOLVED
+        for k in np.flatnonzero(~solved).tolist():
+            what = Status(int(other.status[k])).name.lower()
+            self.detail[int(samples[k])] = f"{what} also with slack on the constraints that may be violated"
+        other.proofs.clear()
+        self.put(samples, other.only(solved), final_only=True)
+        self.violations.update({int(samples[k]): violations[k] for k in np.flatnonzero(solved).tolist()})
+
     def undo(self, presolve: Presolve, program: ConeProgram) -> Batch:
         """The same batch, of the program that a presolve made this one of."""
         self.program, self._point = program, presolve.outward(*self.point)
         for k, piece in enumerate(self.pieces):
             steps = presolve if len(piece.samples) == program.batch else presolve.take(piece.samples)
+            if piece.presolve.steps:
+                steps = steps.then(piece.presolve)
             self.pieces[k] = SolvedPart(piece.samples, steps, piece.found)
         for k, proof in self.proofs.items():
             self.proofs[k] = proof.undo(presolve.take(np.array([k])), program)
@@ -245,17 +259,26 @@ class Batch:
             solved = self.status == SOLVED
             for v in (*self.point, self.residual):
                 v[~solved] = np.nan
+        certificate, status = (
+            merged_certificate(self.pieces, len(self.status)),
+            [STATUSES[k] for k in self.status.tolist()],
+        )
+        if self.violations:
+            certificate.relaxed[list(self.violations)] = True
+            for k in self.violations:
+                status[k] = Status.RELAXED
         info = Info(
-            status=[STATUSES[k] for k in self.status.tolist()],
+            status=status,
             solver=tuple(self.solver.tolist()),
             residual=self.residual,
             iterations=self.iterations,
             warm_hits=self.hits,
             retried=self.retried,
             rescued=self.rescued,
-            certificate=merged_certificate(self.pieces, len(self.status)),
+            certificate=certificate,
             times=Times(self.setup_time, self.solve_time, self.polish_time, seconds),
             detail=self.detail,
             proofs=self.proofs,
+            violations=self.violations,
         )
         return Outcome(self.program, *self.point, self.pieces, info, solved)

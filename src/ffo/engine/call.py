@@ -222,7 +222,7 @@ def warn_of_doubt(info: Info) -> None:
     certificate = info.certificate
     if certificate is None or (good := certificate.good).all():
         return
-    doubtful = np.flatnonzero(~good & info.ok)
+    doubtful = np.flatnonzero(~good & info.answered)
     if len(doubtful):
         first = int(doubtful[0])
         warnings.warn(

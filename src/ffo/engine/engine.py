@@ -15,16 +15,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from ffo.cones import Nonneg, SecondOrder, Zero
 from ffo.engine.batch import Batch
+from ffo.engine.info import Violation
 from ffo.engine.memory import Attempts, Matrices, Memory
-from ffo.engine.options import Options
+from ffo.engine.options import Options, Relax
 from ffo.engine.outcome import Outcome
 from ffo.engine.stages import REPAIRABLE, ask, from_memory, reject_bad_data, rescue, seek_proofs, solve_from_nothing
+from ffo.errors import Status
 from ffo.ghost.direct import Direct
 from ffo.ghost.iterative import Iterative
 from ffo.ghost.oracle import Way
@@ -34,6 +38,7 @@ from ffo.program.cone import ConeProgram
 from ffo.program.epigraph import Epigraphs, epigraphs
 from ffo.program.names import Names
 from ffo.program.presolve import MissingRows, Presolve, missing_rows
+from ffo.program.relaxation import Relaxation
 from ffo.program.scaling import Moderate, scaling
 from ffo.program.substitution import Definitions, Substitution
 from ffo.solvers.base import Solver
@@ -48,6 +53,15 @@ DIRECT_LIMIT = 200_000
 _NOBODY: Mapping[int, str] = {}
 
 
+class _How(NamedTuple):
+    """What `Engine.run` was told about a call; deadline: of the whole call."""
+
+    overrides: dict[str, object] | None
+    check_convexity: bool
+    open_sides: bool
+    deadline: Deadline | None
+
+
 class Engine:
     """Options, the solver they name, and what is remembered between calls."""
 
@@ -56,6 +70,7 @@ class Engine:
         self._solvers: dict[str, Solver] = {}
         self._memory, self._newton, self._pace = Memory(), Attempts(), Pace()
         self._matrices, self._moderate = Matrices(), Moderate()
+        self._slack: Engine | None = None  # remembers relaxed programs
         # Complain now, not at the first call.
         if isinstance(options.solver, str):
             self._configured(options.solver, options.solver_args)
@@ -142,16 +157,34 @@ class Engine:
             program = program.with_vectors(q=q)
         given = self._matrices.recognized(program)
         known = None if keys is None else self._memory.recall(keys, given.n, given.m, given.m)
-        program, first = given, self._substitution(given, check_convexity)
+        deadline = None if self.options.time_limit is None else Deadline(self.options.time_limit, self._pace)
+        how = _How(overrides, check_convexity, open_sides, deadline)
+        batch = self._solve(given, known, hidden, how)
+        batch.detail.update(refused)
+        if batch.status.any():
+            if self.options.relax is not None and names is not None:
+                self._relax(batch, self.options.relax, names, hidden, how)
+            if names is not None:
+                batch.name_proofs(names)
+            if self.options.raises:
+                batch.raise_failures(copies, partial(self.solver, given, overrides))
+        outcome = batch.outcome(time.perf_counter() - start)
+        if keys is not None:
+            self._remember(keys, outcome)
+        return outcome
+
+    def _solve(self, given: ConeProgram, known: tuple[Array, ...] | None, hidden: Array | None, how: _How) -> Batch:
+        """Every sample through the presolve and the stages, and back; `known`: what is remembered of some."""
+        program, first = given, self._substitution(given, how.check_convexity)
         if first is not None:
             program, hidden = first.apply(given), None if hidden is None else hidden[first.of.places.kept]
         units = None if self._moderate.holds(program) else scaling(program)
-        groups = missing_rows(program) if open_sides else None
+        groups = missing_rows(program) if how.open_sides else None
         lids = None if groups else epigraphs(program, hidden)
         parts: list[tuple[Array, MissingRows | None]] = [*groups] if groups else [(np.arange(program.batch), None)]
-        stages: Callable[..., None] = partial(self._stages, overrides=overrides)
-        if self.options.time_limit is not None:
-            stages = Deadline(self.options.time_limit, self._pace).around(stages)
+        stages: Callable[..., None] = partial(self._stages, overrides=how.overrides)
+        if how.deadline is not None:
+            stages = how.deadline.around(stages)
         solved = []
         for samples, rows in parts:
             before, rest, origin, reduced = Presolve.of(first), Presolve.of(units, rows, lids), given, program
@@ -159,20 +192,30 @@ class Engine:
                 before, rest = before.take(samples), rest.take(samples)
                 origin, reduced = origin.take(samples), reduced.take(samples)
             presolve, part = before.then(rest), Batch.of(rest.apply(reduced))
-            stages(part, check_convexity=check_convexity, recalled=_recalled(known, samples, presolve))
+            stages(part, check_convexity=how.check_convexity, recalled=_recalled(known, samples, presolve))
             solved.append((samples, part.undo(presolve, origin)))
         batch = Batch.joined(given, solved)
-        batch.detail.update(refused)
         if units is not None:
             self._in_given_units(batch, parts, first, lids, stages)
-        if batch.proofs and names is not None:
-            batch.name_proofs(names)
-        if self.options.on_fail == "raise":
-            batch.raise_failures(copies, partial(self.solver, program, overrides))
-        outcome = batch.outcome(time.perf_counter() - start)
-        if keys is not None:
-            self._remember(keys, outcome)
-        return outcome
+        return batch
+
+    def _relax(self, batch: Batch, relax: Relax, names: Names, hidden: Array | None, how: _How) -> None:
+        """Infeasible samples, with slack on the constraints that may be violated."""
+        samples = np.flatnonzero(batch.status == Status.INFEASIBLE)
+        if not len(samples):
+            return
+        step = Relaxation(names.rows(relax.constraints), relax.weight)
+        origin = batch.part(samples)
+        if self._slack is None:
+            self._slack = Engine(replace(self.options, on_fail="nan"))
+        if hidden is not None:
+            hidden = np.append(hidden, np.ones(len(step.rows), dtype=bool))
+        program = self._slack._matrices.recognized(step.apply(origin))
+        relaxed = self._slack._solve(program, None, hidden, how)
+        by = np.zeros(origin.b.shape)
+        by[:, step.rows] = relaxed.point[0][:, origin.n :]
+        violations = {k: Violation(by[k], names) for k in range(len(samples))}
+        batch.relax(samples, relaxed.undo(Presolve.of(step), origin), violations)
 
     def _substitution(self, program: ConeProgram, check_convexity: bool) -> Substitution | None:
         found = self._matrices.once(Definitions.of, program)

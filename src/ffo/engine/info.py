@@ -9,6 +9,7 @@ import numpy as np
 from ffo.engine.proof import Proof
 from ffo.errors import Status
 from ffo.ghost.certificate import Certificate
+from ffo.program.names import Names, parts
 
 Array = np.ndarray
 
@@ -26,6 +27,28 @@ class Times:
 
     def __add__(self, other: Times) -> Times:
         return Times(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Times)))
+
+
+@dataclass(frozen=True)
+class Violation:
+    """By how much a relaxed sample violates its constraints.
+
+    Attributes:
+        vector: (m,) of the program's rows; names: what the user calls them.
+    """
+
+    vector: Array
+    names: Names
+
+    @property
+    def size(self) -> float:
+        """The Euclidean norm."""
+        return float(np.linalg.norm(self.vector))
+
+    @property
+    def parts(self) -> list[tuple[str, float]]:
+        """Violated constraints by the user's names, the most violated first, and by how much."""
+        return parts(self.names.constraints, self.vector)
 
 
 @dataclass
@@ -52,6 +75,7 @@ class Info:
         detail: the solver's own words about failed samples.
         proofs: of the samples that provably have no solution; `proofs[k].parts` names the constraints that contradict
             each other with their multipliers, or the variables with their components of the ray.
+        violations: of the samples that were relaxed (`on_fail="relax"`); `violations[k].parts` names the constraints.
     """
 
     status: list[Status]
@@ -65,11 +89,25 @@ class Info:
     times: Times = field(default_factory=Times)
     detail: dict[int, str] = field(default_factory=dict)
     proofs: dict[int, Proof] = field(default_factory=dict)
+    violations: dict[int, Violation] = field(default_factory=dict)
 
     @property
     def ok(self) -> Array:
         """(batch,) true where the sample was solved."""
         return np.array([s is Status.SOLVED for s in self.status])
+
+    @property
+    def answered(self) -> Array:
+        """(batch,) true where the sample has outputs: it was solved, or relaxed."""
+        return np.array([s.answered for s in self.status])
+
+    @property
+    def violation(self) -> Array:
+        """(batch,) Euclidean norm of what relaxed samples violate their constraints by; 0 for others, NaN for failed
+        ones."""
+        found = np.where(self.answered, 0.0, np.nan)
+        found[list(self.violations)] = [each.size for each in self.violations.values()]
+        return found
 
     def add_pass(self, seconds: float, residual: Array, *evidence: Array | None) -> None:
         """Take in a pass through the derivative: how long it took, and what `Certificate.after_backward` takes."""

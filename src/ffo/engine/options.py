@@ -57,6 +57,55 @@ class Smoothing:
 
 
 @dataclass(frozen=True)
+class Relax:
+    """What to solve where no point is feasible: the nearest feasible problem,
+
+        minimize f(x) + weight/2 |r|^2  over x and r, with the constraints violated by r.
+
+    An inequality g(x) <= h becomes g(x) <= h + r, an equality g(x) = h becomes g(x) = h + r, and a cone g(x) in K
+    becomes g(x) + r in K; |r| is the Euclidean norm over all of them (Frobenius for semidefinite ones). The penalty is
+    smooth, so that solution and derivative are defined as those of any problem, and exact, for this weight. As it
+    grows, r tends to the least violation in the least-squares sense, at a rate of 1/weight, and x to the best of the
+    points that violate no more. Samples with a feasible point are solved as they are.
+
+    Attributes:
+        constraints: those that may be violated; None: all that the user wrote (what variables were declared to be holds
+            in any case). In `FFOLayer` constraints of the problem, or their numbers; in quadratic programs "b", "h",
+            "lower", "ub", "lb".
+        weight: in units of the objective per squared unit of the constraints.
+        rest: what other failures do, and samples that stay infeasible: "raise" or "nan".
+    """
+
+    constraints: Sequence[Any] | None = None
+    weight: float = 1e4
+    rest: Literal["raise", "nan"] = "raise"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < np.inf:
+            raise InputError(f"the weight of relaxed constraints must be positive and finite, not {self.weight!r}")
+        if self.rest not in ("raise", "nan"):
+            raise InputError(f"rest must be 'raise' or 'nan', not {self.rest!r}")
+        if isinstance(self.constraints, str):
+            raise InputError(f"constraints must be a list, such as constraints=[{self.constraints!r}]")
+        if self.constraints is not None:
+            object.__setattr__(self, "constraints", tuple(self.constraints))
+
+
+#: names of the constraints of quadratic programs
+SIDES = ("b", "h", "lower", "ub", "lb")
+
+
+def check_relaxed(relax: Relax | None) -> None:
+    """Whether the constraints that may be violated are those of a quadratic program."""
+    for name in (relax and relax.constraints) or ():
+        if name not in SIDES:
+            raise InputError(f"constraints of a quadratic program are named {', '.join(SIDES)}, not {name!r}")
+
+
+OnFail = Literal["raise", "nan", "relax"] | Relax
+
+
+@dataclass(frozen=True)
 class Options:
     """How to solve, how to differentiate, and what to do when either fails; `time_limit`: seconds for a call."""
 
@@ -64,7 +113,7 @@ class Options:
     solver_args: Mapping[str, Any] = field(default_factory=dict)
     backward: str | Way = "auto"
     delta: float | None = None
-    on_fail: Literal["raise", "nan"] = "raise"
+    on_fail: OnFail = "raise"
     warm_start: bool = False
     retry: Sequence[str | Solver] | None = None
     smoothing: Smoothing | None = None
@@ -74,8 +123,10 @@ class Options:
     def __post_init__(self) -> None:
         if not isinstance(self.backward, Way) and self.backward not in BACKWARDS:
             raise InputError(f"backward must be one of {', '.join(BACKWARDS)} or a Way, not {self.backward!r}")
-        if self.on_fail not in ("raise", "nan"):
-            raise InputError(f"on_fail must be 'raise' or 'nan', not {self.on_fail!r}")
+        if self.on_fail == "relax":
+            object.__setattr__(self, "on_fail", Relax())
+        if not isinstance(self.on_fail, Relax) and self.on_fail not in ("raise", "nan"):
+            raise InputError(f"on_fail must be 'raise', 'nan', 'relax' or a Relax object, not {self.on_fail!r}")
         if self.delta is not None and not self.delta > 0:
             raise InputError(f"delta must be positive, not {self.delta!r}")
         if self.time_limit is not None and not (isinstance(self.time_limit, (int, float)) and self.time_limit > 0):
@@ -88,3 +139,13 @@ class Options:
             object.__setattr__(self, "smoothing", Smoothing(float(self.smoothing)))
         elif self.smoothing is not None and not isinstance(self.smoothing, Smoothing):
             raise InputError(f"smoothing must be a radius or a Smoothing object, not {self.smoothing!r}")
+
+    @property
+    def relax(self) -> Relax | None:
+        """What to do with infeasible samples, if anything."""
+        return self.on_fail if isinstance(self.on_fail, Relax) else None
+
+    @property
+    def raises(self) -> bool:
+        """Whether failures are raised."""
+        return (self.on_fail.rest if isinstance(self.on_fail, Relax) else self.on_fail) == "raise"

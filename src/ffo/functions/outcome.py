@@ -250,7 +250,7 @@ class _FunctionRun:
     def raise_failures(self, copies: int) -> None:
         """Raise the first failure, naming the samples that share it, if the user wants that."""
         failed = [k for k, s in enumerate(self.status) if s is not Status.SOLVED]
-        if not failed or self.options.on_fail != "raise":
+        if not failed or not self.options.raises:
             return
         first = failed[0]
         status = self.status[first]

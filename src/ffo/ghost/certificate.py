@@ -41,6 +41,8 @@ class Certificate:
         dependent: active constraints depend on each other, a parameter moves them apart, and the loss sees that: the
             derivative is one-sided, or the solution jumps. Right-hand sides of dependent equalities are taken
             to move so that the equalities agree.
+        relaxed: the sample is infeasible, and the solution and its gradient are those of the nearest feasible problem
+            (`on_fail="relax"`); that is no reason for doubt.
         indefinite: a direction of negative curvature was met on the active constraints: the point is
             stationary but no minimum (problems given by functions need not be convex).
     """
@@ -54,6 +56,7 @@ class Certificate:
     ambiguous: Array
     dependent: Array
     indefinite: Array
+    relaxed: Array
 
     @classmethod
     def before_backward(
@@ -79,6 +82,7 @@ class Certificate:
             ambiguous=nothing,
             dependent=nothing.copy() if dependent is None else dependent,
             indefinite=nothing.copy() if indefinite is None else indefinite,
+            relaxed=nothing.copy(),
         )
 
     @classmethod

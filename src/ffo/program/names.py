@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from ffo.errors import InputError
 
 Array = np.ndarray
 
@@ -46,14 +49,28 @@ class Names:
     constraints: tuple[Named, ...]
     variables: tuple[Named, ...]
 
-    def rows(self, numbers: Sequence[int] | None = None) -> Array:
-        """Rows of the constraints of these numbers, or of all that are relaxable, in ascending order."""
-        if numbers is None:
-            chosen = [c for c in self.constraints if c.relaxable]
+    def rows(self, chosen: Sequence[int | str] | None = None) -> Array:
+        """Rows of some constraints, by number or name, or of all that are relaxable, in ascending order."""
+        mine = self.constraints
+        if chosen is None:
+            mine = tuple(c for c in mine if c.relaxable)
         else:
-            chosen = [self.constraints[k] for k in numbers]
-        rows = np.concatenate([np.zeros(0, dtype=int), *(c.places.ravel() for c in chosen)])
+            mine = tuple(c for k, c in enumerate(mine) if k in chosen or c.name in chosen)
+        rows = np.concatenate([np.zeros(0, dtype=int), *(c.places.ravel() for c in mine)])
         return np.unique(rows[rows >= 0])
+
+    def numbers(self, chosen: Sequence[Any], given: Sequence[Any]) -> tuple[int, ...]:
+        """Numbers of constraints that a user chose among those given, as they are or by number."""
+        places = {id(c): k for k, c in enumerate(given)}
+        found = []
+        for one in chosen:
+            k = one if isinstance(one, int) and 0 <= one < len(given) else places.get(id(one))
+            if k is None:
+                raise InputError(f"{one} is none of the problem's constraints: pass the very object, or its number")
+            if not self.constraints[k].places.size:
+                raise InputError(f"{self.constraints[k].name} cannot be relaxed: it is rewritten into others")
+            found.append(k)
+        return tuple(found)
 
 
 def parts(named: Sequence[Named], v: Array) -> list[tuple[str, float]]:

@@ -1,8 +1,8 @@
 """PyTorch layers."""
 
-from ffo.engine import Smoothing
+from ffo.engine import Relax, Smoothing
 from ffo.torch.functional import FFOFunctionLayer
 from ffo.torch.layer import FFOLayer
 from ffo.torch.qp import FFOQPLayer, QPSolution
 
-__all__ = ["FFOFunctionLayer", "FFOLayer", "FFOQPLayer", "QPSolution", "Smoothing"]
+__all__ = ["FFOFunctionLayer", "FFOLayer", "FFOQPLayer", "QPSolution", "Relax", "Smoothing"]

@@ -105,6 +105,8 @@ class FFOFunctionLayer(torch.nn.Module):
             smoothing=smoothing,  # type: ignore[arg-type]
             time_limit=time_limit,
         )
+        if options.relax is not None:
+            raise InputError("on_fail='relax' is for convex problems: add slack to the functions instead")
         if hvp not in HVP:
             raise InputError(f"hvp must be one of {', '.join(HVP)}, not {hvp!r}")
         if options.smoothing is not None and options.smoothing.costs:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import cvxpy as cp
 import torch
 
 from ffo.engine import Options, Smoothing
 from ffo.engine.call import call_keys
+from ffo.engine.options import OnFail
 from ffo.errors import InputError
 from ffo.ghost.oracle import Way
 from ffo.program.cvxpy import canonicalize
@@ -42,8 +44,9 @@ class FFOLayer(OptimizationLayer):
             way object.
         delta: size of the perturbation in "resolve", as in the paper; None chooses it. The other
             ways solve the ghost exactly, whatever the perturbation.
-        on_fail: "raise" an `ffo.errors.SolverError`, or "nan": a failed sample has NaN outputs and
-            contributes no gradient.
+        on_fail: "raise" an `ffo.errors.SolverError`; "nan": a failed sample has NaN outputs and contributes no
+            gradient; "relax", or an `ffo.torch.Relax` with constraints and weight: infeasible samples get the
+            solution of the nearest feasible problem and its gradient, and the status RELAXED; other failures raise.
         warm_start: remember the last solution at each batch position (or for each of `keys`) and try
             its active set before calling the solver.
         retry: solvers to ask, in order, about samples that the first one failed on or answered coarsely (natural
@@ -85,7 +88,7 @@ class FFOLayer(OptimizationLayer):
         *,
         backward: str | Way = "auto",
         delta: float | None = None,
-        on_fail: Literal["raise", "nan"] = "raise",
+        on_fail: OnFail = "raise",
         warm_start: bool = False,
         retry: Sequence[str | Solver] | None = None,
         smoothing: float | Smoothing | None = None,
@@ -104,6 +107,9 @@ class FFOLayer(OptimizationLayer):
             time_limit=time_limit,
         )
         canonical = canonicalize(problem, parameters, variables, gp=gp, canon_backend=canon_backend)
+        if options.relax is not None and options.relax.constraints is not None:
+            numbers = canonical.names.numbers(options.relax.constraints, problem.constraints)
+            options = replace(options, on_fail=replace(options.relax, constraints=numbers))
         super().__init__(options)
         self.canonical = canonical
 

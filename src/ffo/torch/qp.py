@@ -9,6 +9,7 @@ import torch
 
 from ffo.engine import Options, Smoothing
 from ffo.engine.call import call_keys
+from ffo.engine.options import OnFail, check_relaxed
 from ffo.errors import InputError
 from ffo.ghost.oracle import Way
 from ffo.program.quadratic import Name, quadratic_problem
@@ -62,7 +63,7 @@ class FFOQPLayer(OptimizationLayer):
         solver_args: Mapping[str, Any] | None = None,
         backward: str | Way = "auto",
         delta: float | None = None,
-        on_fail: Literal["raise", "nan"] = "raise",
+        on_fail: OnFail = "raise",
         warm_start: bool = False,
         retry: Sequence[str | Solver] | None = None,
         smoothing: float | Smoothing | None = None,
@@ -83,6 +84,7 @@ class FFOQPLayer(OptimizationLayer):
             verbose=verbose,
             time_limit=time_limit,
         )
+        check_relaxed(options.relax)
         super().__init__(options)
         self.duals = duals
         self.reduction = reduction
