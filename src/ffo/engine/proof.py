@@ -17,7 +17,7 @@ It is final.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -117,30 +117,44 @@ def find_proofs(program: ConeProgram, x: Array, y: Array) -> dict[int, Proof]:
     with np.errstate(all="ignore"):
         for status, v, check, repair in (
             (Status.INFEASIBLE, program.cones.project_dual(y), refutes, _nearest_multipliers),
-            (Status.UNBOUNDED, x, recedes, _nearest_ray),
+            (Status.UNBOUNDED, x, recedes, _nearest_rays),
         ):
             v = _unit(v)
             left = np.array([k for k in range(program.batch) if k not in found], dtype=int)
             left = left[np.isfinite(v[left]).all(axis=1) & v[left].any(axis=1)]
             if len(left):
                 left = left[check(v[left], program.take(left), loosely=True)]
-            for k in left.tolist():
-                one = program.take(np.array([k]))
-                for tried in _attempts(v[k : k + 1], one, repair):
-                    if check(tried, one)[0]:
-                        found[k] = Proof(status, tried[0])
-                        break
+            for attempt in _ATTEMPTS:
+                if not len(left):
+                    break
+                tried = attempt(v[left], part := program.take(left), repair)
+                good = check(tried, part)
+                found |= {int(k): Proof(status, d) for k, d in zip(left[good], tried[good], strict=True)}
+                left = left[~good]
     return found
 
 
-def _attempts(v: Array, program: ConeProgram, repair: Callable[[Array, ConeProgram, bool], Array]) -> Iterator[Array]:
-    """Vectors (1, ·) near the given one that may be a proof: itself, without small entries, and the nearest one, by
-    Newton's method or a solver."""
-    yield v
-    trimmed = np.where(np.abs(v) > TRIMMED, v, 0.0)
-    yield trimmed
-    for by_solver in (False, True):
-        yield _clean(repair(trimmed, program, by_solver))
+Repair = Callable[[Array, ConeProgram, bool], Array]
+
+
+def _as_it_is(v: Array, program: ConeProgram, repair: Repair) -> Array:
+    return v
+
+
+def _trimmed(v: Array, program: ConeProgram, repair: Repair) -> Array:
+    return np.where(np.abs(v) > TRIMMED, v, 0.0)
+
+
+def _by_newton(v: Array, program: ConeProgram, repair: Repair) -> Array:
+    return _clean(repair(_trimmed(v, program, repair), program, False))
+
+
+def _by_solver(v: Array, program: ConeProgram, repair: Repair) -> Array:
+    return _clean(repair(_trimmed(v, program, repair), program, True))
+
+
+#: what vectors (batch, ·) that are nearly proofs are turned into, the cheapest first
+_ATTEMPTS = (_as_it_is, _trimmed, _by_newton, _by_solver)
 
 
 def refutes(y: Array, program: ConeProgram, loosely: bool = False) -> Array:
@@ -221,13 +235,19 @@ def _fewer(y: Array, program: ConeProgram) -> Array:
 
 
 def _nearest_multipliers(y: Array, program: ConeProgram, by_solver: bool = False) -> Array:
-    """The nearest y (1, m) in K* with A'y = 0."""
-    n, m = program.n, program.m
+    """The nearest y (batch, m) in K* with A'y = 0."""
+    n, m, none = program.n, program.m, np.zeros_like(program.q)
     P = SymmetricBatch(np.zeros(n + 1, dtype=np.int32), np.zeros(0, dtype=np.int32), np.zeros(0), (n, n))
     slack = Relaxation(np.arange(m), 1.0)
-    nearest = slack.apply(ConeProgram(P, np.zeros((1, n)), program.A, -y, program.cones))
-    found = _projection(nearest, slack.inward(np.zeros((1, n)), y, np.zeros_like(y)), by_solver)
+    nearest = slack.apply(ConeProgram(P, none, program.A, -y, program.cones))
+    found = _projection(nearest, slack.inward(none, y, np.zeros_like(y)), by_solver)
     return program.cones.project_dual(found[1])
+
+
+def _nearest_rays(d: Array, program: ConeProgram, by_solver: bool) -> Array:
+    """Rays (batch, n) near the given ones, one by one: the rows of P make other programs of them."""
+    each = (np.array([k]) for k in range(program.batch))
+    return np.concatenate([_nearest_ray(d[k], program.take(k), by_solver) for k in each])
 
 
 def _nearest_ray(d: Array, program: ConeProgram, by_solver: bool) -> Array:
