@@ -112,3 +112,13 @@ def test_errors_without_a_proof_have_none() -> None:
     with pytest.raises(SolverError) as caught:
         FFOQPLayer()(*wide(np.eye(2), [np.nan, 1.0]))
     assert caught.value.proof is None
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e9])
+@pytest.mark.parametrize("other", [1e-6, 1e9])
+def test_rows_in_other_units_are_named_too(scale: float, other: float) -> None:
+    G = np.array([[3.0, 7.0], [-3.0, -7.0], [1.0, 0.0]]) * np.array([[scale], [other], [1.0]])
+    with pytest.raises(InfeasibleError) as caught:
+        solve_qp_batch(None, np.zeros(2), G, np.array([-8.0, 2.0, 5.0]) * [scale, other, 1.0])
+    assert {name for name, _ in caught.value.proof.parts} == {"row 0 of G", "row 1 of G"}
+    assert refutes(caught.value.proof.vector[None], caught.value.proof.program).all()

@@ -84,8 +84,9 @@ class Proof:
         if self.program is None or self.names is None:
             return []
         if self.status is Status.UNBOUNDED:
-            return parts(self.names.variables, self.vector)
-        return parts(self.names.constraints, _without_small(_fewer(self.vector, self.program), self.program))
+            return parts(self.names.variables, self.vector, _column_sizes(self.program)[0])
+        few = _without_small(_fewer(self.vector, self.program), self.program)
+        return parts(self.names.constraints, few, self.program.A.row_sizes[0])
 
     def __str__(self) -> str:
         if not self.parts:
@@ -104,7 +105,8 @@ class Proof:
             lambda r_x, r_s: (mine, np.zeros_like(r_s)) if ray else (np.zeros_like(r_x), mine),
             np.zeros((1, n)), np.zeros((1, m)),
         )  # fmt: skip
-        return Proof(self.status, _clean(u if ray else w)[0])
+        found, sizes = (u, _column_sizes(program)) if ray else (w, program.A.row_sizes)
+        return Proof(self.status, _clean(found, sizes)[0])
 
     def named(self, program: ConeProgram, names: Names) -> Proof:
         """The proof of a sample of a program, with the user's names."""
@@ -146,11 +148,11 @@ def _trimmed(v: Array, program: ConeProgram, repair: Repair) -> Array:
 
 
 def _by_newton(v: Array, program: ConeProgram, repair: Repair) -> Array:
-    return _clean(repair(_trimmed(v, program, repair), program, False))
+    return _clean(repair(_trimmed(v, program, repair), program, False), np.ones((1, 1)))
 
 
 def _by_solver(v: Array, program: ConeProgram, repair: Repair) -> Array:
-    return _clean(repair(_trimmed(v, program, repair), program, True))
+    return _clean(repair(_trimmed(v, program, repair), program, True), np.ones((1, 1)))
 
 
 #: what vectors (batch, ·) that are nearly proofs are turned into, the cheapest first
@@ -209,7 +211,8 @@ def _without_small(y: Array, program: ConeProgram) -> Array:
         return y
     with np.errstate(all="ignore"):
         reduced = step.apply(program)
-        found = _clean(step.restore(y, _nearest_multipliers(y[None, step.rows], reduced), y, y)[1])
+        found = _nearest_multipliers(y[None, step.rows], reduced)
+        found = _clean(step.restore(y, found, y, y)[1], program.A.row_sizes)
         return found[0] if refutes(found, program)[0] else y
 
 
@@ -220,17 +223,16 @@ def _fewer(y: Array, program: ConeProgram) -> Array:
     used, equal = np.flatnonzero(scalar & (y != 0.0)), program.cones.equalities
     if len(used) * program.n > SEARCHED:
         return y
-    signs = np.where(equal[used], np.sign(y[used]), 1.0)
+    units = np.where(equal[used], np.sign(y[used]), 1.0) / program.A.row_sizes[0, used]
     rest = np.where(scalar, 0.0, y)  # blocks of curved cones stay as they are
-    columns = [A[:, used] * signs, sp.csc_array((A @ rest)[:, None])]
-    sides = np.append(b[used] * signs, b @ rest)
-    rows = sp.vstack([sp.hstack(columns), sides[None]])
-    weights = np.append(np.sqrt((A[:, used] ** 2).sum(axis=0)), 0.0)
-    found = linprog(weights, A_eq=rows, b_eq=np.append(np.zeros(program.n), sides @ np.append(np.abs(y[used]), 1.0)))
+    sides = np.append(b[used] * units, b @ rest)
+    sides /= np.abs(sides).max()
+    rows = sp.vstack([sp.hstack([A[:, used] * units, sp.csc_array((A @ rest)[:, None])]), sides[None]])
+    found = linprog(np.append(np.ones(len(used)), 0.0), A_eq=rows, b_eq=np.append(np.zeros(program.n), -1.0))
     if found.x is None:
         return y
-    fewer = rest * (found.x[-1] > 0.0)
-    fewer[used] = signs * found.x[:-1]
+    fewer = rest * found.x[-1]
+    fewer[used] = units * found.x[:-1]
     return fewer
 
 
@@ -260,7 +262,7 @@ def _nearest_ray(d: Array, program: ConeProgram, by_solver: bool) -> Array:
     point = d, sides, program.cones.project(-program.A.dot(d))
     for _ in range(PROJECTIONS if program.P.nnz else 1):
         point = _projection(nearest.with_vectors(q=-small * point[0]), point, by_solver)
-        if recedes(_clean(point[0]), program)[0]:
+        if recedes(_clean(point[0], np.ones((1, 1))), program)[0]:
             break
     return point[0]
 
@@ -298,10 +300,16 @@ def _holds(parts: list[tuple[Array, Array]], gain: Array, terms: Array, loosely:
     return np.asarray((error <= EXACT) & (margin > EXACT) & (error <= SHARP * margin))
 
 
-def _clean(v: Array) -> Array:
-    """Rows scaled to a largest component of 1, without what is only rounding."""
-    v = _unit(v)
-    return np.where(np.abs(v) > ROUNDING, v, 0.0)
+def _clean(v: Array, sizes: Array) -> Array:
+    """Rows scaled to a largest component of 1, without what is only rounding, in units of these sizes."""
+    force = np.abs(v) * sizes
+    return _unit(np.where(force > ROUNDING * _largest(force)[:, None], v, 0.0))
+
+
+def _column_sizes(program: ConeProgram) -> Array:
+    """(batch or 1, n) largest entries of the columns of P and A, 1 where there are none."""
+    sizes = np.maximum(program.A.largest_of_columns, program.P.sizes)
+    return np.where(sizes > 0, sizes, 1.0)
 
 
 def _largest(v: Array) -> Array:

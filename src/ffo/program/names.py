@@ -73,15 +73,17 @@ class Names:
         return tuple(found)
 
 
-def parts(named: Sequence[Named], v: Array) -> list[tuple[str, float]]:
+def parts(named: Sequence[Named], v: Array, sizes: Array | None = None) -> list[tuple[str, float]]:
     """Names of the entries in which a vector of a program, y (m,) or x (n,), is not zero, the largest first, with the
-    largest component of each."""
-    found = [(name, value) for each in named for name, value in _parts(each, v)]
-    largest = max((abs(value) for _, value in found), default=0.0)
-    return sorted(((n, v) for n, v in found if abs(v) > SMALL * largest), key=lambda pair: -abs(pair[1]))
+    largest component of each; `sizes`: units in which components are compared."""
+    found = [each for one in named for each in _parts(one, v, np.ones_like(v) if sizes is None else sizes)]
+    largest = max((size for size, *_ in found), default=0.0)
+    return [(name, value) for size, name, value in sorted(found, key=lambda each: -each[0]) if size > SMALL * largest]
 
 
-def _parts(named: Named, v: Array) -> Iterator[tuple[str, float]]:
+def _parts(named: Named, v: Array, sizes: Array) -> Iterator[tuple[float, str, float]]:
     values = np.where(named.places >= 0, v[named.places], 0.0)
+    weighed = np.abs(values) * sizes[named.places]
     for k in np.flatnonzero(values.any(axis=1)).tolist():
-        yield named.entry(k), float(values[k, np.abs(values[k]).argmax()])
+        first = weighed[k].argmax()
+        yield float(weighed[k, first]), named.entry(k), float(values[k, first])
