@@ -29,7 +29,7 @@ def everything(S: kkt.Structure, values: Values, full: bool) -> tuple[KernelPlan
     state = State(S, BATCH)
     x, y, s = np.zeros((BATCH, N)), np.zeros((BATCH, S.m)), np.zeros((BATCH, S.m))
     plan.interior(values, x, y, s, 1e-8, 50)
-    plan.newton(values, x, y, s, state, 10)
+    x, y, s = plan.newton(values, (x, y, s), state, 10)
     r_x = np.random.default_rng(1).normal(size=(BATCH, N))
     derivative = plan.sensitivity(state, np.arange(BATCH), r_x, np.zeros((BATCH, S.m)))
     return plan, [x, y, s, state.evidence, *derivative, *plan.null(values, state, np.zeros(0, int), np.zeros((0, S.m)))]
@@ -50,9 +50,8 @@ def test_samples_that_need_the_full_kernels_get_them() -> None:
     for one, other in zip(found, everything(S, values, full=True)[1], strict=True):
         np.testing.assert_array_equal(one, other)
     state = State(S, BATCH)
-    x, y, s = (v.copy() for v in found[:3])
     plan.full = False
-    plan.newton(values, x, y, s, state, 10)
+    plan.newton(values, (found[0], found[1], found[2]), state, 10)
     r_s = np.zeros((BATCH, S.m))
     r_s[2, 0], r_s[2, 1] = 1.0, -1.0
     plan.full = False

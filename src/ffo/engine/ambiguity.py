@@ -29,9 +29,8 @@ ROUNDING = 1e-10
 def all_data(gradient: DataGradient) -> Array:
     """Felt where all data are parameters."""
     x, y, u, v = gradient.x, gradient.y, gradient.u, gradient.v
-    dq = u if gradient.dq is None else gradient.dq
     products = [_nonzero(a) & _nonzero(b) for a, b in ((u, x), (y, u), (v, x))]
-    return _nonzero(dq) | _nonzero(gradient.db) | np.any(products, axis=0)
+    return _nonzero(gradient.dq) | _nonzero(gradient.db) | np.any(products, axis=0)
 
 
 def all_outputs(u: Array, w: Array) -> Array:

@@ -111,9 +111,9 @@ class LayerCall:
             data = outcome.adjoint(only(solved, c_x), only(solved, c_y), lambda g: self.canonical.map.feels(g, wanted))
             warn_of_doubt(outcome.info)
         else:  # the solutions alone say it all
-            data = DataGradient(outcome.x, outcome.y, *(np.zeros_like(v) for v in (c_x, c_y, c_y)))
+            data = DataGradient(outcome.x, outcome.y, np.zeros_like(c_x), np.zeros_like(c_y))
         if record.score is not None:
-            data = replace(data, dq=self._score_gradient(record, spread))
+            data = replace(data, other_q=self._score_gradient(record, spread))
         values = record.values
         if apart:  # as if every parameter were batched
             values = [np.broadcast_to(v, (self.batch or 1, v.shape[-1])) for v in values]

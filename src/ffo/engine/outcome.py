@@ -16,6 +16,7 @@ from ffo.ghost.oracle import Linearization, NullVectors, Sensitivity
 from ffo.program.affine import DataGradient
 from ffo.program.cone import ConeProgram
 from ffo.program.presolve import Presolve
+from ffo.program.sparse import negated
 
 Array = np.ndarray
 
@@ -65,8 +66,8 @@ class Outcome:
                 of it.
         """
         start = time.perf_counter()
-        found = self._sensitivity(-c_x, -c_y)
-        gradient = DataGradient(only(self.solved, self.x), only(self.solved, self.y), found.u, found.w, -found.w)
+        found = self._sensitivity(negated(c_x), negated(c_y))
+        gradient = DataGradient(only(self.solved, self.x), only(self.solved, self.y), found.u, found.w)
         null = self._null
         if null is not None:
             self._report(found, start, *open_gradients(null, self.program.cones.equalities, gradient, found.sees, felt))

@@ -149,8 +149,7 @@ def newton(
     """Newton steps from points of every sample; `s` is the solver's own slack, `full` how to solve ghost systems."""
     plan = plan_of(program)
     state = State(plan.pattern if full.iterations else plan.structure, program.batch, full)
-    x, y, s = (np.array(v, dtype=float, order="C") for v in (x, y, s))
-    plan.newton(values_of(program), x, y, s, state, steps)
+    x, y, s = plan.newton(values_of(program), (x, y, s), state, steps)
     return Compiled(program, x, y, s, _certificate(state), plan, state)
 
 

@@ -106,7 +106,7 @@ class Linearization(ABC):
         r_x = -c_x if c_s is None else -(c_x - self.program.A.tdot(c_s))
         found = self.sensitivity(r_x, -c_y)
         v = found.w if c_s is None else found.w - c_s
-        return DataGradient(self.x, self.y, found.u, v, -v), found.residual
+        return DataGradient(self.x, self.y, found.u, v), found.residual
 
     def tangent(self, change: ConeProgram) -> Sensitivity:
         """Derivative u = dx, w = dy of the solution along a change of the data (dP, dq, dA, db)."""

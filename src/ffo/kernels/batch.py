@@ -28,6 +28,8 @@ from ffo.kernels.pool import one_blas_thread, run_samples
 from ffo.kernels.system import UNKNOWN, Factors
 
 Array = np.ndarray
+#: x (batch, n), y and s (batch, m)
+Triple = tuple[Array, Array, Array]
 logger = logging.getLogger("ffo")
 
 #: tasks of `_ghost_chunk`, and arrays that a task does not need
@@ -84,14 +86,12 @@ def _room(S: Structure, batch: int, factorized: bool) -> tuple[tuple[Array, ...]
     except IndexError:
         last = None
     if last is S and before == factorized and len(factors[0]) == batch:
-        for v in face:
-            v.fill(0)
         return face, factors
     size = len(S.sign)
     entries, below = len(part(S.slim, KI)), room(S.head, size, part(S.wide, LP))
     face = (
-        np.zeros((batch, S.m + S.aux), np.uint8), np.zeros((batch, S.m)), np.zeros((batch, S.m)),
-        np.zeros((batch, S.rotation)), np.zeros((batch, S.blocks), np.int64), np.zeros((batch, S.blocks)),
+        np.empty((batch, S.m + S.aux), np.uint8), np.empty((batch, S.m)), np.empty((batch, S.m)),
+        np.empty((batch, S.rotation)), np.empty((batch, S.blocks), np.int64), np.empty((batch, S.blocks)),
     )  # fmt: skip
     widths = (entries, size, below, size if factorized else 0, size)
     return face, tuple([np.empty((batch, width)) for width in widths])
@@ -150,25 +150,32 @@ class KernelPlan:
             iterations[group * LANES : (group + 1) * LANES] = LEFT_OUT
         return iterations
 
-    def newton(self, values: Values, x: Array, y: Array, s: Array, state: State, steps: int) -> None:
-        """Polish all samples in place; the evidence of those that memory or time did not suffice for is NaN."""
-        arrays = (*values.arrays, x, y, s, _NOTHING, _NOTHING)
-        taken, seconds = np.empty(len(x)), 3.0 * self._seconds(state) if steps else 0.0
-        allowed = allowed_steps(steps, seconds)
+    def newton(self, values: Values, start: Triple, state: State, steps: int) -> Triple:
+        """Polish all samples: x, y, s from points to start at; the evidence of those that memory or time did not
+        suffice for is NaN."""
+        given = [_ready(v) for v in start]
+        # kernels copy the points: the memory of new arrays is then claimed by all threads, not by one
+        moved = [np.empty(v.shape) for v in start]
+        taken, seconds = np.empty(len(state.samples)), 3.0 * self._seconds(state) if steps else 0.0
+        arrays, allowed = (*values.arrays, *moved, *given), allowed_steps(steps, seconds)
         left = self._ghost(_NEWTON, state, state.samples, state.samples, arrays, taken, allowed, seconds)
-        state.evidence[left] = np.nan
+        if left:
+            state.evidence[left] = np.nan
+            for new, old in zip(moved, start, strict=True):
+                new[left] = old[left]
+        x, y, s = moved
+        return x, y, s
 
     def judge(self, values: Values, x: Array, y: Array, s: Array) -> Array:
         """(batch,) natural residuals: each of the point as it is, or of its cleaned pair if that is better."""
         state = State(self._any, len(x))
-        x, y, s = (np.array(v, dtype=float, order="C") for v in (x, y, s))
-        self.newton(values, x, y, s, state, 0)
+        self.newton(values, (x, y, s), state, 0)
         return state.evidence[:, loop.RESIDUAL].copy()
 
     def sensitivity(self, state: State, samples: Array, r_x: Array, r_s: Array) -> tuple[Array, Array, Array]:
         """(u, w, doubt) of the ghost systems of some samples; right-hand sides (samples, n), (samples, m)."""
         u, w, doubt = np.empty(r_x.shape), np.empty(r_s.shape), np.empty(len(r_x))
-        arrays = (*(_NOTHING,) * 4, u, w, _NOTHING, _ready(r_x), _ready(r_s))
+        arrays = (*(_NOTHING,) * 4, u, w, _NOTHING, _ready(r_x), _ready(r_s), _NOTHING)
         self._ghost(_SENSITIVITY, state, np.arange(len(r_x)), samples, arrays, doubt, _NONE, 0.5 * self._seconds(state))
         return u, w, doubt
 
@@ -195,7 +202,7 @@ class KernelPlan:
         S, none, asked = state.structure, np.empty((len(near), 0)), state.evidence[:, loop.SINGULAR].nonzero()[0]
         u, w, found = np.empty((len(asked), S.n)), np.empty((len(asked), S.m)), np.empty(len(asked))
         if len(asked):
-            arrays, rows = (*(_NOTHING,) * 4, u, w, _NOTHING, _NOTHING, _NOTHING), np.arange(len(asked))
+            arrays, rows = (*(_NOTHING,) * 4, u, w, *(_NOTHING,) * 4), np.arange(len(asked))
             self._ghost(_NULL, state, rows, asked, arrays, found, _NONE, self._seconds(state))
         there = found > 0.0
         samples, u, w = asked[there], u[there], w[there]
@@ -213,7 +220,7 @@ class KernelPlan:
         where it is negative; without right-hand sides (samples, 0) null vectors there, and whether there are any."""
         S = state.structure
         u, w, answer = np.empty((len(samples), S.n)), np.empty((len(samples), S.m)), np.empty(len(samples))
-        arrays = (*values.arrays, u, w, _ready(more), _ready(r_x), _ready(r_s))
+        arrays = (*values.arrays, u, w, _ready(more), _ready(r_x), _ready(r_s), _NOTHING)
         seconds = 4.0 * self._seconds(state)
         self._ghost(_OTHER, state, np.arange(len(samples)), samples, arrays, answer, _NONE, seconds)
         return u, w, answer
@@ -227,7 +234,7 @@ class KernelPlan:
     def distances(self, values: Values, x: Array, y: Array, s: Array, state: State, samples: Array) -> Array:
         """(samples, m) relative distance of each row to another face; of each block, where it is curved."""
         out, done = np.empty((len(samples), state.structure.m)), np.empty(len(samples))
-        arrays = (*values.arrays, x, y, s, _NOTHING, out)
+        arrays = (*values.arrays, x, y, s, _NOTHING, out, _NOTHING)
         self._ghost(_DISTANCES, state, np.arange(len(samples)), samples, arrays, done, _NONE, 0.0)
         return out
 
@@ -319,15 +326,15 @@ def _interior_groups(
 @kernel
 def _ghost_chunk(
     start: int, stop: int, S: Structure, task: int, Pv: Array, q: Array, Av: Array, b: Array,
-    x: Array, y: Array, s: Array, r_x: Array, r_s: Array,
+    x: Array, y: Array, s: Array, r_x: Array, r_s: Array, r_t: Array,
     on: Array, delta: Array, u: Array, R: Array, case: Array, margin: Array,
     Kx: Array, scale: Array, Lx: Array, Dinv: Array, unit: Array,
     evidence: Array, samples: Array, answer: Array, allowed: Array, rows: Array, full: Full | None,
 ) -> None:  # fmt: skip
     """All that is done with ghost systems, in one: they share most of their code, which is compiled once so.
 
-    Newton's method moves x, y, s. Sensitivities with the right-hand sides r_x, r_s are written to x and y, and so are
-    null vectors, also on other faces, with the rows that s names; distances of x, y, s to r_s.
+    Newton's method goes from r_x, r_s, r_t to x, y, s. Sensitivities with the right-hand sides r_x, r_s are written to
+    x and y, and so are null vectors, also on other faces, with the rows that s names; distances of x, y, s to r_s.
     """
     S = refer(S)
     for j in range(start, stop):
@@ -337,18 +344,20 @@ def _ghost_chunk(
         F = refer(Factors(Kx[k], scale[k], Lx[k], Dinv[k], unit[k]))
         if task == _NEWTON:
             D = refer(Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k)))
+            x[k], y[k], s[k] = _row(r_x, k), _row(r_s, k), _row(r_t, k)
+            on[k], delta[k], u[k], R[k], case[k], margin[k] = 0, 0.0, 0.0, 0.0, 0, 0.0
             loop.newton(S, D, x[k], y[k], s[k], face, F, evidence[k], allowed, full)
             evidence[k, loop.SINGULAR] = np.nan
             answer[i] = evidence[k, loop.STEPS]
         elif task == _SENSITIVITY:
-            answer[i] = loop.sensitivity(S, F, face, r_x[i], r_s[i], x[i], y[i], full)
+            answer[i] = loop.sensitivity(S, F, face, _row(r_x, i), _row(r_s, i), x[i], y[i], full)
             if np.isnan(evidence[k, loop.SINGULAR]):
                 evidence[k, loop.SINGULAR] = 1.0 if is_singular(S, F, face, full) else 0.0
         elif task == _NULL:
             answer[i] = null(S, F, face, x[i], y[i], full)
         elif task == _OTHER:
             D = refer(Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k)))
-            answer[i] = on_other_face(S, D, F, face, s[i], r_x[i], r_s[i], x[i], y[i], full)
+            answer[i] = on_other_face(S, D, F, face, s[i], _row(r_x, i), _row(r_s, i), x[i], y[i], full)
         else:
             D = refer(Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k)))
             distances(S, D, x[k], y[k], s[k], face, r_s[i])

@@ -25,12 +25,14 @@ from ffo.errors import InputError
 from ffo.program.cone import ConeProgram
 from ffo.program.entering import EntryMap
 from ffo.program.pattern import Pattern
-from ffo.program.sparse import SparseBatch, SymmetricBatch, equal_rows
+from ffo.program.sparse import SparseBatch, SymmetricBatch, equal_rows, repeated
 
 Array = np.ndarray
 Block = Literal["P", "q", "A", "b"]
 Made = TypeVar("Made")
 BLOCKS: tuple[Block, ...] = ("P", "q", "A", "b")
+#: entries of a parameter up to which its zeros are not looked at
+SMALL = 64
 #: terms of a gradient cancel to this share of their magnitudes; gradients, relative to the largest, that are rounding
 CANCELLED, ROUNDING = 1e-6, 1e-10
 
@@ -59,21 +61,54 @@ class Entry:
 class DataGradient:
     """Gradient of a loss in the data of every sample, in factored form (see `ghost.oracle`).
 
-    dL/dq = u (or dq, where that is known otherwise), dL/db = db, dL/dP = sym(u x'), dL/dA = y u' + v x';
-    all (batch, ·).
+    dL/dq = u, dL/db = -v (or other_q and other_b, where these are known otherwise), dL/dP = sym(u x'),
+    dL/dA = y u' + v x'; all (batch, ·).
     """
 
     x: Array
     y: Array
     u: Array
     v: Array
-    db: Array
-    dq: Array | None = None
+    other_b: Array | None = None
+    other_q: Array | None = None
+
+    @property
+    def dq(self) -> Array:
+        return self.u if self.other_q is None else self.other_q
+
+    @property
+    def db(self) -> Array:
+        return -self.v if self.other_b is None else self.other_b
 
     @property
     def magnitudes(self) -> DataGradient:
         x, y, u, v, db = (np.abs(a) for a in (self.x, self.y, self.u, self.v, self.db))
-        return DataGradient(x, y, u, v, db, None if self.dq is None else np.abs(self.dq))
+        return DataGradient(x, y, u, v, db, None if self.other_q is None else np.abs(self.other_q))
+
+
+class _Known:
+    """A parameter that was given once: its nonzeros, where they are few, or all of it."""
+
+    def __init__(self, theta: Array) -> None:
+        self.few: Array | None = None
+        self.values = theta
+        if len(theta) > SMALL:
+            nonzero = np.flatnonzero(theta != 0)  # ten times faster than flatnonzero(theta)
+            if 8 * len(nonzero) <= len(theta):
+                self.few, self.values = nonzero, theta[nonzero]
+        if self.values is theta:
+            self.values = theta.copy()
+
+    def comes_again(self, theta: Array) -> bool:
+        if self.few is None:
+            return np.array_equal(theta, self.values)
+        if theta.ndim > 1 or np.count_nonzero(theta != 0) != len(self.few):
+            return False
+        return np.array_equal(theta[self.few], self.values)
+
+
+#: makes a block of its parameters, which are known if the samples share them
+Maker = Callable[[Block, list[Array], list[_Known] | None], Made]
 
 
 class AffineMap:
@@ -101,7 +136,7 @@ class AffineMap:
         self.constants = constants
         self.P, self.A = P, A
         self.cones = cones
-        self._last: dict[Block, tuple[list[Array], Any]] = {}
+        self._last: dict[Block, tuple[list[_Known], Any]] = {}
 
     def apply(self, values: Sequence[Array]) -> ConeProgram:
         """Data for parameter values of shape (size,) (shared) or (batch, size).
@@ -118,50 +153,41 @@ class AffineMap:
         return ConeProgram(P, q, A, b, self.cones)
 
     def _once(
-        self, make: Callable[[Block, list[Array]], Made], name: Block, values: Sequence[Array], logs: dict[int, Array]
+        self,
+        make: Callable[[Block, list[Array], list[_Known] | None], Made],
+        name: Block,
+        values: Sequence[Array],
+        logs: dict[int, Array],
     ) -> Made:
         """A block from the parameters that enter it; the one returned last where the same come again."""
         thetas = [logs[e.parameter] if e.log else values[e.parameter] for e in self._entering[name]]
         last = self._last.get(name)
-        if last is not None and all(map(np.array_equal, last[0], thetas)):
+        if last is not None and all(map(_Known.comes_again, last[0], thetas)):
             return last[1]  # type: ignore[no-any-return]
-        made = make(name, thetas)
-        if all(theta.ndim == 1 for theta in thetas):
-            self._last[name] = [theta.copy() for theta in thetas], made
+        known = [_Known(theta) for theta in thetas] if all(theta.ndim == 1 for theta in thetas) else None
+        made = make(name, thetas, known)
+        if known is not None:
+            self._last[name] = known, made
         return made
 
-    def _matrix(self, name: Block, thetas: list[Array]) -> SparseBatch:
-        shared = all(theta.ndim == 1 for theta in thetas)
-        made = self._few(name, thetas) if shared else None
-        # a sum, and so an array of its own, where samples share it
-        return made or self._on(name, self._pattern(name), self._block(name, thetas), own=shared)
-
-    def _few(self, name: Block, thetas: Sequence[Array]) -> SparseBatch | None:
-        """A matrix block on the pattern of its nonzeros; None unless all of its parameters have many zeros.
-
-        A parameter declared dense (n x n) is often filled with sparse values (an identity).
-        """
-        where, what = [self._constant_places[name]], [self.constants[name][self._constant_places[name]]]
-        for entry, theta in zip(self._entering[name], thetas, strict=True):
-            nonzero = np.flatnonzero(theta != 0)  # ten times faster than flatnonzero(theta)
-            if len(nonzero) * 8 > len(theta):
-                return None
-            rows, weights = _few_columns(entry.maps[name], nonzero, theta[nonzero])
-            where.append(rows)
-            what.append(weights)
-        places, at = np.unique(np.concatenate(where), return_inverse=True)
-        total = np.bincount(at, weights=np.concatenate(what), minlength=len(places)).astype(float)
-        pattern = self._pattern(name)
+    def _matrix(self, name: Block, thetas: list[Array], known: list[_Known] | None) -> SparseBatch:
+        """On the pattern of its nonzeros where all its parameters have many zeros: one declared dense (n x n) is often
+        filled with sparse values (an identity)."""
+        kind, pattern = (SymmetricBatch, self.P) if name == "P" else (SparseBatch, self.A)
+        if known is None:
+            return kind.on(pattern, self._block(name, thetas))
+        if not all(one.few is not None for one in known):  # a sum, and so an array of its own
+            return kind.on(pattern, self._block(name, thetas), own=True)
+        constant = self._constant_places[name]
+        pairs = zip(self._entering[name], known, strict=True)
+        columns = [_few_columns(entry.maps[name], one.few, one.values) for entry, one in pairs if one.few is not None]
+        where = np.concatenate([constant, *(c[0] for c in columns)])
+        what = np.concatenate([self.constants[name][constant], *(c[1] for c in columns)])
+        places, at = np.unique(where, return_inverse=True)
+        total = np.bincount(at, weights=what, minlength=len(places)).astype(float)
         held = np.zeros(pattern.nnz, dtype=bool)
         held[places] = True
-        return self._on(name, pattern.part(held), total, own=True)
-
-    def _pattern(self, name: Block) -> Pattern:
-        return self.P if name == "P" else self.A
-
-    @staticmethod
-    def _on(name: Block, pattern: Pattern, values: Array, own: bool = False) -> SparseBatch:
-        return (SymmetricBatch if name == "P" else SparseBatch).on(pattern, values, own=own)
+        return kind.on(pattern.part(held), total, own=True)
 
     @cached_property
     def _entering(self) -> dict[Block, list[Entry]]:
@@ -197,7 +223,7 @@ class AffineMap:
             logs[i] = np.log(values[i])
         return logs
 
-    def _block(self, name: Block, thetas: list[Array]) -> Array:
+    def _block(self, name: Block, thetas: list[Array], _known: list[_Known] | None = None) -> Array:
         shared = self.constants[name]
         batched, fresh = None, False
         for entry, theta in zip(self._entering[name], thetas, strict=True):
@@ -258,8 +284,7 @@ class AffineMap:
             return into.back_sampled([(g.y, g.u), (g.v, g.x)], self.A, False, summed)
         if name == "P":  # only the upper triangle is stored: an off-diagonal entry stands for two
             return into.back_sampled([(g.u, g.x), (g.x, g.u)], self.P, True, summed)
-        u = g.u if g.dq is None else g.dq
-        vector = u if name == "q" else g.db
+        vector = g.dq if name == "q" else g.db
         return into.back(vector.sum(axis=0) if summed else vector)
 
     def tangent(self, tangents: Sequence[Array | None], values: Sequence[Array], batch: int) -> ConeProgram:
@@ -287,9 +312,7 @@ class AffineMap:
 
 def _rows(v: Array, batch: int) -> Array:
     """(batch, length) of a block that may be shared by the samples."""
-    if v.ndim == 2:
-        return v
-    return v[None] if batch == 1 else np.broadcast_to(v, (batch, len(v)))
+    return v if v.ndim == 2 else repeated(v, batch)
 
 
 def _few_columns(M: sp.csc_array, columns: Array, weights: Array) -> tuple[Array, Array]:

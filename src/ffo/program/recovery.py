@@ -10,6 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from ffo.program.entering import EntryMap
+from ffo.program.sparse import repeated
 
 Array = np.ndarray
 #: share of a change of the solution that is rounding
@@ -85,8 +86,8 @@ class Recovery:
             found[out.dual] = found[out.dual] + part if out.dual in found else part
         c_x, c_y = (found.get(dual) for dual in (False, True))
         return (
-            np.zeros((batch, self.n)) if c_x is None else c_x,
-            np.zeros((batch, self.m)) if c_y is None else c_y,
+            repeated(np.zeros(self.n), batch) if c_x is None else c_x,
+            repeated(np.zeros(self.m), batch) if c_y is None else c_y,
         )
 
     def shows(self, dx: Array, dy: Array) -> Array:

@@ -266,6 +266,17 @@ def distinct(v: Array) -> Array:
     return v[:1] if v.strides[0] == 0 and v.size else v  # arrays of nothing have no strides
 
 
+def repeated(row: Array, batch: int) -> Array:
+    """(·) -> (batch, ·), stored once."""
+    return row[None] if batch == 1 else np.broadcast_to(row, (batch, len(row)))
+
+
+def negated(v: Array) -> Array:
+    """-v; stored once, if v (batch, ·) is."""
+    once = distinct(v)
+    return -v if once is v or len(v) == 1 else np.broadcast_to(-once, v.shape)
+
+
 def equal_rows(v: Array) -> Array:
     """(batch, ·) -> (·) if all rows are equal, else v."""
     if len(v) == 1 or distinct(v) is not v:
