@@ -39,8 +39,8 @@ ALLOWED = CORE | {
 }
 
 SOLVER_PACKAGES = set("clarabel scs osqp piqp proxsuite qoco highspy moreau gurobipy daqp qpsolvers quadprog".split())
-LONGEST_FUNCTION = 70
-LONGEST_FILE = 450
+LONGEST_FUNCTION = 60
+LONGEST_FILE = 400
 
 
 def part_of(path: Path) -> str:
@@ -83,13 +83,20 @@ def test_frameworks_stay_in_their_front_end(path: Path) -> None:
     assert frameworks <= {part, *({"torch"} if part in ("functions", "bilevel", "lab") else ())}
 
 
+def _lines(node: ast.stmt) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_files_and_functions_are_short_and_silent(path: Path) -> None:
     text = path.read_text()
     assert text.count("\n") <= LONGEST_FILE
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            length = _lines(node)
+            first = node.body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):  # the docstring is no code
+                length -= _lines(first)
             assert length <= LONGEST_FUNCTION, f"{node.name} has {length} lines"
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and part_of(path) != "lab":
             assert node.func.id != "print", f"print at line {node.lineno}"
