@@ -102,6 +102,16 @@ def test_adjoint_is_that_of_the_optimality_conditions(backend: str, name: str, b
     assert gradient_error(found, expected) <= way.tolerance
 
 
+@subjects
+def test_right_hand_sides_may_be_stored_once(backend: str, name: str) -> None:
+    way, known, derivative = subject(backend, name, True)
+    r_x, r_s = np.random.default_rng(0).normal(size=known.program.n), np.zeros(known.program.m)
+    each = [np.broadcast_to(v, (BATCH, len(v))) for v in (r_x, r_s)]
+    once, full = derivative.sensitivity(*each), derivative.sensitivity(*(v.copy() for v in each))
+    assert np.abs(once.u - full.u).max() <= way.noise * np.abs(full.u).max()
+    assert np.abs(once.w - full.w).max() <= way.noise * np.abs(full.w).max()
+
+
 @matrices
 @subjects
 def test_tangent_is_that_of_the_optimality_conditions(backend: str, name: str, batched: bool) -> None:

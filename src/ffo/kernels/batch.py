@@ -74,9 +74,9 @@ class State:
         self.evidence = np.empty((batch, EVIDENCE))
         self.face, self.factors = _room(S, batch, full.iterations == 0)
 
-    def __del__(self) -> None:
-        if 0 < sum([v.nbytes for v in self.factors]) <= SPARE:
-            _spare.append((self.structure, self.full.iterations == 0, self.face, self.factors))
+    def __del__(self, most: int = SPARE, spare: deque[Any] = _spare) -> None:  # globals may be gone at the end
+        if 0 < sum([v.nbytes for v in self.factors]) <= most:
+            spare.append((self.structure, self.full.iterations == 0, self.face, self.factors))
 
 
 def _room(S: Structure, batch: int, factorized: bool) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
@@ -374,6 +374,6 @@ def _face_chunk(
         k = samples[i]
         face = refer(Face(on[k], delta[k], u[k], R[k], case[k], margin[k]))
         if onto:
-            onto_face(S, face, v[i], out[i])
+            onto_face(S, face, _row(v, i), out[i])
         else:
-            from_face(S, face, v[i], out[i])
+            from_face(S, face, _row(v, i), out[i])
