@@ -63,6 +63,26 @@ def _add(block: Array, d: Array, step: Fraction) -> Array:
 
 
 @dataclass(frozen=True)
+class Weights:
+    """Of multipliers in a loss: nu of Az = b, lam of lower <= Gz <= h and mu of lb <= z <= ub, negative below."""
+
+    nu: Array
+    lam: Array
+    mu: Array
+
+    @classmethod
+    def draw(cls, qp: QP, seed: int) -> Weights:
+        rng = np.random.default_rng([seed, 2])
+        sizes = [0 if block is None else len(block) for block in (qp.b, qp.h, qp.p)]
+        return cls(*(rng.integers(-3, 4, size).astype(float) for size in sizes))
+
+    def of(self, rows: Constraints) -> tuple[Array, Array]:
+        """Of the inequalities and the equalities as they stand in `Constraints`."""
+        signed = [sign * (self.lam if name in ("h", "lower") else self.mu)[i] for name, i, sign in rows.names]
+        return rational(np.array(signed)), rational(self.nu)
+
+
+@dataclass(frozen=True)
 class Constraints:
     """Ez = e and Rz <= r, in Fractions; `names`: (block, row, sign) of each inequality."""
 
@@ -234,9 +254,35 @@ def spread(qp: QP, answer: Answer, c: Array) -> Fraction | float:
     return high - low
 
 
-def slope(qp: QP, direction: Mapping[str, Array], c: Array, answer: Answer, step: Fraction = STEP) -> Fraction | None:
-    """The one-sided derivative of c'z; None where the moved program has no solution."""
+def dual_spread(qp: QP, answer: Answer, weights: Weights) -> Fraction | float:
+    """How far a weighted sum of multipliers goes over all of them."""
+    Q, p, rows = quadratic(qp), rational(qp.p), constraints(qp)
+    d, e = weights.of(rows)
+    met = np.array(rows.r == rows.R @ answer.z, dtype=bool).reshape(len(rows.r))
+    k, me = int(met.sum()), len(rows.e)
+    total, none = k + me, np.zeros((0, k + me), dtype=object)
+    if not total:
+        return Fraction(0)
+    positive = np.hstack([-rational(np.eye(k)), rational(np.zeros((k, me)))]) if k else none
+    balance = Constraints(np.vstack([rows.R[met], rows.E]).T, -(Q @ answer.z + p), positive, rational(np.zeros(k)))
+    w = np.concatenate([d[met], e])
+    ends = [minimize(rational(np.zeros((total, total))), sign * w, balance) for sign in (1, -1)]
+    if any(end.status != "solved" for end in ends):
+        return math.inf
+    low, high = (w @ end.z for end in ends)
+    return high - low
+
+
+def slope(
+    qp: QP, direction: Mapping[str, Array], c: Array, answer: Answer, step: Fraction = STEP,
+    weights: Weights | None = None,
+) -> Fraction | None:  # fmt: skip
+    """The one-sided derivative of c'z, and of weighted multipliers; None where the moved program has no solution."""
     there = solve(qp.moved(direction, step))
     if there.status != "solved":
         return None
-    return rational(c) @ (there.z - answer.z) / step
+    change = rational(c) @ (there.z - answer.z)
+    if weights is not None:
+        d, e = weights.of(constraints(qp))
+        change += d @ (there.y - answer.y) + e @ (there.nu - answer.nu)
+    return change / step

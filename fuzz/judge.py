@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
 from functools import cached_property
@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from fuzz import exact
-from fuzz.exact import MATRICES, QP, Answer
+from fuzz.exact import MATRICES, QP, Answer, Weights
 from fuzz.routes import Found
 
 Array = np.ndarray
@@ -20,9 +20,11 @@ Direction = Mapping[str, Array]
 
 #: relative error of a solution or a derivative that needs an excuse, in double and in single precision
 SOLUTION, GRADIENT = {False: 1e-6, True: 1e-4}, {False: 1e-5, True: 1e-3}
-#: changes of the data, in the units of each row, whose effects on solution and derivative excuse errors of that size;
-#: and the one that excuses a warning
-EXCUSE, EXCUSE_GRADIENT, NEAR = 1e-9, 1e-12, 1e-8
+#: a change of the data, in the units of each row, whose effect on the solution excuses errors of that size; and the
+#: one that excuses a warning
+EXCUSE, NEAR = 1e-9, 1e-8
+#: the same for derivatives, in double and in single precision, and for smoothed ones
+EXCUSE_GRADIENT = (1e-12, 1e-7, 1e-9)
 #: changes drawn, and how much of their effect is granted
 DRAWS, GRANTED = 3, 10.0
 #: a difference over a step of 2^-160 from which the solution jumps
@@ -59,11 +61,22 @@ class Verdict:
     note: str = ""
 
 
-class Truth:
-    """The exact truth about one sample: a loss c'z, and one-sided derivatives along `direction` and others."""
+#: what is known of a program whatever the loss
+_OF_THE_PROGRAM = ("answer", "z", "strict", "many", "units")
 
-    def __init__(self, qp: QP, c: Array, seed: int) -> None:
-        self.qp, self.c, self.seed = qp, c, seed
+
+class Truth:
+    """The exact truth about one sample: a loss c'z, with weighted multipliers where there are weights, and one-sided
+    derivatives along `direction` and others."""
+
+    def __init__(self, qp: QP, c: Array, seed: int, weights: Weights | None = None) -> None:
+        self.qp, self.c, self.seed, self.weights = qp, c, seed, weights
+
+    def with_loss(self, c: Array, weights: Weights | None) -> Truth:
+        """The truth about another loss."""
+        other = Truth(self.qp, c, self.seed, weights)
+        other.__dict__.update({name: v for name, v in vars(self).items() if name in _OF_THE_PROGRAM})
+        return other
 
     @cached_property
     def answer(self) -> Answer:
@@ -135,12 +148,33 @@ class Truth:
         change = self.direction(names, 1000 + seed)
         if self.qp.lb is not None and self.qp.ub is not None:  # equal bounds stay equal
             change = {**change, "lb": np.where(self.qp.lb == self.qp.ub, change["ub"], change["lb"])}
-        return Truth(self.qp.moved(change, Fraction(size)), self.c, self.seed)
+        return Truth(self.qp.moved(change, Fraction(size)), self.c, self.seed, self.weights)
 
     def sides(self, direction: Direction) -> tuple[Fraction | None, Fraction | None]:
         """The derivatives of c'z from the right and from the left."""
-        right, left = (exact.slope(self.qp, direction, self.c, self.answer, t) for t in (exact.STEP, -exact.STEP))
+        steps = (exact.STEP, -exact.STEP)
+        right, left = (exact.slope(self.qp, direction, self.c, self.answer, t, self.weights) for t in steps)
         return right, left
+
+    @cached_property
+    def spread(self) -> Fraction | float:
+        """How far the loss goes over all solutions and their multipliers."""
+        return exact.spread(self.qp, self.answer, self.c) + self.dual_spread
+
+    @cached_property
+    def dual_spread(self) -> Fraction | float:
+        return Fraction(0) if self.weights is None else exact.dual_spread(self.qp, self.answer, self.weights)
+
+    @cached_property
+    def size(self) -> float:
+        """How large the terms of the loss are."""
+        found = float(np.abs(self.c).max()) * float(np.abs(self.z).max() or 1.0)
+        if self.weights is not None:
+            rows = exact.constraints(self.qp)
+            largest = np.abs(np.vstack([rows.R, rows.E]).astype(float)).max(axis=1, initial=0.0)
+            weights = np.abs(np.concatenate(self.weights.of(rows)).astype(float))
+            found += float(self.units["p"].max() * np.max(weights / np.where(largest > 0, largest, 1.0), initial=0.0))
+        return found
 
     def moves(self, size: float) -> float:
         """How far the solution moves under small changes of the data."""
@@ -164,13 +198,18 @@ class Truth:
         return far
 
 
-def judge(found: Found, truth: Truth, wanted: Sequence[str], direction: Direction, single: bool) -> Verdict:
-    """The verdict on what a route says of a sample; `wanted`: what it has differentiated."""
+def judge(
+    found: Found, truth: Truth, wanted: Sequence[str], direction: Direction, single: bool, smoothed: bool = False
+) -> Verdict:
+    """The verdict on what a route says of a sample; `wanted`: what it has differentiated; `smoothed`: by a radius
+    1e-10 of the sides."""
     status = truth.answer.status
     if status == "unjudged":
         return Verdict(Outcome.UNJUDGED)
     if found.status != "solved":
-        return _refused(found, truth)
+        verdict = _refused(found, truth)
+        excused = smoothed and verdict.outcome is Outcome.FALSE_REFUSAL
+        return Verdict(Outcome.UNJUDGED, "a draw may have no solution") if excused else verdict
     if status == "infeasible" and _violation(truth.qp, found.z) <= SOLUTION[single]:
         return Verdict(Outcome.UNJUDGED, "feasible within the tolerance")
     if status == "unbounded" and exact.nearly_bounded(truth.qp, NEAR):
@@ -179,9 +218,25 @@ def judge(found: Found, truth: Truth, wanted: Sequence[str], direction: Directio
     if status != "solved":
         return Verdict(off, f"solved, but {status}: violation {_violation(truth.qp, found.z):.1e}")
     verdict = _solution(found, truth, single, off)
+    if verdict.outcome is Outcome.RIGHT and found.duals and (error := _imbalance(truth.qp, found)) > SOLUTION[single]:
+        return Verdict(off, f"multipliers off by {error:.1e}")
     if verdict.outcome is not Outcome.RIGHT or found.good is None:
         return verdict
-    return _gradient(found, truth, wanted, direction, single)
+    judged = _gradient if found.jacobian is None else _jacobian
+    return judged(found, truth, wanted, direction, single, smoothed)
+
+
+def _jacobian(
+    found: Found, truth: Truth, wanted: Sequence[str], direction: Direction, single: bool, smoothed: bool
+) -> Verdict:
+    """Each row by itself: all must be right to be called good, one in doubt is enough for a warning."""
+    assert found.jacobian is not None
+    verdicts = []
+    for i, e in enumerate(np.eye(truth.qp.n)):
+        row = replace(found, gradient={name: J[i] for name, J in found.jacobian.items()}, jacobian=None)
+        verdicts.append(_gradient(row, truth.with_loss(e, None), wanted, direction, single, smoothed))
+    order = (Outcome.WRONG_GRADIENT, Outcome.FLAGGED, Outcome.UNJUDGED, Outcome.FALSE_ALARM, Outcome.RIGHT)
+    return min(verdicts, key=lambda v: order.index(v.outcome))
 
 
 def _refused(found: Found, truth: Truth) -> Verdict:
@@ -207,6 +262,30 @@ def _violation(qp: QP, z: Array) -> float:
     return worst
 
 
+def _imbalance(qp: QP, found: Found) -> float:
+    """How far multipliers are from Qz + p + A'nu + G'lam + mu = 0, row by row in the units of its terms, and from
+    vanishing where their rows are not met."""
+    nu, lam, mu = found.duals
+    if not all(np.isfinite(v).all() for v in found.duals):
+        return math.inf
+    z, eye, none = found.z, np.eye(qp.n), np.zeros((0, qp.n))
+    parts = [(qp.p, eye), (z, qp.Q), (nu, qp.A), (lam, qp.G), (mu, eye)]
+    terms = [(v, none if M is None else M if M is not qp.Q else (M + M.T) / 2) for v, M in parts if M is not None]
+    left, own = sum(M.T @ v for v, M in terms), sum(np.abs(M).T @ np.abs(v) for v, M in terms)
+    worst = float(np.max(np.abs(left) / (own + 1e-6 * own.max() + 1e-300)))
+    for y, M, sides in ((lam, qp.G, (qp.h, qp.lower)), (mu, eye, (qp.ub, qp.lb))):
+        for sign, side in zip((1, -1), sides, strict=True):
+            if side is not None and M is not None and len(side):
+                slack = np.where(np.isinf(side), np.inf, sign * (np.where(np.isinf(side), 0.0, side) - M @ z))
+                size = (
+                    np.abs(M) @ np.abs(z) + np.where(np.isinf(side), 0.0, np.abs(side)) + 1e-6 * np.abs(M).sum(axis=1)
+                )
+                force = np.maximum(sign * y, 0.0)[:, None] * np.abs(M) / (own + 1e-300)
+                both = np.minimum(np.abs(slack) / (size + 1e-300), force.max(axis=1))
+                worst = max(worst, float(both.max()) * 1e-1)  # a slack and a force of that size are none
+    return worst
+
+
 def _solution(found: Found, truth: Truth, single: bool, off: Outcome) -> Verdict:
     if not np.isfinite(found.z).all():
         return Verdict(Outcome.WRONG_SOLUTION, "solved, yet not finite")
@@ -229,33 +308,41 @@ def _is_solution(truth: Truth, z: Array, tolerance: float) -> bool:
     return _violation(qp, z) <= tolerance and abs(gap) <= tolerance * (own + abs(value(best)))
 
 
-def _gradient(found: Found, truth: Truth, wanted: Sequence[str], direction: Direction, single: bool) -> Verdict:
+def _gradient(
+    found: Found, truth: Truth, wanted: Sequence[str], direction: Direction, single: bool, smoothed: bool
+) -> Verdict:
     """A derivative is judged where the loss has one: at the edge of the data that have a solution (two sides that meet,
     an empty row with the side zero) from within, where it may be flagged or not."""
     along = {name: direction[name] for name in wanted if name in direction}
     if not along:
         return Verdict(Outcome.UNJUDGED)
     right, left = truth.sides(along)
+    if right is None and left is None and "b" in along and found.slope is None:  # sides of equalities at odds
+        along = {name: d for name, d in along.items() if name != "b"}
+        right, left = truth.sides(along) if along else (None, None)
     terms = [found.slope] if found.slope is not None else [found.gradient[name] * d for name, d in along.items()]
     value, size = sum(float(t.sum()) for t in terms), sum(float(np.abs(t).sum()) for t in terms)
     if not math.isfinite(size):
         return Verdict(Outcome.WRONG_GRADIENT if found.good else Outcome.FLAGGED, "a gradient that is not finite")
-    if right is None and left is None and "A" not in along:
+    if right is None and left is None and ("A" not in along or "b" in along):
         return Verdict(Outcome.UNJUDGED, "no derivative in inconsistent directions")
-    size += NOTHING * float(np.abs(truth.c).max()) * float(np.abs(truth.z).max() or 1.0)
+    size += NOTHING * truth.size
     edge = (right is None) != (left is None)
     if edge:
         right = left = left if right is None else right
-    reason = _kink(right, left, size, single)
-    if reason and not truth.strict and exact.spread(truth.qp, truth.answer, truth.c) == 0 and truth.many:
+    reason = "multipliers that are not unique" if truth.dual_spread > 0 else _kink(right, left, size, single)
+    if reason and not truth.strict and truth.spread == 0 and truth.many:
         return Verdict(Outcome.UNJUDGED, "not unique, but the loss does not see it")  # as the certificate's text says
+    if reason and smoothed:
+        return Verdict(Outcome.UNJUDGED, "smoothing takes a mean there")
     if reason:
-        return Verdict(Outcome.FLAGGED) if not found.good else Verdict(Outcome.WRONG_GRADIENT, f"{reason}, called good")
+        return Verdict(Outcome.WRONG_GRADIENT if found.good else Outcome.FLAGGED, f"{reason}, called good")
     slope = float(right)  # type: ignore[arg-type]
     error = abs(value - slope)
     close = error <= GRADIENT[single] * (size + abs(slope))
     if found.good:
-        if close or error <= GRANTED * truth.turns(EXCUSE_GRADIENT if not single else 1e-7, along, slope, edge):
+        excuse = EXCUSE_GRADIENT[1 if single else 2 if smoothed else 0]
+        if close or error <= GRANTED * truth.turns(excuse, along, slope, edge):
             return Verdict(Outcome.RIGHT)
         return Verdict(Outcome.WRONG_GRADIENT, f"{value:.6g} called good, exact {slope:.6g}")
     if not close or edge or _doubtful(truth, wanted, along, slope, size, found.slope is not None):
@@ -277,7 +364,7 @@ def _kink(right: Fraction | None, left: Fraction | None, size: float, single: bo
 def _doubtful(truth: Truth, wanted: Sequence[str], along: Direction, slope: float, size: float, forward: bool) -> bool:
     """Whether a warning about a right derivative is in order: what the loss sees is not unique, or there is a kink in
     another direction, or one so near that rounding could cross it."""
-    if exact.spread(truth.qp, truth.answer, truth.c) > 0:
+    if truth.spread > 0:
         return True
     if truth.turns(NEAR, along, slope) > 1e-3 * (size + abs(slope)):
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,9 +15,10 @@ import torch
 from torch.autograd import forward_ad
 
 from ffo import solve_qp_batch
+from ffo.engine import Smoothing
 from ffo.errors import UnsupportedProblemError
 from ffo.torch import FFOFunctionLayer, FFOLayer, FFOQPLayer
-from fuzz.exact import MATRICES, QP
+from fuzz.exact import MATRICES, QP, Weights
 
 Array = np.ndarray
 Random = np.random.Generator
@@ -31,8 +32,9 @@ LAYOUTS = ("plain", "plain", "strided", "expanded")
 
 @dataclass(frozen=True)
 class Route:
-    """derivative: "none", "reverse" or "forward"; layout: of tensors; alone: samples one by one, without a batch
-    dimension; wanted: the blocks that are differentiated."""
+    """derivative: "none", "reverse", "forward" or "jacobian"; layout: of tensors; alone: samples one by one, without a
+    batch dimension; wanted: the blocks that are differentiated; duals: whether the loss is one of multipliers, too or
+    ("only") alone; warm: after a call with programs nearby that are remembered; smoothed: by a radius that vanishes."""
 
     layer: str = "qp"
     solver: str | None = None
@@ -42,6 +44,9 @@ class Route:
     alone: bool = False
     single: bool = False  # float32
     wanted: tuple[str, ...] = ("p",)
+    duals: str = ""
+    warm: bool = False
+    smoothed: bool = False
 
     def __str__(self) -> str:
         chosen = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
@@ -50,7 +55,8 @@ class Route:
 
 @dataclass(frozen=True)
 class Found:
-    """What a route says of a sample: status in lower case, the residual; gradient by block, or the terms of a slope."""
+    """What a route says of a sample: status in lower case, the residual; multipliers (nu, lam, mu); gradient by block,
+    or the terms of a slope, or the Jacobian of z (n, *block) by block."""
 
     status: str
     z: Array
@@ -59,6 +65,8 @@ class Found:
     reasons: Sequence[str] = ()
     gradient: Mapping[str, Array] = field(default_factory=dict)
     slope: Array | None = None
+    duals: Sequence[Array] = ()
+    jacobian: Mapping[str, Array] | None = None
 
 
 class SkipError(Exception):
@@ -80,66 +88,120 @@ def draw_route(rng: Random, wanted: Sequence[str], single: bool, masked: bool) -
     )
 
 
+def vary(route: Route, rng: Random) -> Route:
+    """Sometimes with multipliers, whole Jacobians, remembered solutions, or smoothing."""
+    chance = rng.random(4) < (0.25, 0.15, 0.15, 0.08)
+    if route.layer not in ("qp", "sparse", "cvxpy"):
+        return route
+    if chance[1] and route.derivative == "reverse" and route.layer != "sparse" and not route.single:
+        return replace(route, derivative="jacobian", warm=bool(chance[2]))
+    quadratic = route.layer != "cvxpy"
+    duals = str(rng.choice(["too", "only"])) if chance[0] and quadratic and route.derivative != "none" else ""
+    return replace(route, duals=duals, warm=bool(chance[2]), smoothed=bool(chance[3] and quadratic))
+
+
 def run(
-    route: Route, samples: Sequence[QP], cs: Sequence[Array], directions: Sequence[Mapping[str, Array]]
-) -> list[Found]:
-    """Solve the samples on a route, with the loss c'z of each, and its derivative along a direction in forward mode."""
+    route: Route, samples: Sequence[QP], cs: Sequence[Array], directions: Sequence[Mapping[str, Array]],
+    weights: Sequence[Weights],
+) -> list[Found]:  # fmt: skip
+    """Solve the samples on a route, with the loss c'z of each, and its derivative along a direction in forward mode;
+    weights: of multipliers in the loss."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             if not route.alone:
-                return _run(route, samples, cs, directions)
-            return [_run(route, [qp], [c], [d])[0] for qp, c, d in zip(samples, cs, directions, strict=True)]
+                return _run(route, samples, cs, directions, weights)
+            return [_run(route, *([v] for v in each))[0] for each in zip(samples, cs, directions, weights, strict=True)]
         except UnsupportedProblemError as error:
             raise SkipError(str(error)) from None
 
 
 def _run(
-    route: Route, samples: Sequence[QP], cs: Sequence[Array], directions: Sequence[Mapping[str, Array]]
-) -> list[Found]:
+    route: Route, samples: Sequence[QP], cs: Sequence[Array], directions: Sequence[Mapping[str, Array]],
+    weights: Sequence[Weights],
+) -> list[Found]:  # fmt: skip
     if route.layer == "array":
         return _array(route, samples)
     call, names, owner = _function_call(samples) if route.layer == "function" else _layer_call(route, samples)
     tensors = {name: _tensor(route, [getattr(qp, name) for qp in samples], name) for name in names}
-    wanted = route.wanted
-    c = torch.tensor(np.stack(cs), dtype=torch.float64)
-    gradients: dict[str, Array] = {}
-    slopes = None
+    if route.warm:
+        with torch.no_grad():
+            call({**tensors, "p": 1.01 * tensors["p"]})
+    batch, wanted, gradients = len(samples), route.wanted, {}
+    slopes = jacobian = None
     if route.derivative == "forward":
         with forward_ad.dual_level():
             moving = dict(tensors)
             for name in wanted:
                 d = torch.tensor(np.stack([d[name] for d in directions]), dtype=tensors[name].dtype)
                 moving[name] = forward_ad.make_dual(tensors[name], d.reshape(tensors[name].shape))
-            z, tangent = forward_ad.unpack_dual(call(moving))
-            moved = c.reshape(z.shape) * (0.0 if tangent is None else tangent)
-            slopes = moved.reshape(len(samples), -1).detach().numpy()
+            parts = [forward_ad.unpack_dual(v) for v in call(moving)]
+            out = [part.primal for part in parts]
+            moved = [0.0 * part.primal if part.tangent is None else part.tangent for part in parts]
+            slopes = torch.cat(_terms(route, moved, cs, weights), dim=1).detach().numpy()
+    elif route.derivative == "jacobian":
+        jacobian, out = _jacobian(route, call, tensors, batch)
     else:
         with torch.set_grad_enabled(route.derivative == "reverse"):
             if route.derivative == "reverse":
                 for name in wanted:
                     tensors[name].requires_grad_()
-            z = call(tensors)
+            out = call(tensors)
         if route.derivative == "reverse":
-            loss = (c.reshape(z.shape) * z.nan_to_num(0.0)).sum()
+            loss = sum(t.sum() for t in _terms(route, [v.nan_to_num(0.0) for v in out], cs, weights))
             for name, g in zip(wanted, torch.autograd.grad(loss, [tensors[name] for name in wanted]), strict=True):
                 dense = g.to_dense() if g.layout is not torch.strided else g
-                gradients[name] = dense.reshape(len(samples), *np.shape(getattr(samples[0], name))).double().numpy()
-    info, out = owner.info, z.detach().reshape(len(samples), -1).double().numpy()
+                gradients[name] = dense.reshape(batch, *np.shape(getattr(samples[0], name))).double().numpy()
+    info, values = owner.info, [v.detach().reshape(batch, -1).double().numpy() for v in out]
     known = info.certificate is not None and route.derivative != "none"
-    good = info.certificate.good if known else [None] * len(samples)
+    good = info.certificate.good if known else [None] * batch
+    copies = len(info.status) // batch  # draws of smoothing
     return [
         Found(
-            info.status[k].name.lower(),
-            out[k],
-            float(info.residual[k]),
-            good[k] if good[k] is None else bool(good[k]),
-            info.certificate.reasons(k) if known else (),
+            next(
+                (s for s in info.status[k * copies : (k + 1) * copies] if s.value), info.status[k * copies]
+            ).name.lower(),
+            values[0][k],
+            float(info.residual[k * copies : (k + 1) * copies].max()),
+            None if good[0] is None else bool(np.all(good[k * copies : (k + 1) * copies])),
+            info.certificate.reasons(k * copies) if known else (),
             {name: g[k] for name, g in gradients.items()},
             None if slopes is None else slopes[k],
+            [v[k] for v in values[1:]],
+            None if jacobian is None else {name: J[k] for name, J in jacobian.items()},
         )
-        for k in range(len(samples))
+        for k in range(batch)
     ]
+
+
+def _terms(
+    route: Route, out: Sequence[torch.Tensor], cs: Sequence[Array], weights: Sequence[Weights]
+) -> list[torch.Tensor]:
+    """The terms of the loss, (batch, ·) each: of z, and of multipliers."""
+    factors = [cs if route.duals != "only" else [0.0 * c for c in cs]]
+    if route.duals:
+        factors += [[getattr(w, name) for w in weights] for name in ("nu", "lam", "mu")]
+    stacked = [torch.tensor(np.stack(f), dtype=torch.float64) for f in factors]
+    return [f * v.reshape(f.shape) for f, v in zip(stacked, out, strict=False)]
+
+
+def _jacobian(
+    route: Route, call: Any, tensors: Mapping[str, torch.Tensor], batch: int
+) -> tuple[dict[str, Array], list[torch.Tensor]]:
+    """(batch, n, *block) by block, and z."""
+
+    def solve(*moving: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        z = call({**tensors, **dict(zip(route.wanted, moving, strict=True))})[0]
+        return z.nan_to_num(0.0), z
+
+    moving = [tensors[name] for name in route.wanted]
+    rows, z = torch.func.jacrev(solve, argnums=tuple(range(len(moving))), has_aux=True)(*moving)
+    found = {}
+    for name, J in zip(route.wanted, rows, strict=True):
+        block = tensors[name].shape if route.alone else tensors[name].shape[1:]
+        whole = J.reshape(batch, -1, batch, *block)
+        found[name] = np.stack([whole[k, :, k].detach().numpy() for k in range(batch)])
+    return found, [z]
 
 
 def _tensor(route: Route, values: Sequence[Array], name: str) -> torch.Tensor:
@@ -159,12 +221,20 @@ def _tensor(route: Route, values: Sequence[Array], name: str) -> torch.Tensor:
 def _layer_call(route: Route, samples: Sequence[QP]) -> tuple[Any, tuple[str, ...], Any]:
     names = tuple(samples[0].blocks)
     if route.layer != "cvxpy":
-        qp_layer = FFOQPLayer(solver=route.solver, backward=route.backward, on_fail="nan")
+        qp_layer = FFOQPLayer(
+            duals=bool(route.duals),
+            solver=route.solver,
+            backward=route.backward,
+            on_fail="nan",
+            warm_start=route.warm,
+            smoothing=_smoothing(samples) if route.smoothed else None,
+        )
         keywords = ("lb", "ub", "lower")
 
-        def solve(t: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        def solve(t: Mapping[str, torch.Tensor]) -> Sequence[torch.Tensor]:
             bounds = {name: t.get(name) for name in keywords}
-            return qp_layer(*(t.get(name) for name in ("Q", "p", "G", "h", "A", "b")), **bounds)
+            found = qp_layer(*(t.get(name) for name in ("Q", "p", "G", "h", "A", "b")), **bounds)
+            return found if isinstance(found, tuple) else (found,)
 
         return solve, names, qp_layer
     for qp in samples:
@@ -173,12 +243,23 @@ def _layer_call(route: Route, samples: Sequence[QP]) -> tuple[Any, tuple[str, ..
     shapes = tuple((name, np.shape(getattr(samples[0], name))) for name in names)
     if any(0 in shape for _, shape in shapes):
         raise SkipError("CVXPY has no empty blocks")
-    layer = cvxpy_layer(shapes, route.solver, route.backward)
-    return lambda t: layer(*(t[name] for name in names))[0], names, layer
+    layer = cvxpy_layer(shapes, route.solver, route.backward, route.warm)
+    return lambda t: layer(*(t[name] for name in names)), names, layer
+
+
+def _smoothing(samples: Sequence[QP]) -> Smoothing:
+    """A radius that vanishes beside every side."""
+    sides = [np.abs(getattr(qp, name)) for qp in samples for name in ("h", "lb", "ub", "lower") if name in qp.blocks]
+    sizes = [side[np.isfinite(side) & (side > 0)].min(initial=np.inf) for side in sides]
+    if not sides or not np.isfinite(min(sizes)):
+        raise SkipError("there is nothing to smooth")
+    return Smoothing(1e-10 * float(min(sizes)), draws=2)
 
 
 @lru_cache(maxsize=64)
-def cvxpy_layer(shapes: tuple[tuple[str, tuple[int, ...]], ...], solver: str | None, backward: str) -> FFOLayer:
+def cvxpy_layer(
+    shapes: tuple[tuple[str, tuple[int, ...]], ...], solver: str | None, backward: str, warm: bool = False
+) -> FFOLayer:
     """The general quadratic program in CVXPY, every block a parameter."""
     P = {name: cp.Parameter(shape, PSD=True if name == "Q" else None) for name, shape in shapes}
     z = cp.Variable(P["p"].shape)
@@ -191,7 +272,7 @@ def cvxpy_layer(shapes: tuple[tuple[str, tuple[int, ...]], ...], solver: str | N
         "lower": lambda: P["G"] @ z >= P["lower"],
     }
     problem = cp.Problem(cp.Minimize(cost), [row() for name, row in rows.items() if name in P])
-    return FFOLayer(problem, list(P.values()), [z], solver, backward=backward, on_fail="nan")
+    return FFOLayer(problem, list(P.values()), [z], solver, backward=backward, on_fail="nan", warm_start=warm)
 
 
 def _function_call(samples: Sequence[QP]) -> tuple[Any, tuple[str, ...], Any]:
@@ -226,7 +307,7 @@ def _function_call(samples: Sequence[QP]) -> tuple[Any, tuple[str, ...], Any]:
         dims=[2 if name in MATRICES else 1 for name in names],
         on_fail="nan",
     )
-    return lambda t: layer(*(t[name] for name in names)), names, layer
+    return lambda t: (layer(*(t[name] for name in names)),), names, layer
 
 
 def _convex(samples: Sequence[QP]) -> bool:

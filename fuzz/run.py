@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fuzz.exact import QP
+from fuzz.exact import QP, Weights
 from fuzz.judge import Direction, Outcome, Truth, Verdict, judge
 from fuzz.programs import KINDS, draw_batch
-from fuzz.routes import Route, SkipError, draw_route, run
+from fuzz.routes import Route, SkipError, draw_route, run, vary
 
 Array = np.ndarray
 NAMES = (*KINDS, "mixed")
@@ -33,15 +33,20 @@ class Case:
     def verdicts(self, route: Route, truths: Sequence[Truth] | None = None) -> list[Verdict]:
         """A verdict on each sample; none where the route does not take such programs."""
         truths = truths or self.truths()
+        weights = [Weights.draw(qp, self.seed) for qp in self.samples]
+        if route.duals:
+            cs = [0.0 * t.c if route.duals == "only" else t.c for t in truths]
+            truths = [t.with_loss(c, w) for t, c, w in zip(truths, cs, weights, strict=True)]
         directions: list[Direction] = [t.direction(self.samples[0].blocks, 1, self.masked) for t in truths]
         try:
-            found = run(route, self.samples, self.cs, directions)
+            found = run(route, self.samples, self.cs, directions, weights)
         except SkipError:
             return []
         except Exception as error:  # anything else is a finding
             return [Verdict(Outcome.ERROR, f"{type(error).__name__}: {error}")] * len(self.samples)
         return [
-            judge(f, t, route.wanted, d, route.single) for f, t, d in zip(found, truths, directions, strict=True)
+            judge(f, t, route.wanted, d, route.single, route.smoothed)
+            for f, t, d in zip(found, truths, directions, strict=True)
         ]  # fmt: skip
 
 
@@ -56,7 +61,9 @@ def draw_case(seed: int, index: int, kind: str) -> tuple[Case, list[Route]]:
     wanted = [name for name, v in samples[0].blocks.items() if v.size]
     if "Q" in wanted and not all(t.strict or t.answer.status != "solved" for t in case.truths()):
         wanted.remove("Q")  # a singular one must not be moved: it would lose its sign
-    return case, [draw_route(rng, wanted, single and rng.random() < 0.3, case.masked) for _ in range(ROUTES)]
+    routes = [draw_route(rng, wanted, single and rng.random() < 0.3, case.masked) for _ in range(ROUTES)]
+    other = np.random.default_rng([seed, index, 1, *map(ord, kind)])
+    return case, [vary(route, other) for route in routes]
 
 
 def play(seed: int, index: int, kind: str) -> Iterator[tuple[Case, Route, list[Verdict]]]:

@@ -10,7 +10,7 @@ from fuzz import families
 from fuzz.exact import QP
 from fuzz.judge import Outcome
 from fuzz.routes import Route
-from fuzz.run import Case
+from fuzz.run import Case, play
 from numpy import array, inf
 
 
@@ -133,11 +133,50 @@ FOUND = {
         ),
         (Route(), Route(solver="INTERIOR", backward="iterative"), Route(solver="PROXQP")),
     ),
+    # bounds hid that two variables have units 1e10 apart, and the smaller costs counted as rounding
+    "scaled columns with bounds": Found(
+        QP(
+            p=array([2e5, 2e-6]),
+            Q=np.diag([6e9, 0.0]),
+            G=array([[-2e4, -5e-7]]),
+            h=array([4.0]),
+            ub=array([-3e-5, 1e6]),
+        ),
+        (Route(), Route(derivative="none"), Route("array", derivative="none"), Route("cvxpy"), Route(solver="PIQP")),
+    ),
+    "scaled columns, bounds alone": Found(
+        QP(
+            p=array([2e5, 2e-6, -3e-7]),
+            Q=np.diag([6e9, 0.0, 0.0]),
+            lb=array([-1e-5, -1e6, -1e6]),
+            ub=array([1.0, 1e6, 2e6]),
+        ),
+        (Route(), Route("array", derivative="none"), Route("cvxpy"), Route(solver="CLARABEL")),
+    ),
     # the tolerance of the solver stood in a derivative that is zero
     "a bound, differentiated by solves": Found(
         QP(p=array([-7.625]), Q=array([[4.25]]), ub=array([1.5])), (Route(solver="QOCO", backward="resolve"),)
     ),
 }
+
+
+#: batches, by kind, seed and number
+REPLAYED = {
+    # x and the multipliers of both sides of a row diverged together, and their terms excused the rest
+    ("distant rows", 42, 229),
+    ("distant rows, linear", 51, 102),
+    # rows met without a force, which held a solution that is not unique
+    ("vertex", 51, 5),
+    # a loss of multipliers where costs choose among solutions
+    ("distant rows, linear", 51, 132),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("kind", "seed", "number"), sorted(REPLAYED))
+def test_replayed(kind: str, seed: int, number: int) -> None:
+    for _, route, verdicts in play(seed, number, kind):
+        assert not [f"{route}: {v}" for v in verdicts if v.outcome.wrong]
 
 
 #: batches of families, by seed and number, whose gradients were right and called in doubt

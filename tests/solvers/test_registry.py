@@ -128,9 +128,9 @@ def test_large_qps_that_fill_in_go_to_clarabel() -> None:
 def test_others_are_asked_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     qp, lp, sdp = (known_program(kind).program for kind in ("qp", "lp", "sdp"))
     assert further(qp, "DENSE") == ("INTERIOR", "CLARABEL", "PIQP")
-    assert further(qp, "INTERIOR") == ("CLARABEL", "PIQP")
-    assert further(qp, "CLARABEL") == ("PIQP",)
-    assert further(lp, "INTERIOR") == ("CLARABEL", "HIGHS")
+    assert further(qp, "INTERIOR") == ("CLARABEL", "PIQP", "DENSE")
+    assert further(qp, "CLARABEL") == ("PIQP", "DENSE")
+    assert further(lp, "INTERIOR") == ("CLARABEL", "HIGHS", "DENSE")
     assert further(sdp, "INTERIOR") == ("CLARABEL",)
     assert further(sdp, "CLARABEL") == ()
     monkeypatch.setattr(importlib.util, "find_spec", lambda *a: None)

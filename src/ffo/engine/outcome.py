@@ -20,6 +20,10 @@ from ffo.program.sparse import negated
 
 Array = np.ndarray
 
+#: what a loss of multipliers `sees` (`Sensitivity`) in any case: costs that move along a null vector of variables
+#: choose among solutions, and rows that were not active come to carry a force
+MULTIPLIERS_SEE = np.array([False, False, True, False])
+
 
 @dataclass(frozen=True)
 class SolvedPart:
@@ -70,7 +74,8 @@ class Outcome:
         gradient = DataGradient(only(self.solved, self.x), only(self.solved, self.y), found.u, found.w)
         null = self._null
         if null is not None:
-            self._report(found, start, *open_gradients(null, self.program.cones.equalities, gradient, found.sees, felt))
+            sees = found.sees | (MULTIPLIERS_SEE & c_y.any(axis=1, keepdims=True))
+            self._report(found, start, *open_gradients(null, self.program.cones.equalities, gradient, sees, felt))
         else:
             self._report(found, start)
         return gradient

@@ -76,8 +76,11 @@ class Compiled(Linearization):
 
     @cached_property
     def null(self) -> NullVectors:
-        near = self.certificate.weakly_active.nonzero()[0]
-        weak = self.weak_rows[near].astype(float) if len(near) else self.y[:0]
+        near, weak = self.certificate.weakly_active.nonzero()[0], self.y[:0]
+        if len(near):  # rows depend on each other on the largest face, and solutions are many on the smallest
+            rows = self.weak_rows[near]
+            held = (rows & (self.state.face[0][near, : self.program.m] > 0)).any(axis=1)
+            near, weak = np.concatenate([near, near[held]]), np.concatenate([1.0 * rows, -1.0 * rows[held]])
         return NullVectors(*self.plan.null(values_of(self.program), self.state, near, weak))
 
     @cached_property

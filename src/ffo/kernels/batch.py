@@ -196,8 +196,8 @@ class KernelPlan:
         """Null vectors, drawn at random, of singular ghost systems: samples, u and w of these.
 
         All that `sensitivity` has not found to be regular are asked: a null vector with a small share in the row that
-        is eliminated last leaves no small pivot. Of samples `near` also on the face with all rows that `weak` (near, m)
-        names: a sample may come twice.
+        is eliminated last leaves no small pivot. Of samples `near` also on the face with or without
+        the rows that `weak` (near, m) names, as in `on_other_face`: a sample may come more than once.
         """
         S, none, asked = state.structure, np.empty((len(near), 0)), state.evidence[:, loop.SINGULAR].nonzero()[0]
         u, w, found = np.empty((len(asked), S.n)), np.empty((len(asked), S.m)), np.empty(len(asked))

@@ -43,7 +43,7 @@ from ffo.kernels.kkt import (
     onto_face,
     part,
 )
-from ffo.kernels.point import MARGIN_RATIO, WEAK, Data, Sizes, distance, judge, sizes
+from ffo.kernels.point import FAR, MARGIN_RATIO, WEAK, Data, Sizes, distance, judge, sizes
 from ffo.kernels.system import UNKNOWN, Factors
 from ffo.kernels.vectors import fill
 
@@ -225,15 +225,34 @@ def newton(
     there are no factors.
     `full` None leaves out curved cones and singular systems; a point that needs them stays as it was, after UNKNOWN
     steps.
+
+    Multipliers of rows that depend on each other may diverge together: then they excuse errors of the objective's
+    gradient, and steps of least norm leave them as they are. Smaller ones are tried too, and kept if they settle.
     """
-    steps = allowed[0]
+    steps, start = allowed[0], 0.0
     if steps < 0:
         fill(evidence, np.nan)
         return
-    z = sizes(S, D, x, y, s)
-    _weights(S, z.row, z.tau, F.unit)
     here = Iterate(x, np.empty(S.m), y, s, np.empty(S.n), np.empty(S.m))
-    _polish(S, D, z, copied(S, x, y, s), here, face, F, evidence, steps, allowed, full)
+    first = given = copied(S, x, y, s)
+    for turn in range(3):
+        z = sizes(S, D, x, y, s)
+        _weights(S, z.row, z.tau, F.unit)
+        excess = z.dual / (FAR * z.implied_dual)
+        _polish(S, D, z, given, here, face, F, evidence, steps, allowed, full)
+        if turn == 0:
+            if not (excess > 1.0 and steps > 0 and evidence[STEPS] != UNKNOWN):
+                return
+            start = evidence[START_RESIDUAL]
+            for i in range(S.m):
+                y[i] /= excess
+            given = copied(S, x, y, s)
+        elif turn == 1 and evidence[IS_SETTLED] == 0.0:
+            copy_point(first, here)
+            given = first
+        else:
+            break
+    evidence[START_RESIDUAL] = start
 
 
 @inner_kernel

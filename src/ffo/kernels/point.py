@@ -274,7 +274,8 @@ def judge(S: Structure, D: Data, z: Sizes, x: Array, y: Array, s: Array, r_x: Ar
     """THE natural residual of a complementary pair s, y and x: every row in its own units. Writes r_x and r_s.
 
     A row's units are the magnitudes of its own terms, so that no large side elsewhere excuses it; rows of a curved
-    block share theirs. NaN counts as infinite.
+    block share theirs. Where x and y diverge together these terms would excuse anything, but not the work x'r_x + y'r_s
+    next to that of costs and sides. NaN counts as infinite.
     """
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     a_x, a_s = residuals(S, D, x, y, s, r_x, r_s)
@@ -282,11 +283,18 @@ def judge(S: Structure, D: Data, z: Sizes, x: Array, y: Array, s: Array, r_x: Ar
     for j in range(S.n):
         length = max(length, abs(x[j]))
     length, row = max(length, VANISHING * z.primal), z.row
-    floor = FLOOR * min(z.dual, FAR * z.implied_dual)
-    worst = 0.0
+    force, length = min(z.dual, FAR * z.implied_dual), min(length, FAR * z.implied_primal)
+    worst, floor = 0.0, FLOOR * force
+    left, work = 0.0, force * length
     for j in range(S.n):
         worst = larger(worst, r_x[j], a_x[j] + floor)
-    floor = FLOOR * min(length, FAR * z.implied_primal)
+        left += x[j] * r_x[j]
+        work += abs(D.q[j] * x[j])
+    for i in range(S.m):
+        if y[i] != 0.0:
+            left += y[i] * r_s[i]
+            work += abs(D.b[i] * y[i])
+    worst, floor = larger(worst, left, work), FLOOR * length
     for b in range(S.blocks):
         i, k = starts[b], starts[b] + dims[b]
         own = 0.0

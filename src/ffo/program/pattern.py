@@ -86,6 +86,16 @@ class Pattern:
         return np.bincount(self.indices, minlength=self.shape[0])
 
     @cached_property
+    def coupling(self) -> Array:
+        """(nnz,) whether an entry is in a row that has others."""
+        return (self.row_counts > 1)[self.indices]
+
+    @cached_property
+    def coupled(self) -> Array:
+        """(cols,) whether a column has such an entry."""
+        return np.bincount(self.columns[self.coupling], minlength=self.shape[1]) > 0
+
+    @cached_property
     def row_starts(self) -> tuple[Array, Array]:
         """Rows that have entries, and where these begin by rows."""
         return _starts(self.by_rows[0])

@@ -98,7 +98,8 @@ class _Extent:
 
     def __init__(self, P: SymmetricBatch, A: SparseBatch) -> None:
         self.P, self.A, self.curvature = P, A, float(P.largest[0])
-        a, p = A.largest_of_columns[0], P.sizes[0]
+        a, p = A.largest_of_coupled_columns[0], P.sizes[0]
+        self.alone = np.flatnonzero(_alone(P, A))
         lean = (a < 1 / MODERATE) & (p > 0)
         self.fit = _moderate(np.concatenate([A.largest_of_rows[0], a[~lean]]))
         self.most, self.least = float(p.max(initial=0.0)), float(p[lean].min(initial=np.inf))
@@ -107,6 +108,8 @@ class _Extent:
     def moderate(self, q: Array, b: Array) -> bool:
         """Whether vectors q (batch, n), b (batch or 1, m) are of moderate size."""
         force, known = np.abs(q).max(axis=1), self._known
+        if len(self.alone) and not _moderate(np.abs(q[:, self.alone]) / np.where(force > 0.0, force, 1.0)[:, None]):
+            return False
         if known is None or len(b) > 1 or not (known[0] == b).all():
             known = self._remember(b, *self._forces(b))
         if ((force >= known[1]) & (force <= known[2])).all():
@@ -148,7 +151,8 @@ def scaling(program: ConeProgram) -> Scaling | None:
     if program.shared_matrices:
         ratio = np.array([ratio.min(axis=0), ratio.max(axis=0)])  # columns grow with it: the ends tell
     rows = np.concatenate([v.ravel() for v in (length, force, A.largest_of_rows)])
-    if _moderate(rows) and _moderate_columns(P, A, ratio):
+    alone = np.flatnonzero(_alone(P, A))
+    if _moderate(rows) and _moderate_columns(P, A, ratio) and _moderate(np.abs(program.q[:, alone]) / force):
         return None
     plain = Scaling(np.ones((1, program.n)), np.ones((1, program.m)), length, force)
     if program.P.shared and _moderate(length / force / np.median(length / force)):
@@ -196,20 +200,39 @@ def _moderate_columns(P: SymmetricBatch, A: SparseBatch, ratio: Array) -> bool:
     largest = np.maximum(A.largest_of_rows.max(axis=1, initial=0.0), ratio[:, 0] * P.largest)
     if (largest <= MODERATE).all() and (ratio * P.diagonal >= 1 / MODERATE).all():
         return True
-    columns = np.maximum(A.largest_of_columns, ratio * P.sizes)
+    columns = np.maximum(A.largest_of_coupled_columns, ratio * P.sizes)
     return _moderate(columns.ravel())
 
 
-def _largest(program: ConeProgram) -> tuple[Array, Array]:
+def _alone(P: SymmetricBatch, A: SparseBatch) -> Array:
+    """(n,) variables of which there are bounds and linear costs alone: the costs tell their units."""
+    return ~A.pattern.coupled & ~P.sizes.any(axis=0)
+
+
+def _largest(program: ConeProgram, alone: Array) -> tuple[Array, Array]:
     """Largest entries of the rows of A (batch or 1, m) and of the columns of P and A (batch or 1, n)."""
-    return program.A.largest_of_rows, np.maximum(program.A.largest_of_columns, program.P.sizes)
+    columns = np.maximum(program.A.largest_of_coupled_columns, program.P.sizes)
+    if alone.any():
+        costs = np.abs(program.q[:, alone])
+        columns[:, alone] = costs if len(columns) > 1 else costs.max(axis=0)
+    return program.A.largest_of_rows, columns
 
 
 def _equilibrated(program: ConeProgram, start: Scaling) -> Scaling:
     """Rows and columns towards unit largest entry (Ruiz), blocks of curved cones as wholes."""
-    found = start
-    for _ in range(PASSES):
-        rows, columns = _largest(found.apply(program))
+    found, alone = start, _alone(program.P, program.A)
+    for turn in range(2 * PASSES):
+        if turn == PASSES:  # rows and columns in other units: typical sides and costs are others
+            one = np.ones_like(found.length)
+            length, force = _sizes(replace(found, length=one, force=one).apply(program))
+            length, force = length / found.length, force / found.force
+            if _moderate(np.concatenate([length, force])):
+                break
+            if program.P.shared:
+                length, force = np.median(length), np.median(force)
+            found = replace(found, length=found.length * length, force=found.force * force)
+        scaled = found.apply(program)
+        rows, columns = _largest(scaled, alone)
         rows = program.cones.block_means(rows)
         E = found.E / np.sqrt(np.where(rows > 0, rows, 1.0))
         D = found.D / np.sqrt(np.where(columns > 0, columns, 1.0))

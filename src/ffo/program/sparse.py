@@ -172,6 +172,14 @@ class SparseBatch:
             return _largest(self._columns, 2)
         return _segment_max(np.abs(self.values), self.pattern.column_starts, self.shape[1])
 
+    @cached_property
+    def largest_of_coupled_columns(self) -> Array:
+        """The same without rows of a single entry, which have a unit of their own for every unit of the column."""
+        coupling = self.pattern.coupling
+        if coupling.all():
+            return self.largest_of_columns
+        return _segment_max(np.abs(self.values) * coupling, self.pattern.column_starts, self.shape[1])
+
     @property
     def _columns(self) -> Array:
         """(batch or 1, cols, rows) of matrices that are full."""

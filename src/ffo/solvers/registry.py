@@ -11,7 +11,7 @@ from ffo.errors import InputError
 from ffo.program.cone import ConeProgram
 from ffo.program.plan import plan_of
 from ffo.solvers.base import Solver
-from ffo.solvers.dense import suits, suits_separable
+from ffo.solvers.dense import LARGEST, suits, suits_separable
 from ffo.solvers.fill import elimination_work
 from ffo.solvers.table import NATIVE, adapter, adapters
 
@@ -112,10 +112,11 @@ def choose(program: ConeProgram) -> str:
 def further(program: ConeProgram, first: str) -> tuple[str, ...]:
     """Names of the solvers to ask, in this order, where the default one failed.
 
-    Of the Maros-Meszaros collection PIQP fails on problems that Clarabel solves, and the other way round.
+    Of the Maros-Meszaros collection PIQP fails on problems that Clarabel solves, and the other way round. Sides of 1e11
+    that are never met may stop all interior points, but not the active set of DENSE.
     """
     if not program.cones.kinds <= {Zero, Nonneg}:
         return ("CLARABEL",) if first == "INTERIOR" and adapter("CLARABEL").installed() else ()
     rest = ("INTERIOR", "CLARABEL") if first in OWN[:2] else ("CLARABEL",)
-    last = ("PIQP",) if program.P.nnz else ("HIGHS",)
+    last = ("PIQP" if program.P.nnz else "HIGHS", *(("DENSE",) if program.n <= LARGEST else ()))
     return tuple(name for name in (*rest, *last) if name != first and adapter(name).installed())

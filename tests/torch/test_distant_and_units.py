@@ -1,0 +1,113 @@
+"""Distant rows change nothing, and neither do the units of variables: on every layer, with and without gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+from fuzz.exact import QP
+from fuzz.judge import Outcome
+from fuzz.routes import Route, cvxpy_layer
+from fuzz.run import Case
+
+from ffo import solve_qp_batch
+from ffo.torch import FFOFunctionLayer, FFOLayer, FFOQPLayer
+
+Array = np.ndarray
+Blocks = tuple[Array, Array, Array, Array]
+N, ROWS = 5, 4
+
+
+def program(far: tuple[float, float]) -> Blocks:
+    """Q, p, G, h of a program with active rows; and two more with distant sides."""
+    rng = np.random.default_rng(0)
+    R, G = rng.normal(size=(N, N)), rng.normal(size=(ROWS + 2, N))
+    return R @ R.T + np.eye(N), 3 * rng.normal(size=N), G, np.r_[rng.uniform(-1, 0.5, ROWS), far]
+
+
+def by_layer(Q: Array, p: Array, G: Array, h: Array, gradients: bool, sparse: bool = False) -> tuple[Array, Array]:
+    tensors = [torch.tensor(v) for v in (Q, p, G, h)]
+    tensors[1].requires_grad_(gradients)
+    if sparse:
+        tensors[0], tensors[2] = tensors[0].to_sparse(), tensors[2].to_sparse()
+    layer = FFOQPLayer()
+    z = layer(*tensors)
+    return _finished(layer, z, tensors[1], gradients)
+
+
+def by_cvxpy(Q: Array, p: Array, G: Array, h: Array, gradients: bool) -> tuple[Array, Array]:
+    tensors = [torch.tensor(v) for v in (Q, p, G, h)]
+    tensors[1].requires_grad_(gradients)
+    layer = cvxpy_layer(tuple((n, t.shape) for n, t in zip("QpGh", tensors, strict=True)), None, "auto")
+    return _finished(layer, layer(*tensors)[0], tensors[1], gradients)
+
+
+def by_constants(Q: Array, p: Array, G: Array, h: Array, gradients: bool) -> tuple[Array, Array]:
+    """The same with the sides in the problem, as CVXPY users write them."""
+    z, q = cp.Variable(N), cp.Parameter(N)
+    layer = FFOLayer(cp.Problem(cp.Minimize(0.5 * cp.quad_form(z, cp.psd_wrap(Q)) + q @ z), [G @ z <= h]), [q], [z])
+    at = torch.tensor(p).requires_grad_(gradients)
+    return _finished(layer, layer(at)[0], at, gradients)
+
+
+def by_functions(Q: Array, p: Array, G: Array, h: Array, gradients: bool) -> tuple[Array, Array]:
+    Qt, Gt, ht = torch.tensor(Q), torch.tensor(G), torch.tensor(h)
+    layer = FFOFunctionLayer(lambda q, z: 0.5 * z @ Qt @ z + q @ z, lambda q, z: Gt @ z - ht, shape=N, dims=(1,))
+    at = torch.tensor(p).requires_grad_(gradients)
+    return _finished(layer, layer(at), at, gradients)
+
+
+def by_arrays(Q: Array, p: Array, G: Array, h: Array, gradients: bool) -> tuple[Array, Array]:
+    return solve_qp_batch(Q, p, G, h).z, np.zeros(N)
+
+
+def _finished(layer: torch.nn.Module, z: torch.Tensor, p: torch.Tensor, gradients: bool) -> tuple[Array, Array]:
+    if not gradients:
+        return z.numpy(), np.zeros(N)
+    (gradient,) = torch.autograd.grad(z.sum(), [p])
+    assert layer.info.certificate.good.all()
+    return z.detach().numpy(), gradient.numpy()
+
+
+LAYERS: dict[str, Callable[..., tuple[Array, Array]]] = {
+    "dense": by_layer,
+    "sparse": lambda *blocks: by_layer(*blocks, sparse=True),
+    "parameters of CVXPY": by_cvxpy,
+    "constants of CVXPY": by_constants,
+    "functions": by_functions,
+    "arrays": by_arrays,
+}
+
+
+@pytest.mark.parametrize("far", [(1e4, 1e6), (1e8, 1e5), (1e10, 1e12), (1e14, 1e4), (1e14, 1e14)])
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_distant_rows_change_nothing(layer: str, gradients: bool, far: tuple[float, float]) -> None:
+    Q, p, G, h = program(far)
+    near, slopes = LAYERS[layer](Q, p, G[:ROWS], h[:ROWS], gradients)
+    z, gradient = LAYERS[layer](Q, p, G, h, gradients)
+    np.testing.assert_allclose(z, near, rtol=0, atol=1e-8)
+    np.testing.assert_allclose(gradient, slopes, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "route", [Route(), Route(derivative="none"), Route("sparse"), Route("array", derivative="none")]
+)
+def test_units_of_variables(route: Route) -> None:
+    """Columns scaled by 10^-6 to 10^6: nothing wrong, and no alarm but where there is a reason."""
+    rng, alarms = np.random.default_rng(3), 0
+    for index in range(60):
+        n, m = int(rng.integers(2, 5)), 3
+        d = 10.0 ** (rng.choice([-1, 1], n) * rng.uniform(4, 6, n))
+        R, G, z = rng.normal(size=(n, n)), rng.normal(size=(m, n)), rng.normal(size=n)
+        slack, force = np.where(rng.random((2, m)) < 0.5, 0.0, rng.uniform(0.3, 2, (2, m)))
+        force[slack > 0] = 0.0
+        Q = R @ R.T + 0.1 * np.eye(n)
+        qp = QP(p=d * -(Q @ z + G.T @ force), Q=d[:, None] * Q * d, G=G * d, h=G @ z + slack)
+        verdicts = Case([qp], [rng.normal(size=n) / d], index).verdicts(route)
+        assert not [v for v in verdicts if v.outcome.wrong or v.outcome is Outcome.FALSE_REFUSAL], index
+        alarms += sum(v.outcome is Outcome.FALSE_ALARM for v in verdicts)
+    assert alarms <= 1
