@@ -102,6 +102,29 @@ def test_files_and_functions_are_short_and_silent(path: Path) -> None:
             assert node.func.id != "print", f"print at line {node.lineno}"
 
 
+#: what executes, or hands to a shell, what it reads; names, attributes, and modules
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "system", "popen", "execv", "execvp"}
+FORBIDDEN_MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "yaml", "commands", "pty"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_nothing_that_is_read_is_executed(path: Path) -> None:
+    """Saved results, rows and caches are data: JSON, NumPy without pickles, torch with weights only; and no shell."""
+    assert FORBIDDEN_MODULES.isdisjoint(name.split(".")[0] for name in imported_modules(path))
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        method = isinstance(node.func, ast.Attribute)
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        owner = getattr(getattr(node.func, "value", None), "id", "") if method else "builtins"
+        keywords = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
+        where = f"line {node.lineno}"
+        assert name not in FORBIDDEN_CALLS or owner not in ("builtins", "os"), where  # model.eval() is another
+        assert not keywords.get("shell"), where
+        assert not keywords.get("allow_pickle"), where
+        assert (owner, name) != ("torch", "load") or keywords.get("weights_only") is True, where
+
+
 def test_a_class_name_means_one_class() -> None:
     names = [
         node.name for path in FILES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)

@@ -93,6 +93,10 @@ class UnsupportedProblemError(FFOError, ValueError):
     """The problem lies outside what the chosen solver (or this package) can treat."""
 
 
+class TooLargeError(FFOError, MemoryError):
+    """The problem, or its batch, would take more memory than there is; the message holds the estimate."""
+
+
 class DerivativeError(FFOError, RuntimeError):
     """A derivative was asked for that this package does not compute."""
 

@@ -12,9 +12,9 @@ from solver_problems import known_program, simple
 from ffo.cones import Nonneg, Product, Zero
 from ffo.errors import InputError, MissingSolverError
 from ffo.program.cone import ConeProgram
+from ffo.program.fill import elimination_work
 from ffo.solvers import available, choose, get_solver, known
 from ffo.solvers import registry as registry_module
-from ffo.solvers.fill import elimination_work
 from ffo.solvers.registry import further
 
 

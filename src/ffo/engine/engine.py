@@ -36,6 +36,7 @@ from ffo.ghost.resolve import Resolve
 from ffo.kernels.deadline import Deadline, Pace, expired
 from ffo.program.cone import ConeProgram
 from ffo.program.epigraph import Epigraphs, epigraphs
+from ffo.program.fill import fits
 from ffo.program.names import Names
 from ffo.program.presolve import MissingRows, Presolve, missing_rows
 from ffo.program.relaxation import Relaxation
@@ -117,7 +118,7 @@ class Engine:
         if not isinstance(choice, str):
             return choice
         if choice == "auto":
-            choice = "direct" if program.n + program.m <= DIRECT_LIMIT else "iterative"
+            choice = "direct" if program.n + program.m <= DIRECT_LIMIT and fits(program) else "iterative"
         if choice == "direct":
             return Direct()
         if choice == "iterative":

@@ -14,10 +14,11 @@ import numpy as np
 from ffo.ghost.certificate import RESIDUAL, Certificate
 from ffo.ghost.oracle import Linearization, NullVectors, Sensitivity, Way
 from ffo.kernels import newton as columns
-from ffo.kernels.batch import FACTORS, KernelPlan, State
+from ffo.kernels.batch import FACTORS, KernelPlan, State, state_bytes
 from ffo.kernels.kkt import Full
 from ffo.kernels.point import MARGIN_RATIO, WEAK
 from ffo.program.cone import ConeProgram, Solution
+from ffo.program.fill import check_batch
 from ffo.program.plan import plan_of, values_of
 
 Array = np.ndarray
@@ -28,6 +29,8 @@ POLISHING, FROM_NOTHING = 10, 25
 SAME, UNMOVED = 1e-6, 1e-12
 #: share of a solution in a row that may as well not be there
 FORCELESS = 1e-9
+#: entries of the patterns of all samples from which it is asked whether there is memory for their factors
+LARGE = 10_000_000
 #: entries of a solution, equilibrated and relative to its largest, that are rounding
 SEEN = 1e-10
 
@@ -151,7 +154,10 @@ def newton(
 ) -> Compiled:
     """Newton steps from points of every sample; `s` is the solver's own slack, `full` how to solve ghost systems."""
     plan = plan_of(program)
-    state = State(plan.pattern if full.iterations else plan.structure, program.batch, full)
+    structure = plan.pattern if full.iterations else plan.structure
+    if program.batch * len(structure.slim) > LARGE:
+        check_batch(program.batch, state_bytes(structure, full))
+    state = State(structure, program.batch, full)
     x, y, s = plan.newton(values_of(program), (x, y, s), state, steps)
     return Compiled(program, x, y, s, _certificate(state), plan, state)
 

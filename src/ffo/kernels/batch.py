@@ -79,6 +79,13 @@ class State:
             spare.append((self.structure, self.full.iterations == 0, self.face, self.factors))
 
 
+def state_bytes(S: Structure, full: Full = FACTORS) -> float:
+    """Bytes of faces and factors of one sample."""
+    size = len(S.sign)
+    below = room(S.head, size, part(S.wide, LP)) if full.iterations == 0 else 0
+    return 8.0 * (S.rotation + 2 * S.m + len(part(S.slim, KI)) + below + 3 * size)
+
+
 def _room(S: Structure, batch: int, factorized: bool) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
     """Arrays for faces and factors: those of a batch that is gone, where they fit."""
     try:

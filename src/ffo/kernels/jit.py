@@ -1,7 +1,8 @@
 """How kernels are compiled.
 
 `nogil`: chunks of a batch run on threads. `cache`: compiled once per environment; Numba keeps the code beside the
-source, or in the user's cache directory where that cannot be written. `error_model="numpy"`: a division by zero
+source (in `__pycache__`), in the user's cache directory where that cannot be written, or in NUMBA_CACHE_DIR. What is
+read from there is executed: a directory that others can write to is not used. `error_model="numpy"`: a division by zero
 gives inf, as in NumPy; an exception would take the batch down. With NUMBA_DISABLE_JIT=1 the same code runs as
 Python, for debugging.
 """
@@ -9,8 +10,12 @@ Python, for debugging.
 from __future__ import annotations
 
 import gc
+import logging
+import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -32,12 +37,35 @@ def _stamp() -> tuple[tuple[str, int, int], ...]:
 _STAMP = _stamp()
 
 
+@cache
+def _trusted(folder: str, source: str) -> bool:
+    """Whether what is in a folder was written by this user, by the system, or by whoever wrote the source."""
+    if not hasattr(os, "getuid") or not os.path.isdir(folder):
+        return True
+    found = os.stat(folder)
+    own = found.st_uid in (os.getuid(), 0, os.stat(source).st_uid)
+    if own and not found.st_mode & stat.S_IWOTH:
+        return True
+    logging.getLogger("ffo").warning(
+        "compiled kernels are not kept: %s belongs to another user, or all may write to it, and what it holds would be "
+        "executed. Set NUMBA_CACHE_DIR to a directory of your own", folder
+    )  # fmt: skip
+    return False
+
+
 def _compiled(function: F, **options: Any) -> F:
     compiled = numba.njit(nogil=True, error_model="numpy", **options)(function)
     # Numba compares the time stamp of the function's own file alone, after reading an index that may name classes which
     # are gone. There is no public way to say more; without these attributes (another release of Numba, JIT disabled)
     # its own rule holds.
-    index: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    store: Any = getattr(compiled, "_cache", None)
+    if (
+        store is not None
+        and store.cache_path is not None
+        and not _trusted(store.cache_path, function.__code__.co_filename)
+    ):
+        store.disable()
+    index: Any = getattr(store, "_cache_file", None)
     if hasattr(index, "_version"):
         index._version = (index._version, _STAMP)
     template: Any = getattr(compiled, "get_call_template", None)

@@ -31,8 +31,15 @@ def structure_plan(cones: Product, P: Pattern, A: Pattern) -> KernelPlan:
     """The plan of a structure."""
     from ffo.kernels.batch import KernelPlan  # loads compiled code
 
+    return KernelPlan(partial(_build, cones, P, A))
+
+
+def _build(cones: Product, P: Pattern, A: Pattern, factors: bool) -> kkt.Structure:
+    from ffo.program.fill import check_memory  # which knows programs, too
+
+    check_memory(cones, P, A, factors)
     m, n = A.shape
-    return KernelPlan(partial(kkt.build, (P.rows, P.columns), (A.rows, A.columns), n, m, blocks_of(cones)))
+    return kkt.build((P.rows, P.columns), (A.rows, A.columns), n, m, blocks_of(cones), factors)
 
 
 def values_of(program: ConeProgram) -> Values:

@@ -9,10 +9,10 @@ from typing import Any
 from ffo.cones import PSD, Exponential, Nonneg, SecondOrder, Zero
 from ffo.errors import InputError
 from ffo.program.cone import ConeProgram
+from ffo.program.fill import elimination_work, fits
 from ffo.program.plan import plan_of
 from ffo.solvers.base import Solver
 from ffo.solvers.dense import LARGEST, suits, suits_separable
-from ffo.solvers.fill import elimination_work
 from ffo.solvers.table import NATIVE, adapter, adapters
 
 #: Variables from which the pattern of a QP is looked at, and the work of its elimination from which Clarabel,
@@ -94,6 +94,8 @@ def choose(program: ConeProgram) -> str:
     and entropy, the whole forward pass, 2.7 and 2.3). Power cones: Clarabel.
     """
     if not program.cones.kinds <= {Zero, Nonneg, SecondOrder, PSD, Exponential}:
+        return "CLARABEL"
+    if not fits(program):
         return "CLARABEL"
     if not program.cones.kinds <= {Zero, Nonneg}:
         return "INTERIOR" if plan_of(program).seconds <= SLOW_CURVED else "CLARABEL"

@@ -205,7 +205,7 @@ def test_failures_alone(rows: list[Row], tmp_path: Path) -> None:
     drawn = [plot for plot in content(results)["plots"] if plot.panels]
     assert [plot.name for plot in drawn] == ["solvers"]
     assert all(panel.alt.count("killed by") == panel.alt.count(";") + 1 for plot in drawn for panel in plot.panels)
-    assert "killed by <signal> 9 \\| out of memory" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "killed by &lt;signal> 9 \\| out of memory" in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
 def test_a_row_cut_short_is_left_out(rows: list[Row], tmp_path: Path) -> None:
@@ -234,3 +234,46 @@ def test_markup_in_names_is_text(tmp_path: Path) -> None:
     row = Row("dfl", "qp", '<b onload="x">', "qp", 0, d_y=5, batch=2, total_s=1.0, forward_s=0.5, backward_s=0.5)
     page = Page(write_report(write_results(tmp_path, [row], machine)).read_text(encoding="utf-8"))
     assert page.all("script") == page.all("b") == []
+
+
+HOSTILE = (
+    "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "</style></svg><script>alert(2)</script>",
+    "'onmouseover='alert(3)", "[click](javascript:alert(4))", "]]><b>{{ 7*7 }}</b>", "a | b\n| c | d |",
+)  # fmt: skip
+
+
+def test_nothing_that_rows_say_becomes_markup(rows: list[Row], tmp_path: Path) -> None:
+    """In every field of text, of rows that are drawn, tabulated, failed and skipped."""
+    ours, text = {"FFOCP", "FFOQP"}, " ".join(HOSTILE)
+    names = sorted({row.method for row in rows} - ours)
+    suffix = {name: HOSTILE[k % len(HOSTILE)] for k, name in enumerate(names)}
+    changed = [
+        replace(
+            row,
+            method=row.method + suffix.get(row.method, ""),
+            reason=text if row.status != "ok" else row.reason,
+            solver=text if row.solver else row.solver,
+            job=row.job and text,
+        )
+        for row in rows
+    ] + [replace(rows[0], status="failed", reason=text, seed=99, record="result")]
+    fields = ("cpu", "platform", "python", "preset", "command", "date")
+    machine = replace(MACHINE_OF_THE_ROWS, packages={text: text}, **dict.fromkeys(fields, text))
+    written = write_report(write_results(tmp_path, changed, machine)).read_text(encoding="utf-8")
+    page = Page(written)
+    assert page.all("script") == page.all("img") == page.all("b") == page.all("iframe") == []
+    assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
+    assert not [a for a in page.all("a") if "javascript" in str(a.get("href"))]
+    assert "49" not in {word.strip() for word in page.words}
+    markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "<" not in markdown
+    assert "](javascript" not in markdown
+
+
+def test_reading_rows_executes_nothing(tmp_path: Path) -> None:
+    """Rows are JSON: what is not is left out or refused, whatever it says."""
+    write_results(tmp_path, [Row("dfl", "qp", "FFOQP", "qp", 0)])
+    with (tmp_path / ROWS).open("a", encoding="utf-8") as file:
+        file.write("__import__('pathlib').Path('hit').touch()")
+    assert len(Results.read(tmp_path).rows) == 1
+    assert not Path("hit").exists()

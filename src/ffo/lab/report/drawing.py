@@ -161,7 +161,7 @@ def dot_panel(name: str, title: str, entries: Sequence[Dots], x: Axis) -> Panel:
                 axes.text(
                     0.01,
                     place,
-                    shorten(entry.note, room, placeholder=" …"),
+                    shorten(entry.note, max(room, 10), placeholder=" …"),
                     transform=axes.get_yaxis_transform(),
                     va="center",
                     color=muted,
@@ -258,6 +258,7 @@ def panel(
 ) -> Panel:
     """A panel `height` inches high with `left` and `right` points for what stands beside the axes."""
     wide, high = 72 * INCHES[0], 72 * height
+    left = min(left, 0.6 * wide)  # the longest labels are cut
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(INCHES[0], height))
         figure.subplots_adjust(left=left / wide, right=1 - right / wide, bottom=38 / high, top=1 - 26 / high)

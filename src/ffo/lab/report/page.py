@@ -63,6 +63,11 @@ def content(results: Results) -> dict[str, Any]:
     }
 
 
+def _no_markup(value: object) -> str:
+    """Text that Markdown takes for text: no tags, no links."""
+    return str(value).replace("<", "&lt;").replace("](", "]\\(")
+
+
 def environment(*, html: bool) -> jinja2.Environment:
     """The templates of this package, with what they need to draw."""
     found = jinja2.Environment(
@@ -72,6 +77,7 @@ def environment(*, html: bool) -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
+        finalize=None if html else _no_markup,
     )
     found.filters["svg"] = Markup
     found.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
