@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ffo.cones import PSD, Exponential, Nonneg, Product, SecondOrder, Zero
+from ffo.cones import PSD, Exponential, Nonneg, Power, Product, SecondOrder, Zero
 from ffo.cones.base import Array, Cone
 from ffo.engine import Engine, Options
 from ffo.engine.proof import find_proofs, recedes, refutes
@@ -195,3 +195,43 @@ def test_limits_hide_no_verdict(n: int, solver: str | None, limit: int | None) -
     assert set(info.proofs) == {0}
     if limit is None:
         assert info.status[1] == Status.SOLVED
+
+
+MIXES = {
+    "linear": [(Zero(), 2), (Nonneg(), 12)],
+    "second-order": [(Zero(), 1), (Nonneg(), 4), (SecondOrder(4), 2)],
+    "semidefinite": [(Nonneg(), 3), (PSD(3), 1)],
+    "exponential": [(Nonneg(), 3), (Exponential(), 2)],
+    "power": [(Nonneg(), 3), (Power(0.3), 2)],
+    "mixed": [(Zero(), 1), (Nonneg(), 3), (SecondOrder(3), 1), (PSD(2), 1), (Exponential(), 1)],
+}
+
+
+def random_program(blocks: list[tuple[Cone, int]], seed: int, status: Status) -> ConeProgram:
+    """A random program around a random proof; its costs are linear, strictly convex or neither, by turns."""
+    rng, cones = np.random.default_rng(seed), Product(blocks)
+    n, m, scale = int(rng.integers(3, 9)), cones.dim, 10.0 ** rng.uniform(-3, 3)
+    A, b, q, root = rng.normal(size=(m, n)), rng.normal(size=m), rng.normal(size=n), rng.normal(size=(n // 2, n))
+    P = (np.zeros((n, n)), np.eye(n), root.T @ root)[seed % 3]
+    if status is Status.INFEASIBLE:
+        y = cones.project_dual(rng.normal(size=(1, m)))[0]
+        A -= np.outer(y, y @ A) / (y @ y)
+        b -= y * (b @ y + 1) / (y @ y)
+    else:
+        d, move, inside = rng.normal(size=n), *cones.project(rng.normal(size=(2, m)))
+        A -= np.outer(A @ d + move, d) / (d @ d)
+        b = A @ rng.normal(size=n) + inside
+        q -= d * (q @ d + 1) / (d @ d)
+        off = np.eye(n) - np.outer(d, d) / (d @ d)
+        P = off @ P @ off
+    return ConeProgram.from_matrices(P * scale, q * scale, A, b * scale, cones)
+
+
+@pytest.mark.parametrize("status", [Status.INFEASIBLE, Status.UNBOUNDED])
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("seed", range(6))
+def test_random_programs_of_every_cone(mix: str, status: Status, seed: int) -> None:
+    program = random_program(MIXES[mix], seed, status)
+    info = Engine(Options(on_fail="nan")).run(program).info
+    assert info.status == [status]
+    assert (refutes if status is Status.INFEASIBLE else recedes)(info.proofs[0].vector[None], program).all()
