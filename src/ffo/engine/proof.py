@@ -17,9 +17,8 @@ It is final.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import scipy.sparse as sp
@@ -46,6 +45,8 @@ SHARP = 1e-3
 NEAR = 1e-2
 #: entries of a vector, relative to its largest, that a proof may do without
 TRIMMED = 1e-8
+#: entries of multipliers, relative to the largest, from which rows are taken for the ones that contradict each other
+SUPPORTS = (1e-2, 1e-4)
 #: entries of a repaired vector, relative to its largest, that are rounding
 ROUNDING = 1e-14
 #: eps relative to the largest entry of P, and projections of a ray
@@ -117,46 +118,23 @@ def find_proofs(program: ConeProgram, x: Array, y: Array) -> dict[int, Proof]:
     """Proofs that points x (batch, n), y (batch, m) of some samples are, or lead to; by sample."""
     found: dict[int, Proof] = {}
     with np.errstate(all="ignore"):
-        for status, v, check, repair in (
-            (Status.INFEASIBLE, program.cones.project_dual(y), refutes, _nearest_multipliers),
-            (Status.UNBOUNDED, x, recedes, _nearest_rays),
+        for status, v, check, attempts in (
+            (Status.INFEASIBLE, program.cones.project_dual(y), refutes, _MULTIPLIERS),
+            (Status.UNBOUNDED, x, recedes, _RAYS),
         ):
             v = _unit(v)
             left = np.array([k for k in range(program.batch) if k not in found], dtype=int)
             left = left[np.isfinite(v[left]).all(axis=1) & v[left].any(axis=1)]
             if len(left):
                 left = left[check(v[left], program.take(left), loosely=True)]
-            for attempt in _ATTEMPTS:
+            for attempt in attempts:
                 if not len(left):
                     break
-                tried = attempt(v[left], part := program.take(left), repair)
+                tried = attempt(v[left], part := program.take(left))
                 good = check(tried, part)
                 found |= {int(k): Proof(status, d) for k, d in zip(left[good], tried[good], strict=True)}
                 left = left[~good]
     return found
-
-
-Repair = Callable[[Array, ConeProgram, bool], Array]
-
-
-def _as_it_is(v: Array, program: ConeProgram, repair: Repair) -> Array:
-    return v
-
-
-def _trimmed(v: Array, program: ConeProgram, repair: Repair) -> Array:
-    return np.where(np.abs(v) > TRIMMED, v, 0.0)
-
-
-def _by_newton(v: Array, program: ConeProgram, repair: Repair) -> Array:
-    return _clean(repair(_trimmed(v, program, repair), program, False), np.ones((1, 1)))
-
-
-def _by_solver(v: Array, program: ConeProgram, repair: Repair) -> Array:
-    return _clean(repair(_trimmed(v, program, repair), program, True), np.ones((1, 1)))
-
-
-#: what vectors (batch, ·) that are nearly proofs are turned into, the cheapest first
-_ATTEMPTS = (_as_it_is, _trimmed, _by_newton, _by_solver)
 
 
 def refutes(y: Array, program: ConeProgram, loosely: bool = False) -> Array:
@@ -236,25 +214,44 @@ def _fewer(y: Array, program: ConeProgram) -> Array:
     return fewer
 
 
+def _trimmed(v: Array, program: ConeProgram, level: float) -> Array:
+    """Vectors without their small entries."""
+    return np.where(np.abs(v) > level, v, 0.0)
+
+
+def _on_support(y: Array, program: ConeProgram, level: float) -> Array:
+    """The nearest multipliers (batch, m) of the rows with large ones alone, whatever their signs, by least squares.
+
+    Before Newton's method: n = 30, 60 rows, two of which contradict each other: 4 ms instead of 28.
+    """
+    found = _trimmed(y, program, level)
+    for k, mine in enumerate(found):
+        rows = np.flatnonzero(mine)
+        if len(rows) * program.n <= SEARCHED:
+            A = program.A.matrix(k)[rows].toarray()
+            mine[rows] -= A @ np.linalg.lstsq(A, mine[rows], rcond=None)[0]
+    return _unit(found)
+
+
 def _nearest_multipliers(y: Array, program: ConeProgram, by_solver: bool = False) -> Array:
     """The nearest y (batch, m) in K* with A'y = 0."""
-    n, m, none = program.n, program.m, np.zeros_like(program.q)
+    y, n, m, none = _trimmed(y, program, TRIMMED), program.n, program.m, np.zeros_like(program.q)
     P = SymmetricBatch(np.zeros(n + 1, dtype=np.int32), np.zeros(0, dtype=np.int32), np.zeros(0), (n, n))
     slack = Relaxation(np.arange(m), 1.0)
     nearest = slack.apply(ConeProgram(P, none, program.A, -y, program.cones))
     found = _projection(nearest, slack.inward(none, y, np.zeros_like(y)), by_solver)
-    return program.cones.project_dual(found[1])
+    return _clean(program.cones.project_dual(found[1]), np.ones((1, m)))
 
 
 def _nearest_rays(d: Array, program: ConeProgram, by_solver: bool) -> Array:
-    """Rays (batch, n) near the given ones, one by one: the rows of P make other programs of them."""
+    """Rays (batch, n) near the given ones, one by one."""
     each = (np.array([k]) for k in range(program.batch))
     return np.concatenate([_nearest_ray(d[k], program.take(k), by_solver) for k in each])
 
 
 def _nearest_ray(d: Array, program: ConeProgram, by_solver: bool) -> Array:
     """A d (1, n) near the given one with Pd = 0, -Ad in K: the limit of projections."""
-    P, n, sides = program.P.full(), program.n, np.zeros_like(program.b)
+    d, P, n, sides = _trimmed(d, program, TRIMMED), program.P.full(), program.n, np.zeros_like(program.b)
     small = PROXIMAL * program.P.largest[0] or 1.0
     nearest = ConeProgram.from_matrices(
         P + small * sp.eye_array(n), -small * d, program.A.matrix(), sides, program.cones
@@ -262,9 +259,9 @@ def _nearest_ray(d: Array, program: ConeProgram, by_solver: bool) -> Array:
     point = d, sides, program.cones.project(-program.A.dot(d))
     for _ in range(PROJECTIONS if program.P.nnz else 1):
         point = _projection(nearest.with_vectors(q=-small * point[0]), point, by_solver)
-        if recedes(_clean(point[0], np.ones((1, 1))), program)[0]:
+        if recedes(d := _clean(point[0], np.ones((1, n))), program)[0]:
             break
-    return point[0]
+    return d
 
 
 def _projection(program: ConeProgram, start: Triple, by_solver: bool) -> Triple:
@@ -324,3 +321,13 @@ def _unit(v: Array) -> Array:
 
 def _inner(u: Array, v: Array) -> Array:
     return np.einsum("ij,ij->i", u, v)
+
+
+_TRIMS = tuple(partial(_trimmed, level=level) for level in (0.0, TRIMMED))
+#: what vectors (batch, ·) that are nearly proofs are turned into, the cheapest first
+_MULTIPLIERS = (
+    *_TRIMS,
+    *(partial(_on_support, level=level) for level in SUPPORTS),
+    *(partial(_nearest_multipliers, by_solver=by_solver) for by_solver in (False, True)),
+)
+_RAYS = (*_TRIMS, *(partial(_nearest_rays, by_solver=by_solver) for by_solver in (False, True)))

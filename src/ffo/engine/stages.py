@@ -183,22 +183,24 @@ def _prove(batch: Batch, samples: Array, x: Array, y: Array) -> None:
         return
     program = batch.part(samples)
     found = find_proofs(program, x, y)
-    for k, proof in list(found.items()):
-        if proof.status == Status.UNBOUNDED:
-            whole = _with_point(program.take(np.array([k])), proof)
-            if whole is None:
-                del found[k]
-            else:
-                found[k] = whole
+    _find_points({k: proof for k, proof in found.items() if proof.status == Status.UNBOUNDED}, program, found)
     batch.prove(samples, found)
 
 
-def _with_point(program: ConeProgram, ray: Proof) -> Proof | None:
-    """A ray with a feasible point that it starts from; else the proof that there is none, or nothing."""
-    if reaches(ray.vector[None], program).all():
-        return ray
-    batch = _by_own_choice(with_curvature(program))
-    return ray if batch.status[0] == SOLVED else batch.proofs.get(0)
+def _find_points(rays: dict[int, Proof], program: ConeProgram, found: dict[int, Proof]) -> None:
+    """Rays prove something with a feasible point that they start from. Where there is none, the proof of that takes
+    their place, where neither is found nothing does."""
+    if not rays:
+        return
+    mine = np.array(list(rays))
+    mine = mine[~reaches(np.array([ray.vector for ray in rays.values()]), program.take(mine))]
+    if not len(mine):
+        return
+    batch = _by_own_choice(with_curvature(program.take(mine)))
+    for i, k in enumerate(mine.tolist()):
+        if batch.status[i] != SOLVED:
+            del found[k]
+    found |= {int(mine[i]): proof for i, proof in batch.proofs.items()}
 
 
 def _by_own_choice(program: ConeProgram) -> Batch:
