@@ -15,6 +15,7 @@ import torch
 from fuzz import families, run
 from fuzz.judge import Outcome
 from fuzz.shrink import shrink, write_down
+from fuzz.table import markdown, write_block
 
 Counts = Counter[tuple[str, Outcome]]
 NAMES = (*run.NAMES, *families.NAMES)
@@ -57,6 +58,27 @@ def show(counts: Counts, kinds: Sequence[str]) -> None:
         )  # fmt: skip
 
 
+def table(counts: Counts, kinds: Sequence[str]) -> str:
+    """The table as Markdown, without outcomes that did not occur, but for the wrong ones."""
+    shown = [o for o in Outcome if o.wrong or any(counts[kind, o] for kind in kinds)]
+    rows = []
+    for kind in (*kinds, "all", DEFAULT):
+        row = {o: sum(counts[k, o] for k in (kinds if kind == "all" else [kind])) for o in Outcome}
+        rows.append((kind, sum(row.values()), *(row[o] for o in shown)))
+    return markdown(("kind", "cases", *(o.value for o in shown)), rows)
+
+
+def compare(chosen: argparse.Namespace) -> int:
+    """The table of other packages."""
+    from fuzz import peers
+
+    text = peers.run(chosen.minutes, chosen.batches, chosen.seed, chosen.only or peers.NAMES)
+    print(text)
+    if chosen.table:
+        write_block(chosen.table, "peers", text)
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fuzz", description="Random programs through every layer.")
     parser.add_argument("--minutes", type=float, default=5.0)
@@ -67,7 +89,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", help=f"kinds: {', '.join(NAMES)}")
     parser.add_argument("--hunt", action="append", help="outcomes to write down; by default the wrong ones")
     parser.add_argument("--folder", default="build/fuzz", help="where tests of failures are written")
+    parser.add_argument("--table", type=Path, help="a Markdown page whose block the table is written into")
+    parser.add_argument("--peers", action="store_true", help="the same programs through other packages")
     chosen = parser.parse_args(arguments)
+    if chosen.peers:
+        return compare(chosen)
     chosen.only = chosen.only or list(NAMES)
     chosen.hunt = chosen.hunt or [o.value for o in Outcome if o.wrong]
     if chosen.workers == 1:
@@ -76,6 +102,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with multiprocessing.get_context("spawn").Pool(chosen.workers) as pool:
             counts = sum(pool.starmap(work, [(chosen, k) for k in range(chosen.workers)]), Counter())
     show(counts, chosen.only)
+    if chosen.table:
+        write_block(chosen.table, "fuzz", table(counts, chosen.only))
     return int(any(outcome.wrong and count for (_, outcome), count in counts.items()))
 
 
