@@ -7,10 +7,11 @@ import pytest
 
 from ffo.cones import PSD, Exponential, Nonneg, Power, Product, SecondOrder, Zero
 from ffo.cones.base import Array, Cone
-from ffo.engine import Engine, Options
+from ffo.engine import Engine, Options, Relax
 from ffo.engine.proof import find_proofs, recedes, refutes
 from ffo.errors import Status
 from ffo.program.cone import ConeProgram
+from ffo.program.names import Named, Names
 from ffo.solvers import get_solver
 from ffo.solvers.base import Solver
 from ffo.solvers.workspace import Point, Workspace
@@ -56,6 +57,9 @@ def test_nobody_else_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == ["DENSE"]
 
 
+NAMES = Names((Named("rows", np.arange(6)[:, None], (6,)),), ())
+
+
 class _Lying(Workspace):
     def start(self, sample: int) -> None:
         pass
@@ -79,6 +83,17 @@ def test_claims_without_a_proof_are_looked_into() -> None:
     outcome = Engine(Options(solver=Liar(), retry=["CLARABEL"])).run(strips(6, 1.0))
     assert outcome.info.status == [Status.SOLVED] * 3
     assert outcome.info.solver == ("CLARABEL",) * 3
+
+
+def test_claims_are_refuted_by_a_feasible_point() -> None:
+    for on_fail in ("nan", Relax(rest="nan")):
+        info = Engine(Options(solver=Liar(), on_fail=on_fail)).run(strips(6, 1.0), names=NAMES).info
+        assert info.status == [Status.INACCURATE] * 3
+        assert info.detail[0] == "called infeasible, but there is a feasible point"
+        assert not info.proofs
+    info = Engine(Options(on_fail="relax")).run(strips(6, -1.0), names=NAMES).info
+    assert info.status == [Status.RELAXED] * 3
+    np.testing.assert_allclose(info.violation, np.sqrt(6), rtol=1e-3)
 
 
 def open_below(n: int, quadratic: bool, equalities: int = 0) -> ConeProgram:

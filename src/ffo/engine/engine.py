@@ -5,8 +5,8 @@ to unit size and removes rows that samples lack. Then, in each reduced program: 
 aside; samples with a remembered solution are tried from their active set alone; the rest, if it is light and the
 user named no solver, is tried by Newton's method from nothing; what is left goes to the solver, whose answers are
 polished and verified, and sample by sample to the next one (`retry=`) where that fails; points that failed are
-given to Newton's method before they are given up. The presolve is undone. What remains failed is raised or turned
-into NaN, as the user chose.
+given to Newton's method before they are given up, and asked for a proof that there is no solution. The presolve is
+undone. What remains failed is raised, turned into NaN or, if it is provably infeasible, relaxed, as the user chose.
 
 Every point that is returned has been through `linearize`, with or without gradients.
 """
@@ -201,8 +201,8 @@ class Engine:
         return batch
 
     def _relax(self, batch: Batch, relax: Relax, names: Names, hidden: Array | None, how: _How) -> None:
-        """Infeasible samples, with slack on the constraints that may be violated."""
-        samples = np.flatnonzero(batch.status == Status.INFEASIBLE)
+        """Samples that are provably infeasible, with slack on the constraints that may be violated."""
+        samples = np.flatnonzero((batch.status == Status.INFEASIBLE) & batch.proven)
         if not len(samples):
             return
         step = Relaxation(names.rows(relax.constraints), relax.weight)

@@ -221,6 +221,8 @@ def seek_proofs(batch: Batch) -> None:
         program = batch.part(samples)
         feasible = _by_own_choice(with_curvature(program))
         if feasible.status[0] == SOLVED:
+            if batch.status[k] == Status.INFEASIBLE and feasible.residual[0] <= ACCEPT:
+                batch.status[k], batch.detail[k] = Status.INACCURATE, "called infeasible, but there is a feasible point"
             steepest = _by_own_choice(steepest_ray(program))
             feasible = Batch.of(program)
             _prove(feasible, np.zeros(1, dtype=int), steepest.point[0], np.zeros((1, program.m)))
