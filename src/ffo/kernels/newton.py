@@ -204,7 +204,7 @@ def _measure(
     unsolved *= moved
     evidence[RESIDUAL] = new
     evidence[ERROR] = max(stale, new, unsolved)
-    evidence[RATIO] = max(stale, new / max(nearest, 1e-30))
+    evidence[RATIO] = max(stale, max(new, unsolved) / max(nearest, 1e-30))
     evidence[NEAREST] = nearest
     still = (stale <= SETTLED or moved <= STILL) and unsolved <= SETTLED
     same = _same(S, before, after) or (new <= ROUNDING and _alike(S, z, before, after, w, weak))
