@@ -272,7 +272,9 @@ def _imbalance(qp: QP, found: Found) -> float:
     parts = [(qp.p, eye), (z, qp.Q), (nu, qp.A), (lam, qp.G), (mu, eye)]
     terms = [(v, none if M is None else M if M is not qp.Q else (M + M.T) / 2) for v, M in parts if M is not None]
     left, own = sum(M.T @ v for v, M in terms), sum(np.abs(M).T @ np.abs(v) for v, M in terms)
-    worst = float(np.max(np.abs(left) / (own + 1e-6 * own.max() + 1e-300)))
+    # without any costs, forces are rounding
+    own = own + 1e-6 * max(own.max(), np.abs(qp.p).max() or (1.0 if qp.Q is None else np.abs(qp.Q).max()))
+    worst = float(np.max(np.abs(left) / (own + 1e-300)))
     for y, M, sides in ((lam, qp.G, (qp.h, qp.lower)), (mu, eye, (qp.ub, qp.lb))):
         for sign, side in zip((1, -1), sides, strict=True):
             if side is not None and M is not None and len(side):
