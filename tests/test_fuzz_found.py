@@ -30,6 +30,17 @@ FOUND = {
         QP(p=array([1.0]), Q=array([[1.0]]), G=array([[2.0], [1.0]]), h=array([4.0, 4.0]), lower=array([-1.0, -inf])),
         (Route(wanted=("p", "G")),),
     ),
+    # a null vector beside little curvature had the rounding errors of a large solution
+    "two sides that meet, flat costs": Found(
+        QP(
+            p=array([0.0002, -0.005]),
+            Q=array([[3e-07, -1e-07], [-1e-07, 2e-07]]),
+            G=array([[-1.0, 1.0]]),
+            h=array([-4.5625]),
+            lower=array([-4.5625]),
+        ),
+        (Route(wanted=("lower",)),),
+    ),
     # x diverges, and with it the sizes by which stationarity was judged
     "a flat direction": Found(QP(p=array([4.0, -1.0]), Q=np.diag([4.0, 0.0]))),
     "a flat direction off the axes": Found(

@@ -117,6 +117,7 @@ def _find(S: Structure, F: Factors, face: Face, z: Array, full: Full | None) -> 
         return UNKNOWN
     share, _ = system.least_squares(S, F, rhs, z, left)
     _along_null(F, left, z)
+    _correct(S, F, z, None)  # where K is nearly singular too, rounding in a large solution is left
     return 1.0 if share > 0.0 and _vanishes(S, F, left, z, VANISHED) else 0.0
 
 
