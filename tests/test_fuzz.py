@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -170,3 +173,12 @@ def test_equal_seeds_give_equal_cases() -> None:
     for a, b in zip(one[0].samples, other[0].samples, strict=True):
         np.testing.assert_equal(a.blocks, b.blocks)
     assert isinstance(one[0], Case)
+
+
+def test_several_processes_share_the_work(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fuzz", "--workers", "2", "--batches", "2", "--only", "no rows"]
+    done = subprocess.run(
+        [*command, "--folder", str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no rows" in done.stdout
