@@ -259,10 +259,8 @@ class Batch:
             solved = self.status == SOLVED
             for v in (*self.point, self.residual):
                 v[~solved] = np.nan
-        certificate, status = (
-            merged_certificate(self.pieces, len(self.status)),
-            [STATUSES[k] for k in self.status.tolist()],
-        )
+        certificate = merged_certificate(self.pieces, len(self.status))
+        status = [STATUSES[k] for k in self.status.tolist()]
         if self.violations:
             certificate.relaxed[list(self.violations)] = True
             for k in self.violations:
