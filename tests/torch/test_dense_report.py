@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import copy
 import gc
-import math
 import pickle
 
 import numpy as np
 import pytest
 import torch
 
-from ffo.engine.info import Times
 from ffo.engine.outcome import Outcome
+from ffo.errors import GradientWarning, InfeasibleError
 from ffo.torch import FFOQPLayer, qp
-from ffo.torch.dense.program import DensePoint, DenseProgram
-from ffo.torch.dense.report import Backward, DenseReport
-from ffo.torch.dense.solve import DenseSolution
-from ffo.torch.dense.verify import Verdict
+from ffo.torch.dense.program import DenseProgram
 
 D = torch.float64
 
@@ -77,28 +73,57 @@ def test_a_layer_that_was_called_can_be_copied(copied: object) -> None:
     assert other.info is not layer.info
 
 
-@pytest.mark.parametrize("natural", [0.0, 1e-14, 1e-10, 0.9e-5, 1.1e-5])
-@pytest.mark.parametrize("margin", [math.inf, 1.0, 1e-5, 1.1e-9, 0.9e-9, 0.0])
-@pytest.mark.parametrize("residual", [0.0, 0.9e-6, 2e-6])
-def test_the_worst_of_a_batch_is_judged_as_the_certificate_judges_it(
-    natural: float, margin: float, residual: float
-) -> None:
-    """Warnings follow the worst numbers of a batch: they have to, and may, where one sample is not good."""
+def kinked(reduction: str) -> tuple[FFOQPLayer, list[torch.Tensor]]:
+    """A layer, its solutions and their gradients: the second sample stands at a kink, the fourth on two equal rows."""
+    layer, eye = FFOQPLayer(reduction=reduction), torch.eye(2, dtype=D)  # type: ignore[arg-type]
+    p = torch.tensor([[0.3, -2.0], [-1.1, -0.1], [0.5, 0.4], [-8.0, -8.0]], dtype=D, requires_grad=True)
+    G = torch.cat([eye, torch.ones(2, 2, dtype=D)]).requires_grad_()
+    h = torch.tensor([[1.0, 5, 10, 10], [1, 5, 10, 10], [1, 5, 10, 10], [5, 5, 3, 3]], dtype=D, requires_grad=True)
+    Q = (eye + 0.1).requires_grad_()
+    z = layer(Q, p, G, h)
+    with pytest.warns(GradientWarning):
+        z.square().sum().backward()
+    return layer, [z.detach(), *(v.grad for v in (Q, p, G, h))]
 
-    def batch(value: float, harmless: float) -> torch.Tensor:
-        return torch.tensor([harmless, value, harmless], dtype=D)
 
-    sides = torch.zeros(3, 1, dtype=torch.int8)
-    verdict = Verdict(batch(natural, 0.0), batch(margin, 1.0), sides, sides)
-    empty = torch.zeros(3, 1, dtype=D)
-    solution = DenseSolution(
-        DensePoint(empty, empty, empty), sides, sides, verdict, True, torch.zeros(3, dtype=int), ("somebody",) * 3
-    )
-    report, done = DenseReport(solution, Times()), Backward(batch(residual, 0.0), None, 0.0)
-    report.backward = done
-    certificate = report.info().certificate
-    assert certificate is not None
-    assert report._quiet(done) == certificate.good.all()
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_what_is_in_doubt_is_left_to_the_core(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, found = kinked(reduction)
+    monkeypatch.setattr(qp, "worthwhile", lambda given: False)
+    core, expected = kinked(reduction)
+    assert layer.info is not None
+    assert core.info is not None
+    assert [name.startswith("batched") for name in layer.info.solver] == [True, False, True, False]
+    for f, e in zip(found, expected, strict=True):
+        torch.testing.assert_close(f, e, rtol=1e-9, atol=1e-12)
+    assert layer.info.certificate is not None
+    assert core.info.certificate is not None
+    assert layer.info.certificate.good.tolist() == core.info.certificate.good.tolist()
+    assert not layer.info.certificate.good[3]
+
+
+def test_a_report_read_before_backward_learns_of_doubts_of_the_core() -> None:
+    layer, eye = FFOQPLayer(), torch.eye(2, dtype=D)
+    p = torch.tensor([[0.3, -2.0], [-1.0, -0.1]], dtype=D, requires_grad=True)
+    z, info = layer.call(eye, p, eye, torch.ones(2, dtype=D))
+    with pytest.warns(GradientWarning):
+        z.sum().backward()
+    assert info.certificate.good.tolist() == [True, False]
+
+
+def test_failures_are_named_by_their_place_in_the_batch() -> None:
+    layer, eye = FFOQPLayer(), torch.eye(2, dtype=D)
+    h = torch.ones(3, 4, dtype=D)
+    h[2, 2] = -5.0
+    blocks = (eye + 0.1, torch.ones(3, 2, dtype=D), torch.cat([eye, -eye]), h)
+    with pytest.raises(InfeasibleError, match="sample 2"):
+        layer(*blocks)
+    layer = FFOQPLayer(on_fail="nan")
+    z = layer(*blocks)
+    assert z.isnan().any(dim=1).tolist() == [False, False, True]
+    assert layer.info is not None
+    assert layer.info.ok.tolist() == [True, True, False]
+    assert list(layer.info.proofs) == [2]
 
 
 @pytest.mark.parametrize("kept", [DenseProgram, Outcome], ids=["device", "core"])

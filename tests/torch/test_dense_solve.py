@@ -14,7 +14,7 @@ from ffo.torch.dense import interior, solve
 from ffo.torch.dense.ghost import DenseGhost
 from ffo.torch.dense.interior import interior_point
 from ffo.torch.dense.program import DensePoint, DenseProgram
-from ffo.torch.dense.solve import solve_dense
+from ffo.torch.dense.solve import PIVOTING, solve_dense
 
 INF = torch.inf
 
@@ -84,8 +84,8 @@ def test_interior_point_gives_up_on_the_infeasible() -> None:
 def test_solutions_are_those_of_the_core(bounds: bool) -> None:
     program = random_program(5, bounds=bounds)
     found, k = solve_dense(program), program.equalities
-    assert found.solved
-    assert found.solver == ("batched interior point",) * program.batch
+    assert found.solved.all()
+    assert PIVOTING in found.solver
     v = {name: getattr(program, name).numpy() for name in ("Q", "p", "R", "low", "upp", "lb", "ub")}
     G, h, lower, A, b = v["R"][:, k:], v["upp"][:, k:], v["low"][:, k:], v["R"][:, :k], v["upp"][:, :k]
     core = solve_qp_batch(v["Q"], v["p"], G, h, A, b, lb=v["lb"], ub=v["ub"], lower=lower)
@@ -138,17 +138,17 @@ def test_what_the_batch_shares_is_factorized_once() -> None:
 def test_the_ghost_of_verification_serves_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solve, "EXACT", 0.0)  # polish every point
     solution = solve_dense(random_program(8))
-    assert solution.solved
+    assert solution.solved.all()
     assert solution.ghost is not None
     assert torch.equal(solution.ghost.row_side, solution.rows)
     assert torch.equal(solution.ghost.bound_side, solution.bounds)
 
 
 def test_points_are_merged_by_sample() -> None:
-    a, b = (DensePoint(*(torch.full((2, k), v) for k in (3, 2, 3))) for v in (1.0, 2.0))
-    merged = a.where(torch.tensor([True, False]), b)
+    a, b = (DensePoint(*(torch.full((size, k), v) for k in (3, 2, 3))) for v, size in ((1.0, 2), (2.0, 1)))
+    merged = a.put(torch.tensor([1]), b)
     assert merged.z.tolist() == [[1.0] * 3, [2.0] * 3]
-    assert merged.lam.tolist() == [[1.0] * 2, [2.0] * 2]
+    assert merged.take(torch.tensor([1])).lam.tolist() == [[2.0] * 2]
 
 
 def test_threads_of_the_caller_are_restored() -> None:

@@ -109,6 +109,21 @@ class Info:
         found[list(self.violations)] = [each.size for each in self.violations.values()]
         return found
 
+    def take_in(self, other: Info, samples: Array) -> None:
+        """Put in the report on some samples (by number), made elsewhere."""
+        solver = list(self.solver)
+        for k, i in enumerate(samples.tolist()):
+            self.status[i], solver[i] = other.status[k], other.solver[k]
+            for mine, theirs in ((self.detail, other.detail), (self.proofs, other.proofs)):
+                mine.update({i: theirs[k]} if k in theirs else {})  # type: ignore[arg-type, dict-item]
+            if k in other.violations:
+                self.violations[i] = other.violations[k]
+        self.solver, self.warm_hits = tuple(solver), self.warm_hits + other.warm_hits
+        for name in ("residual", "iterations", "retried", "rescued"):
+            getattr(self, name)[samples] = getattr(other, name)
+        if self.certificate is not None and other.certificate is not None:
+            self.certificate = self.certificate.put(samples, other.certificate)
+
     def add_pass(self, seconds: float, residual: Array, *evidence: Array | None) -> None:
         """Take in a pass through the derivative: how long it took, and what `Certificate.after_backward` takes."""
         assert self.certificate is not None

@@ -127,6 +127,13 @@ class Certificate:
             known["margin_ratio"] = np.where(self.weakly_active & ~kinked, 0.0, self.margin_ratio)
         return Certificate(**known)
 
+    def put(self, samples: Array, other: Certificate) -> Certificate:
+        """This one with some samples (by number) replaced."""
+        found = {name: value.copy() for name, value in vars(self).items()}
+        for name, value in found.items():
+            value[samples] = getattr(other, name)
+        return Certificate(**found)
+
     def reasons(self, sample: int) -> list[str]:
         """Why the gradient of a sample is not called good; empty if it is."""
         k, found = sample, []

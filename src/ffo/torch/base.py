@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol, Self
 
@@ -74,8 +74,14 @@ class OptimizationLayer(torch.nn.Module):
         batch: int | None,
         solver_args: Mapping[str, Any] | None,
         keys: list[Hashable] | None,
+        *,
+        receive: Callable[[Info], None] | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """Solve a canonical problem for tensors and keys that have been checked."""
+        """Solve a canonical problem for tensors and keys that have been checked.
+
+        Args:
+            receive: takes the report instead of the layer; gradients of shared parameters are sums then.
+        """
         call = LayerCall(
             self.engine,
             canonical,
@@ -84,8 +90,8 @@ class OptimizationLayer(torch.nn.Module):
             keys,
             dict(solver_args or {}),
             self.sampler,
-            self.reduction == "mean",
-            self._receive,
+            self.reduction == "mean" and receive is None,
+            receive or self._receive,
         )
         if not params:
             outputs, _ = call.solve([])

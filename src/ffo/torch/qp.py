@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 
-from ffo.engine import Options, Smoothing
+from ffo.engine import Info, Options, Smoothing
 from ffo.engine.call import call_keys
 from ffo.engine.options import OnFail, check_relaxed
 from ffo.errors import InputError
@@ -140,13 +140,22 @@ class FFOQPLayer(OptimizationLayer):
             found = self._dense(given, named)
             if found is not None:
                 return QPSolution(*found) if self.duals else found[0]
+        found = self._core(given, solver_args, named)
+        return QPSolution(*found) if self.duals else found[0]
+
+    def _core(
+        self,
+        given: Given,
+        solver_args: Mapping[str, Any] | None,
+        keys: list[Hashable] | None,
+        receive: Callable[[Info], None] | None = None,
+    ) -> tuple[torch.Tensor, ...]:
         blocks = read_blocks(given)
         canonical = quadratic_problem(blocks.structure, self.duals)
         names = blocks.structure.parameters
         values = [blocks.values[name] for name in names]
         batched = tuple(v.ndim == 2 for v in values)
-        found = self._run(canonical, values, batched, blocks.batch, solver_args, named)
-        return QPSolution(*found) if self.duals else found[0]
+        return self._run(canonical, values, batched, blocks.batch, solver_args, keys, receive=receive)
 
     def _dense(self, given: Given, keys: list[Hashable] | None) -> tuple[torch.Tensor, ...] | None:
         """The solution by dense batched algebra on a device; None where that does not apply or does not verify."""
@@ -157,7 +166,14 @@ class FFOQPLayer(OptimizationLayer):
         if not worthwhile(given):
             return None
         derivative = torch.is_grad_enabled() and any(t.requires_grad for t in given.tensors.values())
-        plan = DensePlan(given.form, derivative, self.duals, self.reduction)
+
+        def core(blocks: dict[Name, torch.Tensor], samples: list[int]) -> tuple[tuple[torch.Tensor, ...], Info]:
+            reports: list[Info] = []
+            named = None if keys is None else [keys[k] for k in samples]
+            outputs = self._core(read_given(blocks), None, named, reports.append)
+            return outputs, reports[0]
+
+        plan = DensePlan(given.form, derivative, self.duals, self.reduction, core)
         known = None if keys is None else Remembered(self._sets, keys)
         try:
             return DenseSolve.apply(plan, known, self._receive, *given.tensors.values())

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 
 import torch
 
-from ffo.kernels.point import WEAK
-from ffo.probes import PROBE
 from ffo.torch.dense.program import (
     SINGULAR,
     DensePoint,
@@ -34,9 +32,8 @@ from ffo.torch.dense.program import (
 )
 
 REGULARISATION = 1e-8
-#: pivots of S, relative to its diagonal, below which active rows may depend on each other; the share of a
-#: random combination that is left where they do, after how many steps
-DEPENDENT, LEFT, CONTRACTIONS = 1e-5, 1e-3, 4
+#: pivots of S, relative to its diagonal, below which active rows may depend on each other
+DEPENDENT = 1e-5
 #: pivots of S, relative to its diagonal, that are nothing but rounding: rows that are merely close to each
 #: other have larger ones, and shifted by more than those S would not even be refined
 ROUNDING = 1e-13
@@ -154,15 +151,17 @@ class DenseGhost:
         else:  # (batch or 1, k, f), and the lengths of its rows (batch or 1, k)
             self.R, self.norms = picked(program.R, self.active.index), self.active.pick(program.norms)
         self.hold: Tensor | None = None
+        self._least: Tensor | None = None
         self.curvature = self._curvature()
         #: (batch or 1, k) what makes a residual of a row a force (costs may have any size), zero at the fillers;
         #: more where rows are close to each other
         self.weights = self.active.only(self.curvature.size) / self.norms
         self.V = self._whitened()  # (batch or 1, f, k)
+        #: the factor of S, and (batch or 1,) its least pivot relative to the diagonal of S
         self.S, self.row_pivot = _complement(self.V, self.active.filler)
-        if self.row_pivot < DEPENDENT:  # what such rows leave of a residual is all that holds u in some direction
-            pivots = self.S.diagonal(dim1=1, dim2=2).square() / self.S.square().sum(dim=2)
-            self.weights = self.weights / pivots.amin(dim=1, keepdim=True).sqrt()
+        # What nearly dependent rows leave of a residual is all that holds u in some direction.
+        near = torch.where(self.row_pivot < DEPENDENT, self.row_pivot, 1.0)
+        self.weights = self.weights / near.sqrt().unsqueeze(1)
 
     def _curvature(self) -> _Diagonal | _Full:
         program, free = self.program, self.free
@@ -178,8 +177,14 @@ class DenseGhost:
         if bool(weak.any()):
             self.hold = torch.where(weak, size, torch.zeros_like(pivot))  # (batch, 1)
             R = self.R * self.active.only(1.0 / self.norms).unsqueeze(2)
-            L, _ = _cholesky(Q + self.hold.unsqueeze(2) * (R.mT @ R), free.filler)
+            L, self._least = _cholesky(Q + self.hold.unsqueeze(2) * (R.mT @ R), free.filler)
         return _Full(Q, L, size)
+
+    @property
+    def sound(self) -> Tensor:
+        """(batch or 1,) whether active rows are clearly independent, and hold what the curvature does not."""
+        independent = self.row_pivot >= DEPENDENT
+        return independent if self._least is None else independent & (self._least.squeeze(1) >= SINGULAR)
 
     def _whitened(self) -> Tensor:
         """H^(-1/2) R', zero at the fillers; where no variable is held, the program has it for all rows."""
@@ -263,44 +268,6 @@ class DenseGhost:
         forces = torch.cat([left_x, left_a * self.weights.unsqueeze(2)], dim=1)
         return left_x, left_a, largest(forces.squeeze(2)) / scale
 
-    def dependent(self) -> Tensor | None:
-        """(batch,) whether active rows and bounds, not all of them equalities, depend on each other; None: nowhere.
-
-        Two sides of one row or variable that meet do so too.
-        """
-        program, k = self.program, self.program.equalities
-        found = []
-        if program.two_sided:
-            found.append(_pinched(self.row_side[:, k:], program.low[:, k:], program.upp[:, k:]))
-        if program.bounded:
-            found.append(_pinched(self.bound_side, program.lb, program.ub))
-        if self.row_pivot < DEPENDENT:
-            found.append(self._combined())
-        some = torch.stack(found).any(dim=0) if found else None
-        return some if some is not None and bool(some.any()) else None
-
-    def _combined(self) -> Tensor:
-        """(batch,) whether combinations of active rows, not all of them equalities, vanish.
-
-        With D the diagonal of S, v -> e (S + eD)^-1 D v keeps what S maps to zero and takes the rest away. Of a
-        random v it leaves a combination of rows that vanishes on the free variables; elsewhere bounds take part.
-        """
-        program = self.program
-        S = _gram(self.V, self.active.filler)
-        size = positive(S.diagonal(dim1=1, dim2=2))
-        L, _ = torch.linalg.cholesky_ex(raised(S, REGULARISATION * size))
-        generator = torch.Generator().manual_seed(PROBE)
-        drawn = torch.randn(program.r, generator=generator, dtype=size.dtype).to(size.device)
-        y = self.active.take(drawn.expand(program.batch, -1))  # in units in which D is the identity
-        root = size.sqrt()
-        for _ in range(CONTRACTIONS):
-            y = REGULARISATION * root * torch.cholesky_solve((root * y).unsqueeze(2), L).squeeze(2)
-        inequality = self.active.pick((~program.equal).to(y.dtype).expand(program.batch, -1))
-        v = self.active.put(y / root, program.r)
-        on_bounds = torch.where(self.bound_side != 0, program.pull(v), 0.0)
-        part = (y.abs() > LEFT).any(dim=1) & (largest(on_bounds) > LEFT * largest(program.norms * v))
-        return part | ((y * inequality).abs() > LEFT).any(dim=1)
-
     def polished(self, point: DensePoint) -> DensePoint:
         """The solution of the equality-constrained program on the active set, from a point near it."""
         program = self.program
@@ -313,12 +280,6 @@ class DenseGhost:
         u, t, _ = self.solve(-program.stationarity(z, lam), r_rows)
         z, lam = z + u, lam + t
         return DensePoint(z, lam, self.on_bounds(-program.p, z, lam))
-
-
-def _pinched(active: Tensor, low: Tensor, upp: Tensor) -> Tensor:
-    """(batch,) whether an active side (batch, k) meets the other one."""
-    size = torch.where(active > 0, upp, low).abs()
-    return ((active != 0) & (upp - low <= WEAK * size)).any(dim=1)
 
 
 def picked(M: Tensor, index: Tensor | None) -> Tensor:
@@ -363,25 +324,25 @@ def _gram(V: Tensor, filler: Tensor | None) -> Tensor:
     return S
 
 
-def _complement(V: Tensor, filler: Tensor | None) -> tuple[Tensor, float]:
+def _complement(V: Tensor, filler: Tensor | None) -> tuple[Tensor, Tensor]:
     """The factor of S = V'V (batch or 1, k, k), 1 at the fillers, with a small shift where rows depend on
-    each other to rounding, and the least of its pivots relative to the diagonal of S."""
+    each other to rounding, and the least of its pivots (batch or 1,) relative to the diagonal of S."""
     S = _gram(V, filler)
     L, info = torch.linalg.cholesky_ex(S)
     if not S.shape[1]:
-        return L, 1.0
+        return L, S.new_ones(len(S))
     diagonal = S.diagonal(dim1=1, dim2=2)
     pivot = _least_pivot(L, diagonal)
-    if bool(info.any()) or pivot < ROUNDING:
+    if bool((info.bool() | (pivot < ROUNDING)).any()):
         size = positive(diagonal)
         L, _ = torch.linalg.cholesky_ex(raised(S, REGULARISATION * size))
         pivot = _least_pivot(L, size)
     return L, pivot
 
 
-def _least_pivot(L: Tensor, size: Tensor) -> float:
+def _least_pivot(L: Tensor, size: Tensor) -> Tensor:
     root = L.diagonal(dim1=1, dim2=2)
-    return float((root * root / size).amin())
+    return (root * root / size).amin(dim=1)
 
 
 def _pivot(L: Tensor, scale: Tensor) -> Tensor:

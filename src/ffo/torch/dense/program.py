@@ -23,8 +23,7 @@ SINGULAR = 1e-5
 class DenseProgram:
     """Q (batch or 1, n, n), p (batch, n), R (batch or 1, r, n), low and upp (batch, r), lb and ub
     (batch, n), all float64 on one device; infinite sides are +-inf. The first `equalities` rows are such.
-    Where it is known that no variable has a bound, or no inequality a lower side, `bounded` and `two_sided`
-    are false."""
+    Where it is known that no variable has a bound, `bounded` is false."""
 
     Q: Tensor
     p: Tensor
@@ -35,7 +34,6 @@ class DenseProgram:
     ub: Tensor
     equalities: int
     bounded: bool = True
-    two_sided: bool = True
 
     @property
     def batch(self) -> int:
@@ -76,14 +74,14 @@ class DenseProgram:
     @cached_property
     def white(self) -> White | None:
         """The program in units in which Q is the identity; None where Q is not definite enough for them."""
-        if self.factor is None or not self.n:
+        if self.factor is None or self.factor.shifted or not self.n:
             return None
         L = self.factor.L
         diagonal = L.diagonal(dim1=1, dim2=2)
         most = diagonal.amax(dim=1, keepdim=True)
         if float((diagonal.amin(dim=1, keepdim=True) / most).amin()) < math.sqrt(SINGULAR):
             return None
-        size = unit(self.Q.diagonal(dim1=1, dim2=2)) if self.factor.shifted else most * most
+        size = most * most
         if len(L) < self.batch or len(self.R) < self.batch:
             p = triangular(L, self.p.unsqueeze(2), upper=False).squeeze(2)
             return White(L, triangular(L, self.R.mT, upper=False).mT.contiguous(), p, size)
@@ -104,7 +102,22 @@ class DenseProgram:
         """The program of some samples."""
         Q, R = (M if len(M) == 1 else M[samples] for M in (self.Q, self.R))
         p, low, upp, lb, ub = (v[samples] for v in (self.p, self.low, self.upp, self.lb, self.ub))
-        return DenseProgram(Q, p, R, low, upp, lb, ub, self.equalities, self.bounded, self.two_sided)
+        return DenseProgram(Q, p, R, low, upp, lb, ub, self.equalities, self.bounded)
+
+    def all_rows(self) -> DenseProgram:
+        """The same program with its bounds as the last n rows."""
+        if not self.bounded:
+            return self
+        eye = torch.eye(self.n, dtype=self.p.dtype, device=self.p.device).expand(len(self.R), -1, -1)
+        R, low, upp = (
+            torch.cat([self.R, eye], dim=1),
+            torch.cat([self.low, self.lb], 1),
+            torch.cat([self.upp, self.ub], 1),
+        )
+        none = torch.full_like(self.p, torch.inf)
+        rows = DenseProgram(self.Q, self.p, R, low, upp, -none, none, self.equalities, bounded=False)
+        vars(rows).update({name: vars(self)[name] for name in ("factor", "diagonal") if name in vars(self)})
+        return rows
 
     def curved(self, z: Tensor) -> Tensor:
         """(batch, n) Qz."""
@@ -117,6 +130,25 @@ class DenseProgram:
     def rows(self, z: Tensor) -> Tensor:
         """(batch, r) Rz."""
         return times(self.R, z)
+
+    @cached_property
+    def curvature(self) -> Tensor:
+        """(batch or 1,) largest magnitude in Q."""
+        return self.Q.abs().amax(dim=(1, 2)) if self.n else self.p.new_zeros(1)
+
+    @cached_property
+    def _absolute(self) -> tuple[Tensor, Tensor]:
+        return self.Q.abs(), self.R.abs()
+
+    def magnitudes(self, z: Tensor, lam: Tensor) -> Tensor:
+        """(batch, n) |Q||z| + |R|'|lam|: the sizes of what Qz + R'lam adds up."""
+        Q, R = self._absolute
+        curved = times(Q, z.abs()) if self.diagonal is None else (self.diagonal * z).abs()
+        return added(curved, R.mT, lam.abs())
+
+    def reach(self, z: Tensor) -> Tensor:
+        """(batch, r) |R||z|."""
+        return times(self._absolute[1], z.abs())
 
     def pull(self, lam: Tensor) -> Tensor:
         """(batch, n) R'lam."""
@@ -155,14 +187,14 @@ class DensePoint:
     lam: Tensor
     mu: Tensor
 
-    def where(self, mine: Tensor, other: DensePoint) -> DensePoint:
-        """This one where `mine` (batch,), else the other."""
-        mine = mine.unsqueeze(1)
-        return DensePoint(
-            torch.where(mine, self.z, other.z),
-            torch.where(mine, self.lam, other.lam),
-            torch.where(mine, self.mu, other.mu),
-        )
+    def take(self, which: Tensor) -> DensePoint:
+        """Some samples, by number."""
+        return DensePoint(self.z[which], self.lam[which], self.mu[which])
+
+    def put(self, which: Tensor, other: DensePoint) -> DensePoint:
+        """This one with some samples (by number) replaced."""
+        pairs = ((self.z, other.z), (self.lam, other.lam), (self.mu, other.mu))
+        return DensePoint(*(mine.index_put((which,), theirs) for mine, theirs in pairs))
 
 
 def diagonal_only(Q: Tensor) -> bool:

@@ -8,8 +8,8 @@ import numpy as np
 
 from ffo.engine.info import Info, Times
 from ffo.errors import Status
-from ffo.ghost.certificate import ERROR, RESIDUAL, Certificate
-from ffo.kernels.point import MARGIN_RATIO, WEAK
+from ffo.ghost.certificate import RESIDUAL, Certificate
+from ffo.kernels.point import WEAK
 from ffo.torch.base import warn_of_doubt
 from ffo.torch.dense.program import Tensor
 from ffo.torch.dense.solve import DenseSolution
@@ -20,14 +20,11 @@ class Backward:
     """What a backward pass adds.
 
     Attributes:
-        residual: (batch,) relative residual of the ghost.
-        dependent: (batch,) samples whose active constraints depend on each other, where derivatives in constraints
-            were asked for; None: none.
+        residual: (batch,) relative residual of the ghost, 0 where the core solved it.
         seconds: how long it took.
     """
 
     residual: Tensor
-    dependent: Tensor | None
     seconds: float
 
 
@@ -37,12 +34,13 @@ class DenseReport:
 
     Args:
         times: of the forward pass.
+        left, core: which samples the core solved, and its report on them; None without any.
     """
 
-    def __init__(self, solution: DenseSolution, times: Times) -> None:
+    def __init__(self, solution: DenseSolution, times: Times, left: Tensor | None = None, core: Info | None = None):
         self.natural, self.margin = solution.verdict.natural, solution.verdict.margin
         self.iterations, self.solver, self.warm_hits = solution.iterations, solution.solver, solution.warm_hits
-        self.times = times
+        self.times, self.left, self.core = times, left, core
         self.backward: Backward | None = None
         self._info: Info | None = None
 
@@ -54,30 +52,21 @@ class DenseReport:
         return self._info
 
     def finish(self, backward: Backward) -> None:
-        """Take in a backward pass, and warn where its gradient is in doubt."""
+        """Take in a backward pass, and warn where its gradient is in doubt (the core has warned of its samples)."""
         self.backward = backward
         if self._info is not None:
             self._add_backward(self._info)
-        if not self._quiet(backward):
+        if float(backward.residual.amax()) > RESIDUAL:
             warn_of_doubt(self.info())
 
-    def _quiet(self, backward: Backward) -> bool:
-        """Whether the worst of all samples leaves no doubt (see `Certificate.good`); if not, they are looked at
-        one by one."""
-        if backward.dependent is not None:
-            return False
-        error, margin = float(self.natural.amax()), float(self.margin.amin())
-        settled = error <= min(ERROR, MARGIN_RATIO * margin) and margin > WEAK
-        return settled and float(backward.residual.amax()) <= RESIDUAL
-
     def _made(self) -> Info:
-        natural, margin = self.natural.cpu().numpy(), self.margin.cpu().numpy()
+        natural, margin = self.natural.cpu().numpy().copy(), self.margin.cpu().numpy()
         batch = len(natural)
-        return Info(
+        info = Info(
             status=[Status.SOLVED] * batch,
             solver=self.solver,
             residual=natural.copy(),
-            iterations=self.iterations.cpu().numpy(),
+            iterations=self.iterations.cpu().numpy().copy(),
             warm_hits=self.warm_hits,
             retried=np.zeros(batch, dtype=bool),
             rescued=np.zeros(batch, dtype=bool),
@@ -90,18 +79,18 @@ class DenseReport:
             ),
             times=self.times,
         )
+        if self.core is not None and self.left is not None:
+            info.take_in(self.core, self.left.cpu().numpy())
+        return info
 
     def _add_backward(self, info: Info) -> None:
         done = self.backward
         if done is None or info.certificate is None:
             return
-        batch = len(info.status)
-        info.certificate = replace(
-            info.certificate,
-            dependent=np.zeros(batch, dtype=bool) if done.dependent is None else done.dependent.cpu().numpy(),
-            ghost_residual=done.residual.cpu().numpy(),
-        )
+        info.certificate = replace(info.certificate, ghost_residual=done.residual.cpu().numpy().copy())
         info.times = replace(info.times, backward=done.seconds)
+        if self.core is not None and self.left is not None and self.core.certificate is not None:
+            info.certificate = info.certificate.put(self.left.cpu().numpy(), self.core.certificate)
 
     def __reduce__(self) -> tuple[object, tuple[Info]]:
         return _itself, (self.info(),)  # copies and pickles are of numbers, not of a device's tensors

@@ -1,19 +1,23 @@
 """Solve a batch of dense quadratic programs: a point, its active set, and a verified solution.
 
-The point comes from the batched interior-point method. Its active set is taken to the ghost, whose solution is kept
-only where it satisfies the optimality conditions; where it does not, the active set is read off anew (a semismooth
-Newton step), a few times.
+Programs with a diagonal Q are solved by Newton's method on the dual, definite ones by pivoting, others, and samples on
+which these do not end, by the batched interior-point method. A point that is not exact is taken to the ghost on its
+active set, whose solution is kept only where it satisfies the optimality conditions; where it does not, the active set
+is read off anew (a semismooth Newton step), a few times.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
 from ffo.torch.dense.ghost import DenseGhost
 from ffo.torch.dense.interior import interior_point
+from ffo.torch.dense.pivoting import pivot
 from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor
+from ffo.torch.dense.separable import dual_newton
 from ffo.torch.dense.verify import Verdict, judge
 
 STEPS = 6
@@ -22,20 +26,20 @@ ACCEPT = 1e-10
 #: natural residual up to which a point needs no polish
 EXACT = 1e-13
 #: how solutions of it are reported
-INTERIOR_POINT = "batched interior point"
+INTERIOR_POINT, PIVOTING, DUAL_NEWTON = "batched interior point", "batched pivoting", "batched dual Newton"
 
 
 @dataclass(frozen=True)
 class DenseSolution:
-    """Verified solutions and their active sets (see `Verdict`); `solved` is false if for some sample no active
-    set satisfies the conditions. `ghost` is the one of these active sets, if verification had to make it;
-    `warm_hits` counts the samples for which no solver was asked."""
+    """Points and their active sets (see `Verdict`), `solved` (batch,) where they satisfy the conditions. `ghost` is the
+    one of these active sets, if verification had to make it; `warm_hits` counts the samples for which no solver was
+    asked."""
 
     point: DensePoint
     rows: Tensor
     bounds: Tensor
     verdict: Verdict
-    solved: bool
+    solved: Tensor
     iterations: Tensor
     solver: tuple[str, ...]
     ghost: DenseGhost | None = None
@@ -62,42 +66,58 @@ def solve_dense(program: DenseProgram, eps: float = 1e-7, guess: Guess | None = 
     hits = int(right.sum())
     if hits == program.batch:
         iterations, solver = torch.zeros_like(right, dtype=torch.long), ("",) * hits
-        return DenseSolution(point, guess.rows, guess.bounds, verdict, True, iterations, solver, ghost, hits)
+        return DenseSolution(point, guess.rows, guess.bounds, verdict, right, iterations, solver, ghost, hits)
     which = torch.nonzero(~right).squeeze(1)
     other, counts, names = _points(program.take(which), eps)
-    point = _put(point, which, other)
     iterations = torch.zeros_like(right, dtype=torch.long).index_put((which,), counts)
     asked = dict(zip(which.tolist(), names, strict=True))
     solver = tuple(asked.get(k, "") for k in range(program.batch))
-    return replace(_verified(program, point, iterations, solver), warm_hits=hits)
+    return replace(_verified(program, point.put(which, other), iterations, solver), warm_hits=hits)
 
 
 def _verified(program: DenseProgram, point: DensePoint, iterations: Tensor, solver: tuple[str, ...]) -> DenseSolution:
     """The solution near a point, which is polished where it is not exact."""
     verdict = judge(program, point)
-    rows, bounds = verdict.rows, verdict.bounds
-    if float(verdict.natural.amax()) <= EXACT:
-        return DenseSolution(point, rows, bounds, verdict, True, iterations, solver)
-    solved = verdict.natural <= EXACT
+    rows, bounds, ghost = verdict.rows, verdict.bounds, None
+    todo = verdict.natural > EXACT
     for _ in range(STEPS):
-        ghost = DenseGhost(program, rows, bounds)
-        point = point.where(solved, ghost.polished(point))
-        verdict = judge(program, point)
-        solved = verdict.natural <= ACCEPT
-        if bool(solved.all()):
-            return DenseSolution(point, rows, bounds, verdict, True, iterations, solver, ghost)
-        keep = solved.unsqueeze(1)
-        rows, bounds = torch.where(keep, rows, verdict.rows), torch.where(keep, bounds, verdict.bounds)
-    return DenseSolution(point, rows, bounds, verdict, False, iterations, solver)
-
-
-def _put(point: DensePoint, which: Tensor, other: DensePoint) -> DensePoint:
-    """The point with some samples (by number) replaced."""
-    pairs = ((point.z, other.z), (point.lam, other.lam), (point.mu, other.mu))
-    return DensePoint(*(mine.index_put((which,), theirs) for mine, theirs in pairs))
+        count = int(todo.sum())
+        if not count:
+            break
+        which = torch.nonzero(todo).squeeze(1)
+        few = program if count == program.batch else program.take(which)
+        ghost = DenseGhost(few, rows[which], bounds[which])
+        point = point.put(which, ghost.polished(point.take(which)))
+        verdict = verdict.put(which, judge(few, point.take(which)))
+        ghost = ghost if count == program.batch else None
+        todo = verdict.natural > ACCEPT
+        rows, bounds = (torch.where(todo.unsqueeze(1), new, old) for new, old in
+                        ((verdict.rows, rows), (verdict.bounds, bounds)))  # fmt: skip
+    else:
+        ghost = None
+    return DenseSolution(point, rows, bounds, verdict, verdict.natural <= ACCEPT, iterations, solver, ghost)
 
 
 def _points(program: DenseProgram, eps: float) -> tuple[DensePoint, Tensor, tuple[str, ...]]:
     """A point near the solution, the iterations it took, and whose it is, by sample."""
-    point, _, iterations = interior_point(program, eps)
-    return point, iterations, (INTERIOR_POINT,) * program.batch
+    method = _method(program)
+    if method is None:
+        point, _, iterations = interior_point(program, eps)
+        return point, iterations, (INTERIOR_POINT,) * program.batch
+    name, solve = method
+    point, ended, iterations = solve(program)
+    if bool(ended.all()):
+        return point, iterations, (name,) * program.batch
+    which = torch.nonzero(~ended).squeeze(1)
+    other, _, counts = interior_point(program.take(which), eps)
+    names = [name] * program.batch
+    for k in which.tolist():
+        names[k] = INTERIOR_POINT
+    return point.put(which, other), iterations.index_put((which,), counts), tuple(names)
+
+
+def _method(program: DenseProgram) -> tuple[str, Callable[[DenseProgram], tuple[DensePoint, Tensor, Tensor]]] | None:
+    """What solves programs of this structure in a few steps, None where nothing but the interior point does."""
+    if program.diagonal is not None:
+        return DUAL_NEWTON, dual_newton
+    return (PIVOTING, pivot) if program.white is not None and program.r else None

@@ -1,6 +1,6 @@
 """Is a point the solution, which constraints are active at it, and how far are they from a change?
 
-The same evidence as `ffo.ghost.certificate` asks for, gathered by batched operations.
+The rules of `ffo.kernels.point`, by batched operations: every row is judged in its own units.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor, added, largest, unit
+from ffo.kernels.point import FAR, FARTHEST, FLOOR, VANISHING
+from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor, largest
+
+INF = torch.inf
 
 
 @dataclass(frozen=True)
@@ -20,8 +23,8 @@ class Verdict:
         natural: (batch,) natural residual of the optimality conditions.
         margin: (batch,) smallest distance of a row or bound to a change of its state, both relative to
             the sizes of the sample.
-        rows: (batch, r) in {-1, 0, 1}: active lower side, inactive, active upper side (boolean where there are
-            no lower ones); bounds: (batch, n) the same for variables.
+        rows: (batch, r) in {-1, 0, 1}: active lower side, inactive, active upper side; bounds: (batch, n) the same
+            for variables.
     """
 
     natural: Tensor
@@ -29,49 +32,137 @@ class Verdict:
     rows: Tensor
     bounds: Tensor
 
+    def put(self, which: Tensor, other: Verdict) -> Verdict:
+        """This one with some samples (by number) replaced."""
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Verdict(*(mine.index_put((which,), theirs) for mine, theirs in pairs))
+
 
 def judge(program: DenseProgram, point: DensePoint) -> Verdict:
-    """Judge a point, in units in which variables and costs have size 1."""
-    z, norms, lam = point.z, program.norms, point.lam * program.norms
-    gradient = program.gradient(z)
-    length, costs = unit(z), (program.p, gradient, lam)
-    force = unit(*costs, point.mu) if program.bounded else unit(*costs)
-    left = added(gradient, program.R.mT, point.lam)
-    above = added(program.upp, program.R, z, -1.0)
-    below = program.rows(z) - program.low if program.two_sided or program.equalities else None
-    rows = _Sides(below, above, length * norms, lam / force)
-    side, margin = rows.active, rows.margin
-    if program.equalities:
-        side, margin = torch.where(program.equal, 1, side), torch.where(program.equal, torch.inf, margin)
-    if not program.bounded:
-        conditions = torch.cat([left / force, rows.residual], dim=1)
-        return Verdict(largest(conditions), _least(margin), side, torch.zeros_like(z, dtype=torch.int8))
-    bounds = _Sides(z - program.lb, program.ub - z, length, point.mu / force)
-    conditions = torch.cat([(left + point.mu) / force, rows.residual, bounds.residual], dim=1)
-    return Verdict(largest(conditions), _least(torch.cat([margin, bounds.margin], dim=1)), side, bounds.active)
+    """Judge a point."""
+    z, lam, mu = point.z, point.lam, point.mu
+    curved, reached = program.curved(z), program.rows(z)
+    sides = [_Sides(program.upp - reached, reached - program.low, program.upp, program.low, lam, program.norms)]
+    if program.bounded:
+        sides.append(_Sides(program.ub - z, z - program.lb, program.ub, program.lb, mu, torch.ones_like(z[:1, :1])))
+    size = _sizes(program, z, curved, sides)
+    left = curved + program.p + program.pull(lam) + mu
+    own = program.p.abs() + program.magnitudes(z, lam) + mu.abs()
+    force, length = (
+        torch.minimum(size.force, FAR * size.implied_force),
+        torch.minimum(torch.maximum(largest(z), VANISHING * size.length), FAR * size.implied_length),
+    )
+    rows = [each.judged(size, length, program.reach(z) if k == 0 else z.abs(), program.equal if k == 0 else None)
+            for k, each in enumerate(sides)]  # fmt: skip
+    work = force * length + (program.p * z).abs().sum(dim=1) + sum(each.work for each in rows)
+    loss = (left * z).sum(dim=1) + sum(each.loss for each in rows)
+    parts = [_ratio(left, own + FLOOR * force.unsqueeze(1)), _ratio(loss, work).unsqueeze(1), *(r.worst for r in rows)]
+    natural = torch.cat(parts, dim=1).nan_to_num(nan=INF).amax(dim=1)
+    margin = torch.stack([each.margin for each in rows]).amin(dim=0)
+    bounds = rows[1].active if program.bounded else torch.zeros_like(z, dtype=torch.int8)
+    return Verdict(natural, margin, rows[0].active, bounds)
 
 
+@dataclass(frozen=True)
+class _Sizes:
+    """Natural sizes (batch,): of z, of the objective's gradient, and what the data alone implies for both."""
+
+    length: Tensor
+    force: Tensor
+    implied_length: Tensor
+    implied_force: Tensor
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """What rows show: the state of each (batch, k), residuals (batch, some), the distance to a change (batch,), and
+    what they add to the work done by residuals and by the data."""
+
+    active: Tensor
+    worst: Tensor
+    margin: Tensor
+    loss: Tensor
+    work: Tensor
+
+
+@dataclass(frozen=True)
 class _Sides:
-    """Distances to lower and upper sides in some unit, with multipliers, all (batch, k); `below` is None where no
-    row has a lower side.
+    """Rows (batch, k): distances to their upper and lower sides, the sides, multipliers, and lengths of the rows."""
 
-    The side that is active is the one whose distance the multiplier exceeds (the rule of `ffo.kernels.point`).
-    At a solution there is nothing in both: the residual is what the distances leave of the multiplier.
-    """
+    above: Tensor
+    below: Tensor
+    upp: Tensor
+    low: Tensor
+    multiplier: Tensor
+    norms: Tensor
 
-    def __init__(self, below: Tensor | None, above: Tensor, unit: Tensor, multiplier: Tensor) -> None:
-        above = above / unit
-        if below is None:
-            self.active = multiplier > above
-            self.residual = torch.minimum(multiplier, above)
-            self.margin = torch.maximum(multiplier.abs(), above)
-            return
-        below = below / unit
-        self.active = (multiplier > above).to(torch.int8) - (multiplier < -below).to(torch.int8)
-        # Sides that cross can be kept to one at a time.
-        self.residual = torch.maximum(multiplier.clamp(-below, above).abs(), -below)
-        self.margin = torch.maximum(multiplier.abs(), torch.minimum(above, below))
+    def judged(self, size: _Sizes, length: Tensor, reach: Tensor, equal: Tensor | None) -> _Judged:
+        """Args: length (batch,) of z by which rows are judged; reach (batch, k): sizes of what a row adds up."""
+        unit = self.norms * size.length.unsqueeze(1)
+        above, below = self.above / unit, self.below / unit
+        pull = self.multiplier * self.norms / size.force.unsqueeze(1)
+        state = (pull > above).to(torch.int8) - (pull < -below).to(torch.int8)
+        margin = torch.minimum((above - pull).abs(), (below + pull).abs())
+        if equal is not None:
+            state, margin = torch.where(equal, 1, state).to(torch.int8), torch.where(equal, INF, margin)
+        side = torch.where(state > 0, self.upp, torch.where(state < 0, self.low, 0.0))
+        gap = torch.where(state > 0, self.above, torch.where(state < 0, -self.below, 0.0))
+        broken = torch.maximum(-self.above, -self.below)  # sides that cross can be kept to one at a time
+        short = torch.maximum(gap.abs(), broken.clamp_min(0.0))
+        own = side.abs() + reach + FLOOR * length.unsqueeze(1) * self.norms
+        counted = torch.clamp(FAR * size.implied_force / size.force, max=1.0).unsqueeze(1)
+        idle = torch.where(state == 0, pull.abs(), 0.0) / counted
+        wrong = torch.where(equal if equal is not None else state == 0, 0.0, (-state * pull).clamp_min(0.0)) / counted
+        met = torch.where(state != 0, _ratio(gap, unit), 0.0)
+        met = met if equal is None else torch.where(equal, 0.0, met)
+        parts = torch.cat([_ratio(short, own), idle, wrong, met.abs()], dim=1)
+        held = torch.where(state != 0, self.multiplier, 0.0)
+        return _Judged(
+            state, parts, margin.amin(dim=1) if margin.shape[1] else margin.new_full((len(margin),), INF),
+            -(held * gap).sum(dim=1), (held * side).abs().sum(dim=1),
+        )  # fmt: skip
+
+    def farthest(self) -> Tensor:
+        """(batch,) the largest distance to a side, in lengths of z."""
+        far = torch.maximum(_finite(self.upp, self.above), _finite(self.low, self.below))
+        return largest(far / self.norms)
+
+    def nearest(self) -> Tensor:
+        """(batch,) the smallest side that is not zero, in lengths of z; infinite without any."""
+        both = torch.cat([self.upp.abs() / self.norms, self.low.abs() / self.norms], dim=1)
+        both = torch.where(both > 0, both, INF)
+        return both.amin(dim=1) if both.shape[1] else both.new_full((len(both),), INF)
+
+    def force(self) -> Tensor:
+        return largest(self.multiplier * self.norms)
 
 
-def _least(v: Tensor) -> Tensor:
-    return v.amin(dim=1) if v.shape[1] else v.new_full((v.shape[0],), torch.inf)
+def _sizes(program: DenseProgram, z: Tensor, curved: Tensor, sides: list[_Sides]) -> _Sizes:
+    """See `ffo.kernels.point.sizes`."""
+    curvature = program.curvature
+    length, gradient = largest(z), largest(program.p)
+    force = torch.maximum(largest(curved), gradient)
+    reach = torch.where(curvature > 0, force / curvature, 0.0)
+    slack = torch.stack([each.farthest() for each in sides]).amax(dim=0)
+    side = torch.stack([each.nearest() for each in sides]).amin(dim=0)
+    side = torch.where(side < INF, side, 0.0)
+    force = torch.stack([force, *(each.force() for each in sides)]).amax(dim=0)
+    implied = torch.maximum(torch.where(curvature > 0, gradient / curvature, 0.0), side)
+    side = torch.where(length > 0, torch.minimum(side, FARTHEST * length), side)
+    least = VANISHING * torch.maximum(reach, side)
+    least = torch.where((least == 0) | ((gradient == 0) & (side == 0)), 1.0, least)
+    length = torch.maximum(length, least)
+    length = torch.maximum(length, torch.minimum(slack, FAR * length))
+    least = VANISHING * torch.maximum(gradient, curvature * length)
+    force = torch.maximum(force, torch.where(least > 0, least, 1.0))
+    implied_force = torch.maximum(gradient, curvature * implied)
+    return _Sizes(length, force, *(torch.where(v > 0, v, INF) for v in (implied, implied_force)))
+
+
+def _finite(side: Tensor, v: Tensor) -> Tensor:
+    return torch.where(side.isfinite(), v.abs(), 0.0)
+
+
+def _ratio(v: Tensor, unit: Tensor) -> Tensor:
+    """|v| / unit, zero where v is."""
+    return torch.where(v == 0, 0.0, v.abs() / unit)

@@ -40,10 +40,12 @@ class Remembered:
         return Guess(spread(rows), spread(bounds), spread(np.ones((len(known), 1), dtype=bool)).squeeze(1))
 
     def keep(self, guess: Guess | None, solution: DenseSolution) -> None:
-        """Remember the active sets of a solution that was found with that guess."""
+        """Remember the active sets of the samples that were solved, with that guess."""
         if guess is not None:
             self.sets.attempts.record(2 * solution.warm_hits >= len(self.keys))
-        self.sets.memory.remember(self.keys, solution.rows.cpu().numpy(), solution.bounds.cpu().numpy())
+        solved = solution.solved.cpu().numpy()
+        keys = [key for key, good in zip(self.keys, solved.tolist(), strict=True) if good]
+        self.sets.memory.remember(keys, *(v.cpu().numpy()[solved] for v in (solution.rows, solution.bounds)))
 
 
 def _spread(v: Array, known: Array, batch: int) -> Array:

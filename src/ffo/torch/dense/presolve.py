@@ -1,0 +1,101 @@
+"""Rows with a single entry are bounds: found once for a matrix that the batch shares, and undone on the way out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ffo.torch.dense.program import Tensor
+
+INF = torch.inf
+
+
+@dataclass(frozen=True)
+class SingleRows:
+    """The rows of R with one entry, `rows` (k,) by number, their columns and entries (k,); `rest` are the others."""
+
+    rows: Tensor
+    columns: Tensor
+    entries: Tensor
+    rest: Tensor
+
+    @classmethod
+    def of(cls, R: Tensor, equalities: int) -> SingleRows | None:
+        """Of R (batch or 1, r, n), but for its equalities; None where there are none, or samples have rows of their
+        own."""
+        if len(R) > 1 or R.shape[1] <= equalities:
+            return None
+        there = R[0] != 0
+        single = there.sum(dim=1) == 1
+        single[:equalities] = False
+        rows = torch.nonzero(single).squeeze(1)
+        if not len(rows):
+            return None
+        columns = there[rows].to(torch.int8).argmax(dim=1)
+        return cls(rows, columns, R[0, rows, columns], torch.nonzero(~single).squeeze(1))
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Bounds made of single rows: which row each bound (batch, n) is of, by its place among them; -1: of none."""
+
+    single: SingleRows
+    upper: Tensor
+    lower: Tensor
+    size: int
+
+    def rows(self, of_bounds: Tensor, of_rest: Tensor, side: Tensor, per_entry: bool = True) -> Tensor:
+        """What belongs to all rows (batch, r), of values at active bounds (batch, n) and at the rest of the rows.
+
+        Args:
+            side: (batch, n) in {-1, 0, 1}, which bound is active.
+            per_entry: whether a row's value is its bound's divided by the entry, as multipliers are; else it has its
+                sign turned where the entry is negative.
+        """
+        found = of_rest.new_zeros(len(of_rest), self.size)
+        found[:, self.single.rest] = of_rest
+        weight = 1 / self.single.entries if per_entry else self.single.entries.sign()
+        value = of_bounds[:, self.single.columns] * weight.to(of_bounds.dtype)
+        place = torch.arange(len(self.single.rows), device=side.device)
+        owner = torch.where(side > 0, self.upper, self.lower)[:, self.single.columns]
+        mine = (side[:, self.single.columns] != 0) & (owner == place)
+        found[:, self.single.rows] = torch.where(mine, value, 0).to(found.dtype)
+        return found
+
+    def own(self, of_bounds: Tensor, side: Tensor) -> Tensor:
+        """What is left for bounds that were given as such (batch, n)."""
+        owner = torch.where(side > 0, self.upper, self.lower)
+        return torch.where(owner < 0, of_bounds, 0.0)
+
+    def bounds(self, of_bounds: Tensor, of_rows: Tensor, side: Tensor) -> Tensor:
+        """The adjoint of `rows` and `own`: what falls to bounds (batch, n) of values at bounds and at all rows."""
+        owner = torch.where(side > 0, self.upper, self.lower)
+        value = of_rows[:, self.single.rows] / self.single.entries
+        theirs = torch.gather(value, 1, owner.clamp_min(0))
+        return torch.where(side == 0, 0.0, torch.where(owner < 0, of_bounds, theirs))
+
+
+def with_bounds(
+    single: SingleRows, low: Tensor, upp: Tensor, lb: Tensor, ub: Tensor
+) -> tuple[Owners, Tensor, Tensor, Tensor, Tensor]:
+    """Owners, the sides of the rest of the rows, and bounds (batch, n) that include the single rows."""
+    a, b = upp[:, single.rows] / single.entries, low[:, single.rows] / single.entries
+    negative = single.entries < 0
+    above, below = torch.where(negative, b, a), torch.where(negative, a, b)
+    new_ub, upper = _tightest(single.columns, above, ub)
+    new_lb, lower = _tightest(single.columns, -below, -lb)
+    owners = Owners(single, upper, lower, upp.shape[1])
+    return owners, low[:, single.rest], upp[:, single.rest], -new_lb, new_ub
+
+
+def _tightest(columns: Tensor, side: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+    """The least of the sides (batch, k) of each column and the given bound (batch, n), and which one that is; the
+    first, the given one before all, where several are."""
+    where = columns.expand(len(side), -1)
+    least = given.clone().scatter_reduce(1, where, side, "amin")
+    place = torch.arange(side.shape[1], device=side.device).expand_as(side)
+    none = side.shape[1]
+    mine = torch.where(side == torch.gather(least, 1, where), place, none)
+    first = torch.full_like(given, none, dtype=torch.long).scatter_reduce(1, where, mine, "amin")
+    return least, torch.where((least == given) | (first == none), -1, first)
