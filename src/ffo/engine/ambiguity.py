@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ffo.ghost.oracle import NullVectors
+from ffo.ghost.oracle import LARGE_U, LARGE_W, MEETS_U, MEETS_W, NullVectors
 from ffo.program.affine import DataGradient
 from ffo.program.cone import ConeProgram
 from ffo.program.sparse import SparseBatch
@@ -45,7 +45,7 @@ def open_gradients(
     active rows depend on each other; `sees` as in `Sensitivity`."""
     k = null.samples
     x, y, u, w = (v[k] for v in (gradient.x, gradient.y, gradient.u, gradient.v))
-    large_u, large_w, meets_u, meets_w = sees[k].T[:, :, None]
+    large_u, large_w, meets_u, meets_w = (sees[k, column, None] for column in (LARGE_U, LARGE_W, MEETS_U, MEETS_W))
     u, w, no_x, no_y = u * large_u, w * large_w, np.zeros_like(x), np.zeros_like(y)
     sides = np.where(null.w[:, ~equalities].any(axis=1, keepdims=True), -null.w, 0.0)  # equalities stay consistent
     ambiguous = felt(DataGradient(x, y, null.u * meets_u, no_y, no_y))

@@ -12,17 +12,13 @@ import numpy as np
 from ffo.engine.ambiguity import Felt, Seen, all_data, all_outputs, open_gradients, open_tangents
 from ffo.engine.info import Info
 from ffo.ghost.certificate import RESIDUAL, Certificate
-from ffo.ghost.oracle import Linearization, NullVectors, Sensitivity
+from ffo.ghost.oracle import MEETS_U, Linearization, NullVectors, Sensitivity
 from ffo.program.affine import DataGradient
 from ffo.program.cone import ConeProgram
 from ffo.program.presolve import Presolve
 from ffo.program.sparse import negated
 
 Array = np.ndarray
-
-#: what a loss of multipliers `sees` (`Sensitivity`) in any case: costs that move along a null vector of variables
-#: choose among solutions, and rows that were not active come to carry a force
-MULTIPLIERS_SEE = np.array([False, False, True, False])
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,10 @@ class Outcome:
         gradient = DataGradient(only(self.solved, self.x), only(self.solved, self.y), found.u, found.w)
         null = self._null
         if null is not None:
-            sees = found.sees | (MULTIPLIERS_SEE & c_y.any(axis=1, keepdims=True))
+            sees = found.sees.copy()
+            # Costs that move along a null vector of variables choose among solutions: rows that were not active come
+            # to carry a force, and a loss of multipliers sees that in any case.
+            sees[:, MEETS_U] |= c_y.any(axis=1)
             self._report(found, start, *open_gradients(null, self.program.cones.equalities, gradient, sees, felt))
         else:
             self._report(found, start)

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from ffo.ghost.certificate import RESIDUAL, Certificate
-from ffo.ghost.oracle import Linearization, NullVectors, Sensitivity, Way
+from ffo.ghost.oracle import LARGE_U, LARGE_W, MEETS_U, MEETS_W, Linearization, NullVectors, Sensitivity, Way
 from ffo.kernels import newton as columns
 from ffo.kernels.batch import FACTORS, KernelPlan, State, state_bytes
 from ffo.kernels.kkt import Full
@@ -137,10 +137,10 @@ class Compiled(Linearization):
             scale_u, scale_w = self.plan.scales(self.state, k)
             u, w = u[at] / scale_u, w[at] / scale_w
             least = SEEN * np.maximum(_largest(u), _largest(w))
-            for column, (v, open_along) in enumerate([(u, null.u), (w, null.w)]):
-                large = np.abs(v) > least
-                sees[at, column] |= large.any(axis=1)
-                sees[at, 2 + column] |= (large & (open_along != 0)).any(axis=1)
+            for v, open_along, large, meets in ((u, null.u, LARGE_U, MEETS_U), (w, null.w, LARGE_W, MEETS_W)):
+                there = np.abs(v) > least
+                sees[at, large] |= there.any(axis=1)
+                sees[at, meets] |= (there & (open_along != 0)).any(axis=1)
         return sees
 
 

@@ -25,6 +25,10 @@ from ffo.program.cone import ConeProgram, Solution
 
 Array = np.ndarray
 
+#: columns of `Sensitivity.sees`, where a ghost system has null vectors: u and w are more than rounding; they have
+#: entries in common with those of the null vectors
+LARGE_U, LARGE_W, MEETS_U, MEETS_W = range(4)
+
 
 class Sensitivity(NamedTuple):
     """A solution of the ghost system, and its evidence.
@@ -33,8 +37,7 @@ class Sensitivity(NamedTuple):
         u, w: (batch, n), (batch, m).
         residual: (batch,) relative residual.
         kinked: (batch,) whether the solution differs on another face to which weakly active rows may belong.
-        sees: (batch, 4) where there are null vectors: whether u and w are more than rounding, and whether they have
-            entries in common with the null vectors' u and w.
+        sees: (batch, 4) what of the solution null vectors would change: LARGE_U to MEETS_W.
     """
 
     u: Array

@@ -12,10 +12,10 @@ touches stays shared by the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import scipy.sparse as sp
@@ -29,7 +29,6 @@ from ffo.program.sparse import SparseBatch, SymmetricBatch, equal_rows, repeated
 
 Array = np.ndarray
 Block = Literal["P", "q", "A", "b"]
-Made = TypeVar("Made")
 BLOCKS: tuple[Block, ...] = ("P", "q", "A", "b")
 #: entries of a parameter up to which its zeros are not looked at
 SMALL = 64
@@ -107,10 +106,6 @@ class _Known:
         return np.array_equal(theta[self.few], self.values)
 
 
-#: makes a block of its parameters, which are known if the samples share them
-Maker = Callable[[Block, list[Array], list[_Known] | None], Made]
-
-
 class AffineMap:
     """The parametrisation of a cone program.
 
@@ -147,25 +142,17 @@ class AffineMap:
         # Parameters of matrices that were expanded over the batch cost what shared ones do.
         values = [equal_rows(v) if v.ndim == 2 and k in self._of_matrices else v for k, v in enumerate(values)]
         logs = self._logarithms(values)
-        P, A = (self._once(self._matrix, name, values, logs) for name in ("P", "A"))
-        assert isinstance(P, SymmetricBatch)
-        q, b = (_rows(self._once(self._block, name, values, logs), batch) for name in ("q", "b"))
-        return ConeProgram(P, q, A, b, self.cones)
+        P, q, A, b = (self._once(name, values, logs) for name in BLOCKS)
+        return ConeProgram(P, _rows(q, batch), A, _rows(b, batch), self.cones)
 
-    def _once(
-        self,
-        make: Callable[[Block, list[Array], list[_Known] | None], Made],
-        name: Block,
-        values: Sequence[Array],
-        logs: dict[int, Array],
-    ) -> Made:
+    def _once(self, name: Block, values: Sequence[Array], logs: dict[int, Array]) -> Any:
         """A block from the parameters that enter it; the one returned last where the same come again."""
         thetas = [logs[e.parameter] if e.log else values[e.parameter] for e in self._entering[name]]
         last = self._last.get(name)
         if last is not None and all(map(_Known.comes_again, last[0], thetas)):
-            return last[1]  # type: ignore[no-any-return]
+            return last[1]
         known = [_Known(theta) for theta in thetas] if all(theta.ndim == 1 for theta in thetas) else None
-        made = make(name, thetas, known)
+        made = self._matrix(name, thetas, known) if name in ("P", "A") else self._block(name, thetas)
         if known is not None:
             self._last[name] = known, made
         return made
@@ -223,7 +210,7 @@ class AffineMap:
             logs[i] = np.log(values[i])
         return logs
 
-    def _block(self, name: Block, thetas: list[Array], _known: list[_Known] | None = None) -> Array:
+    def _block(self, name: Block, thetas: list[Array]) -> Array:
         shared = self.constants[name]
         batched, fresh = None, False
         for entry, theta in zip(self._entering[name], thetas, strict=True):
