@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ffo.errors import Status
 from ffo.kernels import pool
+from ffo.program.affine import AffineMap
 from ffo.torch import FFOQPLayer
 
 BATCH = 12
@@ -113,6 +114,46 @@ def test_threads_that_share_a_layer(two_threads: None) -> None:
     assert set(bad) == {Status.INVALID_INPUT}
     for k in (1, 2, 3):
         assert_same(found[k], expected)
+
+
+def shared_blocks(k: int) -> list[torch.Tensor]:
+    """The same shapes for every k, other numbers; matrices without a batch dimension."""
+    rng = np.random.default_rng(k)
+    root = rng.normal(size=(6, 6))
+    made = root @ root.T + np.eye(6), rng.normal(size=(4, 6)), rng.normal(size=(3, 6)), rng.uniform(0.1, 1.0, 3)
+    return [torch.tensor(v) for v in made]
+
+
+def test_layers_of_one_structure_in_threads_of_their_own(two_threads: None) -> None:
+    """They share what belongs to the structure, and nothing that belongs to numbers."""
+    expected = [step(FFOQPLayer(), shared_blocks(k)) for k in range(4)]
+    wrong: list[str] = []
+
+    def work(k: int) -> None:
+        layer, tensors = FFOQPLayer(), shared_blocks(k)
+        for _ in range(50):
+            try:
+                assert_same(step(layer, tensors), expected[k])
+            except AssertionError as error:
+                wrong.append(f"layer {k}: {error}")
+
+    workers = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    assert wrong == []
+
+
+def test_layers_of_one_structure_keep_their_own_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    original = AffineMap._matrix
+    monkeypatch.setattr(AffineMap, "_matrix", lambda self, name, *a: made.append(name) or original(self, name, *a))
+    layers = [FFOQPLayer(), FFOQPLayer()]
+    for _ in range(3):
+        for k, layer in enumerate(layers):
+            layer(*shared_blocks(k))
+    assert sorted(made) == ["A", "A", "P", "P"]
 
 
 class Solved(Dataset[torch.Tensor]):

@@ -77,7 +77,7 @@ class LayerCall:
 
     def solve(self, values: list[Array]) -> tuple[list[Array], LayerRecord]:
         flat = self._flat(values)
-        program = self.canonical.map.apply(flat)
+        program = self.engine.matrices.program(self.canonical.map, flat)
         sampler = self.sampler
         draws = sampler.smoothing.draws if sampler else 1
         keys, score = self.keys, None

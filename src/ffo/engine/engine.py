@@ -70,7 +70,7 @@ class Engine:
         self.options = options
         self._solvers: dict[str, Solver] = {}
         self._memory, self._newton, self._pace = Memory(), Attempts(), Pace()
-        self._matrices, self._moderate = Matrices(), Moderate()
+        self.matrices, self._moderate = Matrices(), Moderate()
         self._slack: Engine | None = None  # remembers relaxed programs
         # Complain now, not at the first call.
         if isinstance(options.solver, str):
@@ -88,7 +88,7 @@ class Engine:
 
     def solver(self, program: ConeProgram, overrides: dict[str, object] | None = None) -> Solver:
         """The configured solver for a program."""
-        chosen = self.options.solver or self._matrices.once(choose, program)
+        chosen = self.options.solver or self.matrices.once(choose, program)
         if isinstance(chosen, str):
             return self._configured(chosen, {**self.options.solver_args, **(overrides or {})})
         return get_solver(chosen, overrides)
@@ -156,7 +156,7 @@ class Engine:
             q = np.array(program.q)
             q[list(refused)] = np.nan
             program = program.with_vectors(q=q)
-        given = self._matrices.recognized(program)
+        given = self.matrices.recognized(program)
         known = None if keys is None else self._memory.recall(keys, given.n, given.m, given.m)
         deadline = None if self.options.time_limit is None else Deadline(self.options.time_limit, self._pace)
         how = _How(overrides, check_convexity, open_sides, deadline)
@@ -211,7 +211,7 @@ class Engine:
             self._slack = Engine(replace(self.options, on_fail="nan"))
         if hidden is not None:
             hidden = np.append(hidden, np.ones(len(step.rows), dtype=bool))
-        program = self._slack._matrices.recognized(step.apply(origin))
+        program = self._slack.matrices.recognized(step.apply(origin))
         relaxed = self._slack._solve(program, None, hidden, how)
         by = np.zeros(origin.b.shape)
         by[:, step.rows] = relaxed.point[0][:, origin.n :]
@@ -219,7 +219,7 @@ class Engine:
         batch.relax(samples, relaxed.undo(Presolve.of(step), origin), violations)
 
     def _substitution(self, program: ConeProgram, check_convexity: bool) -> Substitution | None:
-        found = self._matrices.once(Definitions.of, program)
+        found = self.matrices.once(Definitions.of, program)
         if found is None or (check_convexity and len(found.places.in_P)):  # what is put in could hide an indefinite P
             return None
         return Substitution(found, program.q, program.b)
@@ -246,7 +246,7 @@ class Engine:
         # what the solver finds out in passing, dense batches take a tenth of a step to find out first
         if check_convexity and recalled is None and not program.P.shared:
             check_convexity = not find().capabilities.convexity
-        reject_bad_data(batch, self._matrices.indefinite if check_convexity else None)
+        reject_bad_data(batch, self.matrices.indefinite if check_convexity else None)
         if recalled is not None:
             from_memory(batch, way, recalled[0], recalled[1:])
         if self._ours(overrides) and way.factorizes:

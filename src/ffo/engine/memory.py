@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 import numpy as np
 
+from ffo.program.affine import AffineMap, Made
 from ffo.program.cone import ConeProgram
 from ffo.program.convexity import indefinite
 from ffo.program.presolve import SharedMatrices
@@ -116,8 +117,16 @@ class Matrices:
 
     def __init__(self) -> None:
         self._last: ConeProgram | None = None
+        self._made: tuple[AffineMap, Made] | None = None
         self._judged: tuple[SymmetricBatch, dict[int, float]] | None = None
         self._facts: dict[Callable[[ConeProgram], Any], tuple[ConeProgram, Any]] = {}
+
+    def program(self, affine: AffineMap, values: Sequence[Array]) -> ConeProgram:
+        """The program of these parameters; blocks whose parameters are those of the last call are not made again."""
+        made = self._made
+        if made is None or made[0] is not affine:
+            made = self._made = affine, {}
+        return affine.apply(values, made[1])
 
     def indefinite(self, P: SymmetricBatch) -> dict[int, float]:
         """`convexity.indefinite`, asked once of a matrix that is recognized."""

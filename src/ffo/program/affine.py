@@ -106,8 +106,12 @@ class _Known:
         return np.array_equal(theta[self.few], self.values)
 
 
+#: blocks that were made last, and the parameters that they were made of
+Made = dict[Block, tuple[list[_Known], Any]]
+
+
 class AffineMap:
-    """The parametrisation of a cone program.
+    """The parametrisation of a cone program. Layers share it, and so do threads: it never changes.
 
     Args:
         sizes: number of entries of each parameter.
@@ -131,30 +135,31 @@ class AffineMap:
         self.constants = constants
         self.P, self.A = P, A
         self.cones = cones
-        self._last: dict[Block, tuple[list[_Known], Any]] = {}
 
-    def apply(self, values: Sequence[Array]) -> ConeProgram:
+    def apply(self, values: Sequence[Array], last: Made | None = None) -> ConeProgram:
         """Data for parameter values of shape (size,) (shared) or (batch, size).
 
-        Matrices are returned on the pattern of their values where these are known to be few.
+        Matrices are returned on the pattern of their values where these are known to be few. Blocks in `last` are
+        returned again where the same parameters come again; those made here are added to it.
         """
+        last = {} if last is None else last
         batch = next((len(v) for v in values if v.ndim == 2), 1)
         # Parameters of matrices that were expanded over the batch cost what shared ones do.
         values = [equal_rows(v) if v.ndim == 2 and k in self._of_matrices else v for k, v in enumerate(values)]
         logs = self._logarithms(values)
-        P, q, A, b = (self._once(name, values, logs) for name in BLOCKS)
+        P, q, A, b = (self._once(name, values, logs, last) for name in BLOCKS)
         return ConeProgram(P, _rows(q, batch), A, _rows(b, batch), self.cones)
 
-    def _once(self, name: Block, values: Sequence[Array], logs: dict[int, Array]) -> Any:
-        """A block from the parameters that enter it; the one returned last where the same come again."""
+    def _once(self, name: Block, values: Sequence[Array], logs: dict[int, Array], last: Made) -> Any:
+        """A block from the parameters that enter it; the one made last where the same come again."""
         thetas = [logs[e.parameter] if e.log else values[e.parameter] for e in self._entering[name]]
-        last = self._last.get(name)
-        if last is not None and all(map(_Known.comes_again, last[0], thetas)):
-            return last[1]
+        before = last.get(name)
+        if before is not None and all(map(_Known.comes_again, before[0], thetas)):
+            return before[1]
         known = [_Known(theta) for theta in thetas] if all(theta.ndim == 1 for theta in thetas) else None
         made = self._matrix(name, thetas, known) if name in ("P", "A") else self._block(name, thetas)
         if known is not None:
-            self._last[name] = known, made
+            last[name] = known, made
         return made
 
     def _matrix(self, name: Block, thetas: list[Array], known: list[_Known] | None) -> SparseBatch:
