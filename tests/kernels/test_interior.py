@@ -40,6 +40,23 @@ def test_projections(cone: SecondOrder | PSD | Nonneg, batch: int) -> None:
     np.testing.assert_allclose(x - points, y, atol=1e-6)
 
 
+@pytest.mark.parametrize("order", [3, 8])
+def test_semidefinite_programs_without_a_quadratic_term(order: int) -> None:
+    """Costs Y + F'v and sides F(X) of positive definite X and Y: there is a solution."""
+    rng, d, rows = np.random.default_rng(order), order * (order + 1) // 2, order + 2
+    diagonal = np.cumsum(np.arange(1, order + 1)) - 1  # of svec
+    F = rng.normal(size=(rows, d))
+    X, Y = 0.3 * rng.normal(size=(2, 4 * LANES, d))
+    X[:, diagonal] += order
+    Y[:, diagonal] += order
+    A, cones = np.vstack([F, -np.eye(d)]), Product([(Zero(), rows), (PSD(order), 1)])
+    b = np.hstack([X @ F.T, np.zeros_like(X)])
+    program = ConeProgram.from_matrices(np.zeros((d, d)), Y + rng.normal(size=(len(X), rows)) @ F, A, b, cones)
+    done, *point = solve(program)
+    assert (done > 0).all()
+    assert (plan_of(program).judge(values_of(program), *point) <= 1e-4).all()
+
+
 def test_samples_of_a_group_fail_alone() -> None:
     """x = b, x <= 0 is infeasible for one of the four; another has NaN for data."""
     cones = Product([(Zero(), N), (Nonneg(), N)])

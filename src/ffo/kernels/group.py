@@ -39,8 +39,9 @@ from ffo.kernels.point import FLOOR, Data
 
 Array = np.ndarray
 
-#: regularisation: less than a face's, since the weights span many orders of magnitude anyway
-SHIFT = 1e-9
+#: regularisation: less than a face's, since the weights span many orders of magnitude anyway; where cones are curved
+#: the same: with 1e-9, factors of semidefinite programs without a quadratic term overflow
+SHIFT, CURVED_SHIFT = 1e-9, 1e-7
 #: squares of the relative residual that refinement aims at; refinements of a step
 ACCURATE, REFINEMENTS = 1e-24, 4
 
@@ -161,10 +162,11 @@ def assemble(S: Structure, G: Samples) -> None:
 
 
 @inner_kernel
-def factor(S: Structure, G: Samples) -> None:
+def factor(S: Structure, G: Samples, curved: bool | None) -> None:
     Kp, Lp, Rp = part(S.wide, KP), part(S.wide, LP), part(S.wide, RP)
     Ki, Li, Ri = part(S.slim, KI), part(S.slim, LI), part(S.slim, RI)
-    lanes.factor(Kp, Ki, Lp, Li, Rp, Ri, S.sign, G.Kx, SHIFT, G.left, G.Lx, G.Dinv)
+    shift = SHIFT if curved is None else CURVED_SHIFT
+    lanes.factor(Kp, Ki, Lp, Li, Rp, Ri, S.sign, G.Kx, shift, G.left, G.Lx, G.Dinv)
 
 
 @inner_kernel

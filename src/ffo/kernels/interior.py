@@ -84,7 +84,7 @@ def _start(S: Structure, G: Samples, curved: bool | None) -> None:
     """The point of least squares, with slacks and multipliers moved into the interior along the units of the cones."""
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     assemble(S, G)
-    factor(S, G)
+    factor(S, G, curved)
     for j in range(S.n):
         store(G.dx, j, 0.0 - load(G.q, j))
     for i in range(S.m):
@@ -236,7 +236,7 @@ def interior(
                 careful = True
             numbers[BEFORE, lane] = numbers[LEFT, lane]
         _weigh(S, G, curved)
-        factor(S, G)
+        factor(S, G, curved)
         _step(S, G, numbers, degree, careful, curved)
 
 

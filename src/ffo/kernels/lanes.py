@@ -27,7 +27,7 @@ Array = np.ndarray
 #: iterations, and nothing is gained but on processors with wider ones.
 LANES = 4
 
-_DOUBLE, _VECTOR = ir.DoubleType(), ir.VectorType(ir.DoubleType(), LANES)
+_VECTOR = ir.VectorType(ir.DoubleType(), LANES)
 
 
 class _Lanes(types.Type):  # type: ignore[misc]
@@ -159,6 +159,12 @@ else:  # the same in NumPy
 def largest(a: Any, b: Any) -> Any:
     """The larger one in every lane; b where either is NaN."""
     return choose(b, a, a, b)
+
+
+@inner_kernel
+def smallest(a: Any, b: Any) -> Any:
+    """The smaller one in every lane; a where either is NaN."""
+    return choose(b, a, b, a)
 
 
 @inner_kernel

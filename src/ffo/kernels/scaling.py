@@ -7,8 +7,9 @@ Second-order cone: W'W = eta^2 (2ww' - J), J = diag(1, -1, ..), w'Jw = 1. With f
 row a0 - u'A1 has the weight eta^2 / f, the rows A1 have eta^2, and the auxiliary unknown the column w1 / |w1| and the
 diagonal entry 1 / (2 eta^2 |w1|^2).
 
-Semidefinite cone: W'W takes Y to GYG, G = BB', B = LU lambda^-1/2 of S = LL' and L'YL = U lambda^2 U'. With the
-eigenvectors v_i and values g_i of G, its rows are the pairs v_i v_j' + v_j v_i', of weight g_i g_j.
+Semidefinite cone: W'W takes Y to GYG, G = BB', B = LU lambda^-1/2 with the singular values R'L = V lambda U' of
+S = LL' and Y = RR'. With vectors t_i for which t_i'B are orthogonal, and the squares g_i of their lengths, its rows are
+the pairs t_i t_j' + t_j t_i', of weight g_i g_j.
 
 Exponential cones are not symmetric, and have a scaling of their own (`barrier`).
 

@@ -1,7 +1,7 @@
 """Semidefinite blocks of the interior point, samples side by side: small dense matrices in lanes.
 
-Matrices are (k * k, LANES), row by row; vectors are svec as everywhere. Eigenvalues are Jacobi's: rotations are the
-same for all samples but for their angles.
+Matrices are (k * k, LANES), row by row; vectors are svec as everywhere. Singular vectors are Jacobi's: rotations are
+the same for all samples but for their angles.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import numpy as np
 from ffo.kernels.cones.psd import order_of
 from ffo.kernels.group import Samples
 from ffo.kernels.jit import inner_kernel
-from ffo.kernels.lanes import LANES, choose, clear, largest, load, magnitude, spread, sqrt, store
+from ffo.kernels.lanes import LANES, choose, clear, largest, load, magnitude, smallest, spread, sqrt, store
 
 Array = np.ndarray
 
 _ROOT = float(np.sqrt(0.5))
-#: sweeps of Jacobi's method; square of what may be left off the diagonal, relative to it
-SWEEPS, LEFT = 12, 1e-28
-#: sweeps for bounds of the eigenvalues
-ROUGH = 3
+#: sweeps of Jacobi's method; square of a cosine that the next sweep takes to rounding
+SWEEPS, LEFT = 12, 1e-16
+#: steps of Laguerre's method, which leave less than a thousandth of what may be a bound of the eigenvalues
+STEPS = 4
 #: against division by zero
 TINY = 1e-300
 
@@ -69,47 +69,60 @@ def _product(A: Array, a: int, left: bool, B: Array, b: int, right: bool, k: int
 
 
 @inner_kernel
-def _jacobi(M: Array, k: int, V: Array, sweeps: int) -> None:
-    """Rotate M towards a diagonal matrix; the rotations are applied to the columns of V (k, k), if it has any."""
-    seen = np.empty((2, LANES))
-    for _ in range(sweeps):
-        off, on = spread(0.0), spread(TINY)
-        for i in range(k):
-            on += load(M, i * k + i) * load(M, i * k + i)
-            for j in range(i):
-                off += load(M, i * k + j) * load(M, i * k + j)
-        store(seen, 0, off)
-        store(seen, 1, LEFT * on)
-        if np.all(seen[0] <= seen[1]):
+def _jacobi(N: Array, L: Array, k: int) -> None:
+    """Rotate the columns of N (k, k) until they are orthogonal, and those of L with them.
+
+    A sweep goes round by round, as in a tournament: the k / 2 pairs of a round have their angles found side by side.
+    """
+    half = (k + 1) // 2
+    cosines, sines, worst = np.empty((half, LANES)), np.empty((half, LANES)), np.empty((1, LANES))
+    for _ in range(SWEEPS):
+        store(worst, 0, spread(0.0))
+        for turn in range(2 * half - 1):
+            for i in range(half):
+                p, q = _pair(i, turn, half)
+                if q < k:
+                    _angle(N, k, p, q, i, cosines, sines, worst)
+            for i in range(half):
+                p, q = _pair(i, turn, half)
+                if q < k:
+                    _turn(N, k, p, q, load(cosines, i), load(sines, i))
+                    _turn(L, k, p, q, load(cosines, i), load(sines, i))
+        if np.all(worst[0] <= LEFT):
             return
-        for p in range(k - 1):
-            for q in range(p + 1, k):
-                _turn(M, k, p, q, V)
 
 
 @inner_kernel
-def _turn(M: Array, k: int, p: int, q: int, V: Array) -> None:
-    """The rotation that makes M[p, q] zero."""
-    x, y, z = load(M, p * k + p), load(M, p * k + q), load(M, q * k + q)
+def _pair(i: int, turn: int, half: int) -> tuple[int, int]:
+    """Pair i of a round among 2 * half, the smaller one first."""
+    others = 2 * half - 1
+    p, q = (turn + i) % others, others if i == 0 else (turn + others - i) % others
+    return min(p, q), max(p, q)
+
+
+@inner_kernel
+def _angle(N: Array, k: int, p: int, q: int, i: int, cosines: Array, sines: Array, worst: Array) -> None:
+    """The rotation that makes two columns orthogonal: tan = sign(half) y / (|half| + sqrt(half^2 + y^2)), the smaller
+    angle; `worst`: the largest square of a cosine between columns so far."""
+    x, y, z = spread(TINY), spread(0.0), spread(TINY)
+    for r in range(k):
+        a, b = load(N, r * k + p), load(N, r * k + q)
+        x, y, z = x + a * a, y + a * b, z + b * b
+    store(worst, 0, largest(load(worst, 0), y * y / (x * z)))
     half = 0.5 * (z - x)
-    # tan = sign(half) y / (|half| + sqrt(half^2 + y^2)), the smaller angle
-    root = magnitude(half) + sqrt(half * half + y * y)
-    tan = choose(half, 0.0, 0.0 - y, y) / (root + TINY)
-    c = 1.0 / sqrt(1.0 + tan * tan)
-    s = tan * c
+    tan = choose(half, 0.0, 0.0 - y, y) / (magnitude(half) + sqrt(half * half + y * y) + TINY)
+    cosine = 1.0 / sqrt(1.0 + tan * tan)
+    store(cosines, i, cosine)
+    store(sines, i, tan * cosine)
+
+
+@inner_kernel
+def _turn(M: Array, k: int, p: int, q: int, c: Any, s: Any) -> None:
+    """The rotation of two columns."""
     for r in range(k):
         a, b = load(M, r * k + p), load(M, r * k + q)
         store(M, r * k + p, c * a - s * b)
         store(M, r * k + q, s * a + c * b)
-    for r in range(k):
-        a, b = load(M, p * k + r), load(M, q * k + r)
-        store(M, p * k + r, c * a - s * b)
-        store(M, q * k + r, s * a + c * b)
-    if V.shape[0] > 0:
-        for r in range(k):
-            a, b = load(V, r * k + p), load(V, r * k + q)
-            store(V, r * k + p, c * a - s * b)
-            store(V, r * k + q, s * a + c * b)
 
 
 @inner_kernel
@@ -135,45 +148,79 @@ def _cholesky(M: Array, k: int) -> None:
 
 
 @inner_kernel
-def _inverse(L: Array, k: int) -> Array:
-    """Inverse of a lower triangular matrix."""
-    out = _identity(k)
+def _orthogonal_rows(B: Array, offset: int, k: int) -> tuple[Array, Array]:
+    """T (k, k) such that the rows of TB are orthogonal, and the squares of their lengths (k,): Gram-Schmidt, the
+    longest row first, so that no entry of T^-1 is beyond 1."""
+    rows, T, weights = np.empty((k * k, LANES)), _identity(k), np.empty((k, LANES))
+    for t in range(k * k):
+        store(rows, t, load(B, offset + t))
     for j in range(k):
         for i in range(j, k):
-            v = load(out, i * k + j)
-            for c in range(j, i):
-                v -= load(L, i * k + c) * load(out, c * k + j)
-            store(out, i * k + j, v / load(L, i * k + i))
-    return out
+            store(weights, i, _dot(rows, i, i, k))
+        for i in range(j + 1, k):
+            _order(rows, T, weights, j, i, k)
+        inverse = 1.0 / largest(load(weights, j), spread(TINY))
+        for i in range(j + 1, k):
+            share = _dot(rows, i, j, k) * inverse
+            for c in range(k):
+                store(rows, i * k + c, load(rows, i * k + c) - share * load(rows, j * k + c))
+                store(T, i * k + c, load(T, i * k + c) - share * load(T, j * k + c))
+    return T, weights
+
+
+@inner_kernel
+def _dot(M: Array, i: int, j: int, k: int) -> Any:
+    """Product of two rows."""
+    total = spread(0.0)
+    for c in range(k):
+        total += load(M, i * k + c) * load(M, j * k + c)
+    return total
+
+
+@inner_kernel
+def _order(rows: Array, T: Array, weights: Array, j: int, i: int, k: int) -> None:
+    """Swap the rows j and i where the second is the longer one."""
+    x, y = load(weights, j), load(weights, i)
+    if not np.any(weights[j] < weights[i]):
+        return
+    for c in range(k):
+        for M in (rows, T):
+            a, b = load(M, j * k + c), load(M, i * k + c)
+            store(M, j * k + c, choose(x, y, b, a))
+            store(M, i * k + c, choose(x, y, a, b))
+    store(weights, j, choose(x, y, y, x))
+    store(weights, i, choose(x, y, x, y))
 
 
 @inner_kernel
 def scale(G: Samples, i: int, d: int, offset: int) -> None:
     """B and its inverse (into G.B), lambda (into G.lam), rows of the block (G.R) and their weights (G.u)."""
     k = order_of(d)
-    L, Y = _matrix(G.s, i, k), _matrix(G.y, i, k)
+    L, R = _matrix(G.s, i, k), _matrix(G.y, i, k)
     _cholesky(L, k)
-    M, U = _product(Y, 0, False, L, 0, False, k), _identity(k)
-    M = _product(L, 0, True, M, 0, False, k)
-    _jacobi(M, k, U, SWEEPS)
-    B, inverse = _product(L, 0, False, U, 0, False, k), _product(U, 0, True, _inverse(L, k), 0, False, k)
+    _cholesky(R, k)
+    N = _product(R, 0, True, L, 0, False, k)
+    _jacobi(N, L, k)
+    inverse = _product(N, 0, True, R, 0, True, k)
     for q in range(k):
-        value = sqrt(load(M, q * k + q))
+        square = spread(0.0)
+        for p in range(k):
+            square += load(N, p * k + q) * load(N, p * k + q)
+        value = sqrt(square)
         root = sqrt(value)
         store(G.lam, i + q, value)
         for p in range(k):
-            store(G.B, offset + p * k + q, load(B, p * k + q) / root)
-            store(G.B, offset + k * k + q * k + p, load(inverse, q * k + p) * root)
-    M, V = _product(G.B, offset, False, G.B, offset, True, k), _identity(k)
-    _jacobi(M, k, V, SWEEPS)
+            store(G.B, offset + p * k + q, load(L, p * k + q) / root)
+            store(G.B, offset + k * k + q * k + p, load(inverse, q * k + p) / (value * root))
+    T, weights = _orthogonal_rows(G.B, offset, k)
     r = 0
     for a in range(k):
         for b in range(a, k):
-            store(G.u, i + r, load(M, a * k + a) * load(M, b * k + b))
+            store(G.u, i + r, load(weights, a) * load(weights, b))
             t = offset + r * d
             for q in range(k):
                 for p in range(q + 1):
-                    pair = load(V, p * k + a) * load(V, q * k + b) + load(V, p * k + b) * load(V, q * k + a)
+                    pair = load(T, a * k + p) * load(T, b * k + q) + load(T, b * k + p) * load(T, a * k + q)
                     store(G.R, t, pair * ((_ROOT if a == b else 1.0) * (_ROOT if p == q else 1.0)))
                     t += 1
             r += 1
@@ -205,24 +252,75 @@ def aim(G: Samples, i: int, d: int, offset: int, target: Any) -> None:
 
 
 @inner_kernel
-def _bounds(M: Array, k: int) -> tuple[Any, Any]:
-    """Bounds of the eigenvalues of M (overwritten): Gershgorin's after a few rotations."""
-    _jacobi(M, k, np.empty((0, LANES)), ROUGH)
-    low, high = spread(-np.inf), spread(-np.inf)
-    for p in range(k):
-        radius = spread(0.0)
-        for q in range(k):
-            if q != p:
-                radius += magnitude(load(M, p * k + q))
-        low, high = largest(low, radius - load(M, p * k + p)), largest(high, radius + load(M, p * k + p))
-    return 0.0 - low, high
+def _tridiagonal(M: Array, k: int) -> tuple[Array, Array]:
+    """Diagonal and squares of the entries beside it (k, LANES) of a matrix that is M (overwritten) turned by
+    Householder's reflections."""
+    on, beside = np.empty((k, LANES)), np.empty((k, LANES))
+    v, w = np.empty((k, LANES)), np.empty((k, LANES))
+    for j in range(k):
+        store(on, j, load(M, j * k + j))
+        total = spread(0.0)
+        for i in range(j + 1, k):
+            store(v, i, load(M, i * k + j))
+            total += load(v, i) * load(v, i)
+        store(beside, j, total)
+        if j > k - 3:
+            continue
+        first, length = load(v, j + 1), sqrt(total)
+        store(v, j + 1, first + choose(first, 0.0, 0.0 - length, length))
+        factor = 1.0 / (total + length * magnitude(first) + TINY)
+        along = spread(0.0)
+        for i in range(j + 1, k):
+            total = spread(0.0)
+            for c in range(j + 1, k):
+                total += load(M, i * k + c) * load(v, c)
+            store(w, i, factor * total)
+            along += factor * total * load(v, i)
+        along *= 0.5 * factor
+        for i in range(j + 1, k):
+            store(w, i, load(w, i) - along * load(v, i))
+        for i in range(j + 1, k):
+            p, q = load(v, i), load(w, i)
+            for c in range(j + 1, k):
+                store(M, i * k + c, load(M, i * k + c) - p * load(w, c) - q * load(v, c))
+    return on, beside
+
+
+@inner_kernel
+def _least(M: Array, k: int) -> Any:
+    """A lower bound, close to it, of the smallest eigenvalue of M (overwritten): Laguerre's method from below, which
+    does not pass it, on the determinant of T - x. With pivots d of T - x, e = -d' / d and f = e'."""
+    on, beside = _tridiagonal(M, k)
+    least, before = spread(np.inf), spread(0.0)
+    for j in range(k):
+        after = sqrt(load(beside, j))
+        least = smallest(least, load(on, j) - before - after)
+        before = after
+    for _ in range(STEPS):
+        d, e, f = spread(1.0), spread(0.0), spread(0.0)
+        first, second, positive = spread(0.0), spread(0.0), spread(np.inf)
+        for j in range(k):
+            r = load(beside, j - 1) / d if j else spread(0.0)
+            d = load(on, j) - least - r
+            inverse = 1.0 / d
+            f = r * (e * e + f) * inverse
+            e = (1.0 + r * e) * inverse
+            f += e * e
+            first, second = first + e, second + f
+            positive = smallest(positive, d)
+        root = sqrt(largest((k - 1.0) * (k * second - first * first), spread(0.0)))
+        least += choose(0.0, positive, 1.0 * k / (first + root), 0.0)
+    return least
 
 
 @inner_kernel
 def spectrum(v: Array, i: int, d: int) -> tuple[Any, Any]:
     """Bounds of the eigenvalues of a block."""
     k = order_of(d)
-    return _bounds(_matrix(v, i, k), k)
+    M, turned = _matrix(v, i, k), np.empty((k * k, LANES))
+    for t in range(k * k):
+        store(turned, t, 0.0 - load(M, t))
+    return _least(M, k), 0.0 - _least(turned, k)
 
 
 @inner_kernel
@@ -234,6 +332,5 @@ def boundary(G: Samples, i: int, d: int, offset: int) -> Any:
         for p in range(k):
             for q in range(k):
                 store(M, p * k + q, load(M, p * k + q) / sqrt(load(G.lam, i + p) * load(G.lam, i + q)))
-        low, _ = _bounds(M, k)
-        rate = largest(rate, 0.0 - low)
+        rate = largest(rate, 0.0 - _least(M, k))
     return rate
