@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -10,11 +12,12 @@ import torch
 
 from ffo import solve_qp_batch
 from ffo.torch import FFOQPLayer
-from ffo.torch.dense import interior, solve
-from ffo.torch.dense.ghost import DenseGhost
+from ffo.torch.dense import interior, pivoting, separable
+from ffo.torch.dense.ghost import factorize
+from ffo.torch.dense.graphs import Eager
 from ffo.torch.dense.interior import interior_point
 from ffo.torch.dense.program import DensePoint, DenseProgram
-from ffo.torch.dense.solve import PIVOTING, solve_dense
+from ffo.torch.dense.solve import DenseSolution, begin, finish, solve_interior
 
 INF = torch.inf
 
@@ -49,6 +52,13 @@ def linear(program: DenseProgram) -> DenseProgram:
     return dataclasses.replace(program, Q=torch.zeros(1, program.n, program.n, dtype=torch.float64))
 
 
+def by(method: ModuleType, program: DenseProgram) -> DenseSolution:
+    """The solution by a method of `solve.METHODS`."""
+    found = finish(begin(program, method), method, True, Eager())
+    assert found is not None
+    return found
+
+
 @pytest.mark.parametrize("eps", [1e-7, 1e-9])
 @pytest.mark.parametrize(
     "program",
@@ -60,7 +70,7 @@ def test_interior_point_stops_at_its_tolerance(program: DenseProgram, eps: float
     assert error.max() <= 10 * eps
     assert iterations.max() <= 30
     assert torch.all(iterations >= 1)
-    exact = solve_dense(program).point.z
+    exact = solve_interior(program, False).point.z
     torch.testing.assert_close(point.z, exact, rtol=0, atol=1e-2 * (eps / 1e-9) ** 0.5)
 
 
@@ -80,32 +90,60 @@ def test_interior_point_gives_up_on_the_infeasible() -> None:
     assert iterations.max() < interior.ITERATIONS
 
 
-@pytest.mark.parametrize("bounds", [True, False], ids=["bounds", "no bounds"])
-def test_solutions_are_those_of_the_core(bounds: bool) -> None:
-    program = random_program(5, bounds=bounds)
-    found, k = solve_dense(program), program.equalities
-    assert found.solved.all()
-    assert PIVOTING in found.solver
+def core(program: DenseProgram) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """z, lam and mu by the core."""
+    k = program.equalities
     v = {name: getattr(program, name).numpy() for name in ("Q", "p", "R", "low", "upp", "lb", "ub")}
-    G, h, lower, A, b = v["R"][:, k:], v["upp"][:, k:], v["low"][:, k:], v["R"][:, :k], v["upp"][:, :k]
-    core = solve_qp_batch(v["Q"], v["p"], G, h, A, b, lb=v["lb"], ub=v["ub"], lower=lower)
-    np.testing.assert_allclose(found.point.z.numpy(), core.z, atol=1e-9)
-    np.testing.assert_allclose(found.point.lam.numpy(), np.hstack([core.nu, core.lam]), atol=1e-8)
-    np.testing.assert_allclose(found.point.mu.numpy(), core.mu, atol=1e-8)
+    Q = v["Q"] if v["Q"].ndim == 3 else np.einsum("bi,ij->bij", v["Q"], np.eye(program.n))
+    R = np.broadcast_to(v["R"], (program.batch, *v["R"].shape[1:]))
+    G, h, lower, A, b = R[:, k:], v["upp"][:, k:], v["low"][:, k:], R[:, :k], v["upp"][:, :k]
+    found = solve_qp_batch(Q, v["p"], G, h, A, b, lb=v["lb"], ub=v["ub"], lower=lower)
+    return found.z, np.hstack([found.nu, found.lam]), found.mu
+
+
+def diagonal(program: DenseProgram, shared: bool = False) -> DenseProgram:
+    Q = torch.rand(1 if shared else program.batch, program.n, dtype=torch.float64, generator=torch.manual_seed(0)) + 0.1
+    return dataclasses.replace(program, Q=Q, R=program.R[:1] if shared else program.R)
+
+
+@pytest.mark.parametrize(
+    ("solve", "program"),
+    [
+        (lambda p: solve_interior(p, True), random_program(5)),
+        (lambda p: solve_interior(p, True), random_program(5, bounds=False)),
+        (lambda p: by(pivoting, p), random_program(5, bounds=False)),
+        (lambda p: by(separable, p), diagonal(random_program(5))),
+        (lambda p: by(separable, p), diagonal(random_program(6, bounds=False))),
+        (lambda p: by(separable, p), diagonal(random_program(7, equalities=0, batch=1), shared=True)),
+    ],
+    ids=[
+        "interior point",
+        "interior point, rows",
+        "pivoting",
+        "dual Newton",
+        "dual Newton, rows",
+        "dual Newton, shared",
+    ],
+)
+def test_solutions_are_those_of_the_core(solve: Callable[[DenseProgram], DenseSolution], program: DenseProgram) -> None:
+    found = solve(program)
+    assert found.solved.all()
+    assert not found.doubt.any()
+    for mine, theirs in zip((found.point.z, found.point.lam, found.point.mu), core(program), strict=True):
+        np.testing.assert_allclose(mine.numpy(), theirs, atol=1e-8)
+
+
+def test_pivoting_leaves_what_does_not_suit_it() -> None:
+    program = linear(random_program(5))
+    assert finish(begin(program, pivoting), pivoting, True, Eager()) is None
 
 
 @pytest.mark.parametrize("bounds", [True, False], ids=["bounds", "no bounds"])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "batched"])
 def test_ghost_of_a_diagonal_is_that_of_the_full_matrix(bounds: bool, shared: bool) -> None:
-    program = random_program(6, bounds=bounds)
-    diagonal = torch.rand(1 if shared else program.batch, program.n, dtype=torch.float64) + 0.1
-    program = dataclasses.replace(
-        program, Q=torch.diag_embed(diagonal), R=program.R[:1] if shared else program.R, low=-INF + 0 * program.low
-    )
-    program = dataclasses.replace(program, upp=program.upp + 5.0, equalities=0)
-    full = dataclasses.replace(program)
-    vars(full)["diagonal"] = None  # not to be noticed
-    assert program.diagonal is not None
+    program = diagonal(random_program(6, bounds=bounds), shared)
+    program = dataclasses.replace(program, upp=program.upp + 5.0, low=-INF + 0 * program.low, equalities=0)
+    full = dataclasses.replace(program, Q=torch.diag_embed(program.Q))
     sides = torch.zeros_like(program.upp, dtype=torch.int8)
     sides[:, :15] = 1
     sides[0, 14] = 0  # samples need not have as many
@@ -115,7 +153,7 @@ def test_ghost_of_a_diagonal_is_that_of_the_full_matrix(bounds: bool, shared: bo
     r_x, r_rows = torch.randn_like(program.p), torch.randn_like(program.upp)
     r_bounds = torch.where(held != 0, torch.randn_like(program.p), torch.zeros_like(program.p))
     found = []
-    for ghost in (DenseGhost(program, sides, held), DenseGhost(full, sides, held)):
+    for ghost in (factorize(program, sides, held), factorize(full, sides, held)):
         u, t, residual = ghost.solve(r_x, r_rows, r_bounds)
         assert residual.max() < 1e-11
         found.append((u, t, ghost.on_bounds(r_x, u, t)))
@@ -125,23 +163,14 @@ def test_ghost_of_a_diagonal_is_that_of_the_full_matrix(bounds: bool, shared: bo
 
 def test_what_the_batch_shares_is_factorized_once() -> None:
     program = random_program(7, rows=0, bounds=False)
-    program = dataclasses.replace(program, Q=program.Q[:1], R=program.R[:1])
-    solution = solve_dense(program)
-    ghost = DenseGhost(program, solution.rows, solution.bounds)
-    assert ghost.S.shape[0] == 1
+    program = dataclasses.replace(program, Q=program.Q[:1], R=program.R[:1], bounded=False)
+    solution = by(pivoting, program)
+    assert solution.ghost is not None
+    assert len(solution.ghost.C) == 1
     z = solution.point.z
     torch.testing.assert_close(z @ program.R[0].mT, program.upp, rtol=0, atol=1e-10)
     force = z @ program.Q[0] + program.p + solution.point.lam @ program.R[0]
     assert force.abs().max() < 1e-10
-
-
-def test_the_ghost_of_verification_serves_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solve, "EXACT", 0.0)  # polish every point
-    solution = solve_dense(random_program(8))
-    assert solution.solved.all()
-    assert solution.ghost is not None
-    assert torch.equal(solution.ghost.row_side, solution.rows)
-    assert torch.equal(solution.ghost.bound_side, solution.bounds)
 
 
 def test_points_are_merged_by_sample() -> None:

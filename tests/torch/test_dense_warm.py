@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
 from qps import same
 
-import ffo.torch.dense.solve as dense_solve
 from ffo.errors import InfeasibleError
 from ffo.torch import FFOQPLayer, qp
+from ffo.torch.dense import answer, pivoting, solve
 from ffo.torch.dense.warm import Remembered
 
 D = torch.float64
@@ -60,10 +61,21 @@ def cold(blocks: Blocks) -> list[torch.Tensor]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Samples given to a solver, call by call."""
+    """Samples given to a solver, call by call (one that asks the interior point after pivoting counts once)."""
     counts: list[int] = []
-    original = dense_solve._points
-    monkeypatch.setattr(dense_solve, "_points", lambda p, *a: counts.append(p.batch) or original(p, *a))
+
+    def counted(original: Callable[..., object]) -> Callable[..., object]:
+        def count(given: object, *rest: object) -> object:
+            batch = getattr(given, "program", given).batch  # type: ignore[attr-defined]
+            if counts[-1:] != [batch]:
+                counts.append(batch)
+            return original(given, *rest)
+
+        return count
+
+    monkeypatch.setattr(pivoting, "start", counted(pivoting.start))
+    for module in (solve, answer):
+        monkeypatch.setattr(module, "solve_interior", counted(solve.solve_interior))
     return counts
 
 

@@ -14,7 +14,7 @@ import torch
 
 from ffo.errors import GradientWarning
 from ffo.torch import FFOQPLayer
-from ffo.torch.dense.ghost import DenseGhost
+from ffo.torch.dense.ghost import factorize
 from ffo.torch.dense.program import DenseProgram
 
 D = torch.float64
@@ -187,5 +187,5 @@ def test_the_dense_ghost_vouches_for_independent_rows_only(
     far, one = torch.full((1, n), 10.0, dtype=D), torch.ones(1, r, dtype=D)
     low = torch.where(torch.tensor(equal), one, -torch.inf)
     given = DenseProgram(torch.eye(n, dtype=D)[None], torch.zeros(1, n, dtype=D), rows, low, one, -far, far, sum(equal))
-    ghost = DenseGhost(given, torch.ones(1, r, dtype=torch.int8), torch.tensor([bounds], dtype=torch.int8))
+    ghost = factorize(given, torch.ones(1, r, dtype=torch.int8), torch.tensor([bounds], dtype=torch.int8))
     assert ghost.sound.tolist() == [expected]

@@ -16,7 +16,8 @@ from ffo.program.quadratic import Name, quadratic_problem
 from ffo.solvers.base import Solver
 from ffo.torch.base import OptimizationLayer
 from ffo.torch.blocks import Given, read_blocks, read_given
-from ffo.torch.dense.layer import DensePlan, DenseSolve, UnverifiedError, worthwhile
+from ffo.torch.dense.answer import UnverifiedError
+from ffo.torch.dense.layer import DensePlan, DenseSolve, worthwhile
 from ffo.torch.dense.warm import ActiveSets, Remembered
 
 

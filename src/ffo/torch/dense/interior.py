@@ -46,7 +46,7 @@ def interior_point(program: DenseProgram, eps: float = 1e-9) -> tuple[DensePoint
 
 def _standard(program: DenseProgram) -> _Standard:
     B, n = program.batch, program.n
-    uneven = ~program.equal
+    uneven = ~program.equal[0]
     R = program.R[:, uneven]
     eye = torch.eye(n, dtype=program.p.dtype, device=program.p.device).expand(R.shape[0], n, n)
     h = torch.cat([program.upp[:, uneven], -program.low[:, uneven], program.ub, -program.lb], dim=1)
@@ -58,8 +58,8 @@ def _standard(program: DenseProgram) -> _Standard:
         G,
         torch.where(valid, h, torch.zeros_like(h)),
         valid.to(h.dtype),
-        program.R[:, program.equal],
-        program.upp[:, program.equal].expand(B, -1),
+        program.R[:, program.equal[0]],
+        program.upp[:, program.equal[0]].expand(B, -1),
     )
 
 
@@ -181,8 +181,8 @@ class _State:
         p = self.program
         z, _, found, nu = self.kept
         lam = p.p.new_zeros(p.batch, p.r)
-        uneven = ~p.equal
-        lam[:, p.equal] = nu
+        uneven = ~p.equal[0]
+        lam[:, p.equal[0]] = nu
         h = torch.cat([p.upp[:, uneven], -p.low[:, uneven], p.ub, -p.lb], dim=1)
         used = torch.isfinite(h).any(dim=0)
         full = p.p.new_zeros(p.batch, len(used))

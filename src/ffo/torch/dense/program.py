@@ -8,9 +8,7 @@ negative on an active lower one, so that Qz + p + R'lam + mu = 0.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,9 +19,9 @@ SINGULAR = 1e-5
 
 @dataclass(frozen=True)
 class DenseProgram:
-    """Q (batch or 1, n, n), p (batch, n), R (batch or 1, r, n), low and upp (batch, r), lb and ub
-    (batch, n), all float64 on one device; infinite sides are +-inf. The first `equalities` rows are such.
-    Where it is known that no variable has a bound, `bounded` is false."""
+    """Q (batch or 1, n, n), or (batch or 1, n) of one that is a diagonal; p (batch, n), R (batch or 1, r, n), low and
+    upp (batch, r), lb and ub (batch, n), all float64 on one device; infinite sides are +-inf. The first `equalities`
+    rows are such. Where it is known that no variable has a bound, `bounded` is false."""
 
     Q: Tensor
     p: Tensor
@@ -47,56 +45,25 @@ class DenseProgram:
     def r(self) -> int:
         return self.R.shape[1]
 
-    @cached_property
-    def diagonal(self) -> Tensor | None:
-        """(batch or 1, n) of Q if that is all there is of it and none of it is flat, else None."""
-        if not self.n or not diagonal_only(self.Q):
-            return None
-        diagonal = self.Q.diagonal(dim1=1, dim2=2)
-        least, most = torch.aminmax(diagonal, dim=1)
-        return None if bool((least <= SINGULAR * most).any()) else diagonal
+    @property
+    def diagonal(self) -> bool:
+        """Whether Q is given as a diagonal."""
+        return self.Q.ndim == 2
 
-    @cached_property
-    def factor(self) -> Factor | None:
-        """Of Q, plus a shift in the size of rounding if it needs one (see `ffo.program.convexity`); None where Q
-        is not positive semidefinite."""
-        L, info = torch.linalg.cholesky_ex(self.Q)
-        if not bool(info.any()):
-            return Factor(L, shifted=False)
-        size = positive(self.Q.abs().amax(dim=(1, 2)))
-        L, info = torch.linalg.cholesky_ex(raised(self.Q, 1e-9 * math.sqrt(self.n) * size.unsqueeze(1)))
-        return None if bool(info.any()) else Factor(L, shifted=True)
-
-    @cached_property
-    def convex(self) -> bool:
-        return self.diagonal is not None or self.factor is not None
-
-    @cached_property
-    def white(self) -> White | None:
-        """The program in units in which Q is the identity; None where Q is not definite enough for them."""
-        if self.factor is None or self.factor.shifted or not self.n:
-            return None
-        L = self.factor.L
-        diagonal = L.diagonal(dim1=1, dim2=2)
-        most = diagonal.amax(dim=1, keepdim=True)
-        if float((diagonal.amin(dim=1, keepdim=True) / most).amin()) < math.sqrt(SINGULAR):
-            return None
-        size = most * most
-        if len(L) < self.batch or len(self.R) < self.batch:
-            p = triangular(L, self.p.unsqueeze(2), upper=False).squeeze(2)
-            return White(L, triangular(L, self.R.mT, upper=False).mT.contiguous(), p, size)
-        both = triangular(L, torch.cat([self.R, self.p.unsqueeze(1)], dim=1).mT, upper=False).mT
-        return White(L, both[:, :-1], both[:, -1], size)
-
-    @cached_property
+    @property
     def norms(self) -> Tensor:
         """(batch or 1, r) lengths of the rows, 1 for those that are zero."""
         return positive(torch.linalg.vector_norm(self.R, dim=2))
 
-    @cached_property
+    @property
     def equal(self) -> Tensor:
-        """(r,) marks equalities."""
-        return torch.arange(self.r, device=self.p.device) < self.equalities
+        """(1, r) marks equalities."""
+        return (torch.arange(self.r, device=self.p.device) < self.equalities).unsqueeze(0)
+
+    @property
+    def curvature(self) -> Tensor:
+        """(batch or 1,) largest magnitude in Q."""
+        return self.Q.abs().amax(dim=tuple(range(1, self.Q.ndim))) if self.n else self.p.new_zeros(1)
 
     def take(self, samples: Tensor) -> DenseProgram:
         """The program of some samples."""
@@ -109,46 +76,18 @@ class DenseProgram:
         if not self.bounded:
             return self
         eye = torch.eye(self.n, dtype=self.p.dtype, device=self.p.device).expand(len(self.R), -1, -1)
-        R, low, upp = (
-            torch.cat([self.R, eye], dim=1),
-            torch.cat([self.low, self.lb], 1),
-            torch.cat([self.upp, self.ub], 1),
-        )
+        low, upp = torch.cat([self.low, self.lb], dim=1), torch.cat([self.upp, self.ub], dim=1)
         none = torch.full_like(self.p, torch.inf)
-        rows = DenseProgram(self.Q, self.p, R, low, upp, -none, none, self.equalities, bounded=False)
-        vars(rows).update({name: vars(self)[name] for name in ("factor", "diagonal") if name in vars(self)})
-        return rows
+        R = torch.cat([self.R, eye], dim=1)
+        return replace(self, R=R, low=low, upp=upp, lb=-none, ub=none, bounded=False)
 
     def curved(self, z: Tensor) -> Tensor:
         """(batch, n) Qz."""
-        return times(self.Q, z) if self.diagonal is None else self.diagonal * z
-
-    def gradient(self, z: Tensor) -> Tensor:
-        """(batch, n) Qz + p."""
-        return added(self.p, self.Q, z) if self.diagonal is None else torch.addcmul(self.p, self.diagonal, z)
+        return self.Q * z if self.diagonal else times(self.Q, z)
 
     def rows(self, z: Tensor) -> Tensor:
         """(batch, r) Rz."""
         return times(self.R, z)
-
-    @cached_property
-    def curvature(self) -> Tensor:
-        """(batch or 1,) largest magnitude in Q."""
-        return self.Q.abs().amax(dim=(1, 2)) if self.n else self.p.new_zeros(1)
-
-    @cached_property
-    def _absolute(self) -> tuple[Tensor, Tensor]:
-        return self.Q.abs(), self.R.abs()
-
-    def magnitudes(self, z: Tensor, lam: Tensor) -> Tensor:
-        """(batch, n) |Q||z| + |R|'|lam|: the sizes of what Qz + R'lam adds up."""
-        Q, R = self._absolute
-        curved = times(Q, z.abs()) if self.diagonal is None else (self.diagonal * z).abs()
-        return added(curved, R.mT, lam.abs())
-
-    def reach(self, z: Tensor) -> Tensor:
-        """(batch, r) |R||z|."""
-        return times(self._absolute[1], z.abs())
 
     def pull(self, lam: Tensor) -> Tensor:
         """(batch, n) R'lam."""
@@ -156,27 +95,7 @@ class DenseProgram:
 
     def stationarity(self, z: Tensor, lam: Tensor) -> Tensor:
         """(batch, n) Qz + p + R'lam, which is -mu at a solution."""
-        return added(self.gradient(z), self.R.mT, lam)
-
-
-@dataclass(frozen=True)
-class Factor:
-    """L (batch or 1, n, n) with LL' = Q, or Q plus a small shift."""
-
-    L: Tensor
-    shifted: bool
-
-
-@dataclass(frozen=True)
-class White:
-    """w = L'z, in which Q = LL' is the identity: L (batch or 1, n, n), and what the rows and costs become,
-    R L'^-1 (batch or 1, r, n) and L^-1 p (batch, n); `size` (batch or 1, 1) is about the largest curvature, 1 where
-    there is none."""
-
-    L: Tensor
-    R: Tensor
-    p: Tensor
-    size: Tensor
+        return self.curved(z) + self.p + self.pull(lam)
 
 
 @dataclass(frozen=True)
@@ -197,40 +116,9 @@ class DensePoint:
         return DensePoint(*(mine.index_put((which,), theirs) for mine, theirs in pairs))
 
 
-def diagonal_only(Q: Tensor) -> bool:
-    """Whether nothing in Q (batch or 1, n, n) stands off the diagonal."""
-    if Q.shape[1] > 1 and Q[0, 0, -1].item():  # a corner answers most of the time
-        return False
-    return int(torch.count_nonzero(Q)) == int(torch.count_nonzero(Q.diagonal(dim1=1, dim2=2)))
-
-
 def times(M: Tensor, v: Tensor) -> Tensor:
-    """(batch or 1, a, b) and (batch, b) -> (batch, a)."""
-    return product(M, v.unsqueeze(2)).squeeze(2)
-
-
-def added(c: Tensor, M: Tensor, v: Tensor, weight: float = 1.0) -> Tensor:
-    """c + weight * Mv, for c (batch, a) and the others as in `times`."""
-    return plus(c.unsqueeze(2), M, v.unsqueeze(2), weight).squeeze(2)
-
-
-def product(M: Tensor, x: Tensor) -> Tensor:
-    """(batch or 1, a, b) and columns (batch, b, 1) -> (batch, a, 1), one product when M is shared."""
-    return (x.squeeze(2) @ M[0].mT).unsqueeze(2) if len(M) == 1 else torch.bmm(M, x)
-
-
-def plus(c: Tensor, M: Tensor, x: Tensor, weight: float = 1.0) -> Tensor:
-    """c + weight * Mx, for c (batch, a, 1) and the others as in `product`."""
-    if len(M) == 1:
-        return torch.addmm(c.squeeze(2), x.squeeze(2), M[0].mT, alpha=weight).unsqueeze(2)
-    return torch.baddbmm(c, M, x, alpha=weight)
-
-
-def raised(H: Tensor, shift: Tensor) -> Tensor:
-    """H (batch or 1, k, k) with a shift (batch or 1, k or 1) on its diagonal."""
-    H = H.expand(max(len(H), len(shift)), -1, -1).clone()
-    H.diagonal(dim1=1, dim2=2).add_(shift)
-    return H
+    """(batch or 1, a, b) and (batch, b) -> (batch, a), one product when M is shared."""
+    return v @ M[0].mT if len(M) == 1 else torch.bmm(M, v.unsqueeze(2)).squeeze(2)
 
 
 def triangular(L: Tensor, X: Tensor, upper: bool) -> Tensor:
@@ -242,6 +130,17 @@ def triangular(L: Tensor, X: Tensor, upper: bool) -> Tensor:
     return found.reshape(X.shape[1], X.shape[0], X.shape[2]).permute(1, 0, 2)
 
 
+def solved(C: Tensor, v: Tensor) -> Tensor:
+    """(CC')^-1 v for C (batch or 1, k, k) and v (batch, k), one solve when C is shared. (What torch's cholesky_solve
+    does for batches on a GPU cannot be recorded.)"""
+    return triangular(C.mT, triangular(C, v.unsqueeze(2), upper=False), upper=True).squeeze(2)
+
+
+def raised(H: Tensor, shift: Tensor) -> Tensor:
+    """H (batch or 1, k, k) with a shift (batch or 1, k or 1) on its diagonal."""
+    return H + torch.diag_embed(shift.expand(-1, H.shape[1]))
+
+
 def positive(v: Tensor) -> Tensor:
     """v (none of it negative), 1 where it is zero."""
     return v + (v == 0)
@@ -250,9 +149,3 @@ def positive(v: Tensor) -> Tensor:
 def largest(v: Tensor) -> Tensor:
     """(batch, k) -> (batch,) largest magnitude, 0 of nothing."""
     return v.abs().amax(dim=1) if v.shape[1] else v.new_zeros(v.shape[0])
-
-
-def unit(*vectors: Tensor) -> Tensor:
-    """(batch, k) each -> (batch, 1) largest magnitude in any of them, 1 where that is zero."""
-    v = torch.cat(vectors, dim=1) if len(vectors) > 1 else vectors[0]
-    return positive(v.abs().amax(dim=1, keepdim=True)) if v.shape[1] else v.new_ones(v.shape[0], 1)

@@ -11,8 +11,8 @@ from ffo.errors import Status
 from ffo.ghost.certificate import RESIDUAL, Certificate
 from ffo.kernels.point import WEAK
 from ffo.torch.base import warn_of_doubt
+from ffo.torch.dense.answer import DenseAnswer
 from ffo.torch.dense.program import Tensor
-from ffo.torch.dense.solve import DenseSolution
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,10 @@ class DenseReport:
         left, core: which samples the core solved, and its report on them; None without any.
     """
 
-    def __init__(self, solution: DenseSolution, times: Times, left: Tensor | None = None, core: Info | None = None):
-        self.natural, self.margin = solution.verdict.natural, solution.verdict.margin
-        self.iterations, self.solver, self.warm_hits = solution.iterations, solution.solver, solution.warm_hits
+    def __init__(self, answer: DenseAnswer, times: Times, left: Tensor | None = None, core: Info | None = None):
+        verdict = answer.solution.verdict
+        self.natural, self.margin, self.iterations = verdict.natural, verdict.margin, answer.solution.iterations
+        self.solver, self.hits = answer.solver, answer.hits
         self.times, self.left, self.core = times, left, core
         self.backward: Backward | None = None
         self._info: Info | None = None
@@ -62,12 +63,13 @@ class DenseReport:
     def _made(self) -> Info:
         natural, margin = self.natural.cpu().numpy().copy(), self.margin.cpu().numpy()
         batch = len(natural)
+        hits = np.zeros(batch, dtype=bool) if self.hits is None else self.hits.cpu().numpy()
         info = Info(
             status=[Status.SOLVED] * batch,
-            solver=self.solver,
+            solver=tuple("" if hit else self.solver for hit in hits),
             residual=natural.copy(),
             iterations=self.iterations.cpu().numpy().copy(),
-            warm_hits=self.warm_hits,
+            warm_hits=int(hits.sum()),
             retried=np.zeros(batch, dtype=bool),
             rescued=np.zeros(batch, dtype=bool),
             certificate=Certificate.before_backward(

@@ -11,93 +11,153 @@ bounds; a multiplier that would change its sign stops at zero.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from ffo.kernels.separable import CLOSE, DAMPING, DECREASE, EXACT, HALVINGS, REGULARISATION, ROUNDING, TINY, UNDAMPED
-from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor, largest, positive, times
-from ffo.torch.dense.working import Working
+from ffo.torch.dense.ghost import DenseGhost, factorize
+from ffo.torch.dense.program import (
+    SINGULAR,
+    DensePoint,
+    DenseProgram,
+    Tensor,
+    largest,
+    positive,
+    raised,
+    solved,
+    times,
+)  # fmt: skip
+from ffo.torch.dense.verify import Verdict
 
-STEPS = 40
+NAME = "batched dual Newton"
+STEPS = 60
+#: how far a step may go, of what the last one left; a matrix costs more than several looks along a step
+LENGTHS = (1.0, 0.3, 0.1, 0.03)
 
 
-def dual_newton(program: DenseProgram) -> tuple[DensePoint, Tensor, Tensor]:
-    """A point, whether the method ended there (batch,), and the steps it took (batch,); Q is a diagonal."""
-    assert program.diagonal is not None
-    root = program.diagonal.sqrt()
-    U = program.R / root.unsqueeze(1)
+@dataclass(frozen=True)
+class DualProgram:
+    """The program, its roots of Q (batch or 1, n) and lengths of rows (batch or 1, r), and what it is in the units of
+    w: U (batch or 1, r, n), c, lo, hi (batch, n), low, upp (batch, r); and whether no Q is flat ()."""
+
+    program: DenseProgram
+    root: Tensor
+    length: Tensor
+    U: Tensor
+    c: Tensor
+    low: Tensor
+    upp: Tensor
+    lo: Tensor
+    hi: Tensor
+    valid: Tensor
+
+
+@dataclass(frozen=True)
+class DualState:
+    """Multipliers (batch, r), the dual's value and the residual of the rows there (batch,), which side of a row counts
+    and how far the row is beyond it (batch, r), which variables are free (batch, n); how far the next step
+    goes, whether it has ended there, or stopped, and steps (batch,); and whether some sample has not stopped ()."""
+
+    lam: Tensor
+    phi: Tensor
+    left: Tensor
+    sign: Tensor
+    gap: Tensor
+    free: Tensor
+    far: Tensor
+    ended: Tensor
+    stopped: Tensor
+    steps: Tensor
+    going: Tensor
+
+
+def prepare(given: DenseProgram) -> DualProgram:
+    least, most = torch.aminmax(given.Q, dim=1)
+    root = given.Q.sqrt()
+    U = given.R / root.unsqueeze(1)
     length = positive(torch.linalg.vector_norm(U, dim=2))
-    U = U / length.unsqueeze(2)
-    low, upp = program.low / length, program.upp / length
-    data = (U, program.p / root, low, upp, program.lb * root, program.ub * root, program.equal.unsqueeze(0))
-    lam = _start(*data[:2], upp, program.equalities)
-    count = torch.zeros(program.batch, dtype=torch.long, device=lam.device)
-    phi, left, sign, gap, free = _evaluate(*data, lam)
-    state = (lam, phi, left, sign, gap, free, left <= EXACT, count)
-    lam, *_, ended, steps = Working(data, state).run(_step, STEPS)
-    raw = _raw(*data[:2], lam)
-    w = torch.clamp(raw, data[4], data[5])
-    z = torch.clamp(w / root, program.lb, program.ub)
-    return DensePoint(z, lam / length, (raw - w) * root), ended, steps
+    sides = (given.low / length, given.upp / length, given.lb * root, given.ub * root)
+    valid = (least > SINGULAR * most).all()
+    return DualProgram(given, root, length, U / length.unsqueeze(2), given.p / root, *sides, valid)
 
 
-def _start(U: Tensor, c: Tensor, upp: Tensor, equalities: int) -> Tensor:
-    """The multipliers of the equalities if nothing else were there; zero for the others."""
-    lam = torch.zeros_like(upp)
-    if equalities:
-        E = U[:, :equalities]
-        C = _factor(E @ E.mT, REGULARISATION)[0].expand(len(lam), -1, -1)
-        lam[:, :equalities] = -torch.cholesky_solve((upp[:, :equalities] + times(E, c)).unsqueeze(2), C).squeeze(2)
-    return lam
+def start(made: DualProgram) -> DualState:
+    """With the multipliers that equalities would have if nothing else were there."""
+    k, lam = made.program.equalities, torch.zeros_like(made.upp)
+    if k:
+        E = made.U[:, :k]
+        C, _ = torch.linalg.cholesky_ex(raised(E @ E.mT, made.root.new_full((1, 1), REGULARISATION)))
+        lam = torch.cat([-solved(C, made.upp[:, :k] + times(E, made.c)), lam[:, k:]], dim=1)
+    phi, left, sign, gap, free = _evaluate(made, lam)
+    far, steps = torch.ones_like(phi), torch.zeros_like(phi).long()
+    return DualState(lam, phi, left, sign, gap, free, far, left <= EXACT, left <= EXACT, steps, (left > EXACT).any())
 
 
-def _raw(U: Tensor, c: Tensor, lam: Tensor) -> Tensor:
-    return -c - times(U.mT, lam)
+def _raw(made: DualProgram, lam: Tensor) -> Tensor:
+    return -made.c - times(made.U.mT, lam)
 
 
-def _factor(S: Tensor, shift: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Of S + shift; and whether it is one (batch,)."""
-    S.diagonal(dim1=1, dim2=2).add_(shift)
-    C, info = torch.linalg.cholesky_ex(S)
-    return C, info == 0
-
-
-def _evaluate(
-    U: Tensor, c: Tensor, low: Tensor, upp: Tensor, lo: Tensor, hi: Tensor, equal: Tensor, lam: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The dual's value and the residual of the rows (batch,); which side of a row counts, and how far the row is beyond
-    it (batch, r); which variables are free (batch, n)."""
-    raw = _raw(U, c, lam)
-    w = torch.clamp(raw, lo, hi)
-    value = times(U, w)
-    sign = torch.where(lam != 0, lam, torch.where(value > upp, 1.0, 0.0) - torch.where(value < low, 1.0, 0.0)).sign()
-    sign = torch.where(equal, 1.0, sign)
-    side = torch.where(sign > 0, upp, torch.where(sign < 0, low, 0.0))
+def _evaluate(made: DualProgram, lam: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """phi, left, sign, gap and free of a `DualState`."""
+    raw = _raw(made, lam)
+    w = torch.clamp(raw, made.lo, made.hi)
+    value = times(made.U, w)
+    beyond = torch.where(value > made.upp, 1.0, 0.0) - torch.where(value < made.low, 1.0, 0.0)
+    sign = torch.where(made.program.equal, 1.0, torch.where(lam != 0, lam.sign(), beyond))
+    side = torch.where(sign > 0, made.upp, torch.where(sign < 0, made.low, 0.0))
     gap = torch.where(sign != 0, value - side, 0.0)
     phi = (lam * side).sum(dim=1) - (w * (0.5 * w - raw)).sum(dim=1)
     left = largest(gap / (side.abs() + largest(w).unsqueeze(1) + TINY))
-    return phi, left, sign, gap, (lo < raw) & (raw < hi)
+    return phi, left, sign, gap, (made.lo < raw) & (raw < made.hi)
 
 
-def _step(
-    U: Tensor, c: Tensor, low: Tensor, upp: Tensor, lo: Tensor, hi: Tensor, equal: Tensor,
-    lam: Tensor, phi: Tensor, left: Tensor, sign: Tensor, gap: Tensor, free: Tensor, ended: Tensor, steps: Tensor,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """A damped Newton step, as far as the dual's value decreases."""
-    on = sign.abs()
-    S = ((U * free.unsqueeze(1)) @ U.mT) * on.unsqueeze(2) * on.unsqueeze(1)
-    damping = torch.where(left > UNDAMPED, DAMPING * left, 0.0).unsqueeze(1)
-    C, good = _factor(S, REGULARISATION + damping + (1 - on))
-    move = torch.cholesky_solve(gap.unsqueeze(2), C).squeeze(2)
-    far, found, to = torch.ones_like(phi).unsqueeze(1), (phi, left, sign, gap, free), lam
-    for _ in range(HALVINGS):
-        to = lam + far * move
-        to = torch.where(equal, to, sign * (sign * to).clamp_min(0.0))
-        found = _evaluate(U, c, low, upp, lo, hi, equal, to)
-        slope = -(gap * (to - lam)).sum(dim=1)
-        fine = (found[0] <= phi + DECREASE * slope + ROUNDING * phi.abs()) | (found[1] < 0.1 * left) | (left <= CLOSE)
-        if bool(fine.all()):
-            break
-        far = torch.where(fine.unsqueeze(1), far, 0.5 * far)
-    now = found[1]
-    ended = (now <= EXACT) | ((now <= CLOSE) & (now > 0.5 * left))
-    return ended | ~good | ~torch.isfinite(now), to, *found, ended, steps + 1
+def step(now: DualState, made: DualProgram) -> DualState:
+    """A damped Newton step, the longest of a few that decrease the dual's value; without one the next goes less far."""
+    on = now.sign.abs()
+    S = ((made.U * now.free.unsqueeze(1)) @ made.U.mT) * on.unsqueeze(2) * on.unsqueeze(1)
+    damping = torch.where(now.left > UNDAMPED, DAMPING * now.left, 0.0).unsqueeze(1)
+    C, info = torch.linalg.cholesky_ex(raised(S, REGULARISATION + damping + (1 - on)))
+    move = solved(C, now.gap)
+    found: tuple[Tensor, ...] = (now.lam, now.phi, now.left, now.sign, now.gap, now.free)
+    fine = now.stopped
+    for length in LENGTHS:
+        lam = now.lam + (length * now.far).unsqueeze(1) * move
+        lam = torch.where(made.program.equal, lam, now.sign * (now.sign * lam).clamp_min(0.0))
+        trial = (lam, *_evaluate(made, lam))
+        phi, left = trial[1:3]
+        slope = -(now.gap * (lam - now.lam)).sum(dim=1)
+        enough = phi <= now.phi + DECREASE * slope + ROUNDING * now.phi.abs()
+        good = ~fine & (enough | (left < 0.1 * now.left) | (now.left <= CLOSE) | (now.far <= 0.5**HALVINGS))
+        found = tuple(torch.where(good if v.ndim == 1 else good.unsqueeze(1), v, w)
+                      for v, w in zip(trial, found, strict=True))  # fmt: skip
+        fine = fine | good
+    left = found[2]
+    ended = fine & ((left <= EXACT) | ((left <= CLOSE) & (left > 0.5 * now.left)))
+    lost = (info != 0) | ~torch.isfinite(left)
+    stopped = now.stopped | ended | lost
+    lam, phi, left, sign, gap, free = found
+    return DualState(
+        lam,
+        phi,
+        left,
+        sign,
+        gap,
+        free,
+        torch.where(fine, 1.0, LENGTHS[-1] / 2 * now.far),
+        torch.where(now.stopped, now.ended, ended),
+        stopped,
+        now.steps + (~now.stopped).long(),
+        ~stopped.all(),
+    )
+
+
+def point(now: DualState, made: DualProgram, given: DenseProgram) -> DensePoint:
+    raw = _raw(made, now.lam)
+    w = torch.clamp(raw, made.lo, made.hi)
+    z = torch.clamp(w / made.root, given.lb, given.ub)
+    return DensePoint(z, now.lam / made.length, (raw - w) * made.root)
+
+
+def ghost(made: DualProgram, verdict: Verdict) -> DenseGhost:
+    return factorize(made.program, verdict.rows, verdict.bounds)

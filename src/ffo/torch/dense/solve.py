@@ -1,49 +1,49 @@
 """Solve a batch of dense quadratic programs: a point, its active set, and a verified solution.
 
-Programs with a diagonal Q are solved by Newton's method on the dual, definite ones by pivoting, others, and samples on
-which these do not end, by the batched interior-point method. A point that is not exact is taken to the ghost on its
-active set, whose solution is kept only where it satisfies the optimality conditions; where it does not, the active set
-is read off anew (a semismooth Newton step), a few times.
+Programs with a diagonal Q are solved by Newton's method on the dual, definite ones by pivoting; their steps are the
+same for all samples and wait for nothing, so that a GPU runs them as recorded (see `graphs`). Others are solved by the
+batched interior-point method: its point is taken to the ghost on its active set, whose solution is kept only where it
+satisfies the optimality conditions; where it does not, the active set is read off anew (a semismooth Newton step), a
+few times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from ffo.torch.dense.ghost import DenseGhost
+from ffo.kernels.point import MARGIN_RATIO, WEAK
+from ffo.torch.dense import pivoting, separable
+from ffo.torch.dense.ghost import DenseGhost, factorize
+from ffo.torch.dense.graphs import Eager
 from ffo.torch.dense.interior import interior_point
-from ffo.torch.dense.pivoting import pivot
 from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor
-from ffo.torch.dense.separable import dual_newton
 from ffo.torch.dense.verify import Verdict, judge
 
+#: Newton steps after the interior point
 STEPS = 6
 #: natural residual up to which a point on an active set is the solution
 ACCEPT = 1e-10
-#: natural residual up to which a point needs no polish
-EXACT = 1e-13
+#: estimated relative error up to which a gradient is called good (`ffo.ghost.certificate`)
+ERROR = 1e-5
 #: how solutions of it are reported
-INTERIOR_POINT, PIVOTING, DUAL_NEWTON = "batched interior point", "batched pivoting", "batched dual Newton"
+INTERIOR_POINT = "batched interior point"
 
 
 @dataclass(frozen=True)
 class DenseSolution:
-    """Points and their active sets (see `Verdict`), `solved` (batch,) where they satisfy the conditions. `ghost` is the
-    one of these active sets, if verification had to make it; `warm_hits` counts the samples for which no solver was
-    asked."""
+    """Points, what they show, and where they satisfy the conditions, `solved` (batch,); the iterations taken. `ghost`
+    is the one of their active sets, if a derivative is wanted, and `doubt` (batch,) marks samples that are not solved,
+    or of which something could be held against the derivative."""
 
     point: DensePoint
-    rows: Tensor
-    bounds: Tensor
     verdict: Verdict
     solved: Tensor
     iterations: Tensor
-    solver: tuple[str, ...]
-    ghost: DenseGhost | None = None
-    warm_hits: int = 0
+    ghost: DenseGhost | None
+    doubt: Tensor
 
 
 @dataclass(frozen=True)
@@ -55,69 +55,99 @@ class Guess:
     known: Tensor
 
 
-def solve_dense(program: DenseProgram, eps: float = 1e-7, guess: Guess | None = None) -> DenseSolution:
-    """Solve and verify every sample; those whose guess is right are not given to a solver."""
-    if guess is None:
-        return _verified(program, *_points(program, eps))
-    ghost = DenseGhost(program, guess.rows, guess.bounds)
-    point = ghost.polished(DensePoint(*(torch.zeros_like(v) for v in (program.p, program.upp, program.p))))
-    verdict = judge(program, point)
-    right = guess.known & (verdict.natural <= ACCEPT)
-    hits = int(right.sum())
-    if hits == program.batch:
-        iterations, solver = torch.zeros_like(right, dtype=torch.long), ("",) * hits
-        return DenseSolution(point, guess.rows, guess.bounds, verdict, right, iterations, solver, ghost, hits)
-    which = torch.nonzero(~right).squeeze(1)
-    other, counts, names = _points(program.take(which), eps)
-    iterations = torch.zeros_like(right, dtype=torch.long).index_put((which,), counts)
-    asked = dict(zip(which.tolist(), names, strict=True))
-    solver = tuple(asked.get(k, "") for k in range(program.batch))
-    return replace(_verified(program, point.put(which, other), iterations, solver), warm_hits=hits)
+@dataclass(frozen=True)
+class Begun:
+    """A program, what a method prepares of it, its first state, and whether the program suits the method ()."""
+
+    program: DenseProgram
+    made: Any
+    state: Any
+    valid: Tensor
 
 
-def _verified(program: DenseProgram, point: DensePoint, iterations: Tensor, solver: tuple[str, ...]) -> DenseSolution:
-    """The solution near a point, which is polished where it is not exact."""
-    verdict = judge(program, point)
-    rows, bounds, ghost = verdict.rows, verdict.bounds, None
-    todo = verdict.natural > EXACT
-    for _ in range(STEPS):
-        count = int(todo.sum())
-        if not count:
+def begin(program: DenseProgram, method: Any) -> Begun:
+    made = method.prepare(program)
+    return Begun(program, made, method.start(made), made.valid)
+
+
+def finish(begun: Begun, method: Any, derivative: bool, run: Eager) -> DenseSolution | None:
+    """The solution by a method, `pivoting` or `separable`; None where programs turn out not to suit it."""
+    if not bool(begun.valid):
+        return None
+    state = begun.state
+    for _ in range(method.STEPS):
+        if not bool(state.going):
             break
+        state = run.step(method.step, state, begun.made)
+    return run.run(_end, state, begun.made, begun.program, method, derivative)
+
+
+def _end(state: Any, made: Any, program: DenseProgram, method: Any, derivative: bool) -> DenseSolution:
+    point = method.point(state, made, program)
+    verdict = judge(program, point)
+    ghost = method.ghost(made, verdict) if derivative else None
+    return _solution(program, point, verdict, state.steps, ghost)
+
+
+def _solution(
+    program: DenseProgram, point: DensePoint, verdict: Verdict, iterations: Tensor, ghost: DenseGhost | None
+) -> DenseSolution:
+    solved = verdict.natural <= ACCEPT
+    doubt = ~solved if ghost is None else ~solved | ~_clear(program, verdict, ghost)
+    return DenseSolution(point, verdict, solved, iterations, ghost, doubt)
+
+
+def _clear(program: DenseProgram, verdict: Verdict, ghost: DenseGhost) -> Tensor:
+    """(batch,) whether nothing can be held against the derivative: no constraint is nearly active or inactive, and the
+    active ones hold the solution without depending on each other. The core looks at the others."""
+    near = (_meet(program.low, program.upp) & ~program.equal).any(dim=1)
+    clear = (verdict.margin > WEAK) & (verdict.natural <= torch.clamp(MARGIN_RATIO * verdict.margin, max=ERROR))
+    clear = clear & ghost.sound & ~near
+    return clear & ~_meet(program.lb, program.ub).any(dim=1) if program.bounded else clear
+
+
+def _meet(low: Tensor, upp: Tensor) -> Tensor:
+    return (upp - low <= WEAK * upp.abs()) & upp.isfinite()
+
+
+def solve_interior(program: DenseProgram, derivative: bool, eps: float = 1e-7) -> DenseSolution:
+    """The solution by the interior point and Newton's method."""
+    point, _, iterations = interior_point(program, eps)
+    verdict = judge(program, point)
+    todo = verdict.natural >= 0
+    for _ in range(STEPS):
         which = torch.nonzero(todo).squeeze(1)
-        few = program if count == program.batch else program.take(which)
-        ghost = DenseGhost(few, rows[which], bounds[which])
-        point = point.put(which, ghost.polished(point.take(which)))
+        if not len(which):
+            break
+        few = program.take(which)
+        point = point.put(which, factorize(few, verdict.rows[which], verdict.bounds[which]).polished(point.take(which)))
         verdict = verdict.put(which, judge(few, point.take(which)))
-        ghost = ghost if count == program.batch else None
-        todo = verdict.natural > ACCEPT
-        rows, bounds = (torch.where(todo.unsqueeze(1), new, old) for new, old in
-                        ((verdict.rows, rows), (verdict.bounds, bounds)))  # fmt: skip
-    else:
-        ghost = None
-    return DenseSolution(point, rows, bounds, verdict, verdict.natural <= ACCEPT, iterations, solver, ghost)
+        todo = ~(verdict.natural <= ACCEPT)
+    ghost = factorize(program, verdict.rows, verdict.bounds) if derivative else None
+    return _solution(program, point, verdict, iterations, ghost)
 
 
-def _points(program: DenseProgram, eps: float) -> tuple[DensePoint, Tensor, tuple[str, ...]]:
-    """A point near the solution, the iterations it took, and whose it is, by sample."""
-    method = _method(program)
-    if method is None:
-        point, _, iterations = interior_point(program, eps)
-        return point, iterations, (INTERIOR_POINT,) * program.batch
-    name, solve = method
-    point, ended, iterations = solve(program)
-    if bool(ended.all()):
-        return point, iterations, (name,) * program.batch
-    which = torch.nonzero(~ended).squeeze(1)
-    other, _, counts = interior_point(program.take(which), eps)
-    names = [name] * program.batch
-    for k in which.tolist():
-        names[k] = INTERIOR_POINT
-    return point.put(which, other), iterations.index_put((which,), counts), tuple(names)
+def solve_guessed(
+    program: DenseProgram, guess: Guess, method: Any, derivative: bool
+) -> tuple[DenseSolution | None, Tensor]:
+    """The solution, and where remembered active sets gave it (batch,); the other samples are solved by the method (by
+    the interior point without one). None where they do not suit it."""
+    point = factorize(program, guess.rows, guess.bounds).polished(
+        DensePoint(*(torch.zeros_like(v) for v in (program.p, program.upp, program.p)))
+    )
+    verdict = judge(program, point)
+    hits = guess.known & (verdict.natural <= ACCEPT)
+    iterations = torch.zeros_like(hits, dtype=torch.long)
+    which = torch.nonzero(~hits).squeeze(1)
+    if len(which):
+        few = program.take(which)
+        other = solve_interior(few, False) if method is None else finish(begin(few, method), method, False, Eager())
+        if other is None:
+            return None, hits
+        point, verdict = point.put(which, other.point), verdict.put(which, other.verdict)
+        iterations = iterations.index_put((which,), other.iterations)
+    ghost = factorize(program, verdict.rows, verdict.bounds) if derivative else None
+    return _solution(program, point, verdict, iterations, ghost), hits
 
 
-def _method(program: DenseProgram) -> tuple[str, Callable[[DenseProgram], tuple[DensePoint, Tensor, Tensor]]] | None:
-    """What solves programs of this structure in a few steps, None where nothing but the interior point does."""
-    if program.diagonal is not None:
-        return DUAL_NEWTON, dual_newton
-    return (PIVOTING, pivot) if program.white is not None and program.r else None
+METHODS = {"diagonal": separable, "definite": pivoting}

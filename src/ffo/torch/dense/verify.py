@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ffo.kernels.point import FAR, FARTHEST, FLOOR, VANISHING
-from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor, largest
+from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor, largest, times
 
 INF = torch.inf
 
@@ -47,12 +47,13 @@ def judge(program: DenseProgram, point: DensePoint) -> Verdict:
         sides.append(_Sides(program.ub - z, z - program.lb, program.ub, program.lb, mu, torch.ones_like(z[:1, :1])))
     size = _sizes(program, z, curved, sides)
     left = curved + program.p + program.pull(lam) + mu
-    own = program.p.abs() + program.magnitudes(z, lam) + mu.abs()
+    Q, R = program.Q.abs(), program.R.abs()
+    own = program.p.abs() + (Q * z.abs() if program.diagonal else times(Q, z.abs())) + times(R.mT, lam.abs()) + mu.abs()
     force, length = (
         torch.minimum(size.force, FAR * size.implied_force),
         torch.minimum(torch.maximum(largest(z), VANISHING * size.length), FAR * size.implied_length),
     )
-    rows = [each.judged(size, length, program.reach(z) if k == 0 else z.abs(), program.equal if k == 0 else None)
+    rows = [each.judged(size, length, times(R, z.abs()) if k == 0 else z.abs(), program.equal if k == 0 else None)
             for k, each in enumerate(sides)]  # fmt: skip
     work = force * length + (program.p * z).abs().sum(dim=1) + sum(each.work for each in rows)
     loss = (left * z).sum(dim=1) + sum(each.loss for each in rows)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from ffo.engine.memory import Attempts, Memory
 from ffo.torch.dense.program import DenseProgram
-from ffo.torch.dense.solve import DenseSolution, Guess
+from ffo.torch.dense.solve import Guess
+
+if TYPE_CHECKING:
+    from ffo.torch.dense.answer import DenseAnswer
 
 Array = np.ndarray
 
@@ -39,13 +43,11 @@ class Remembered:
         spread = lambda v: torch.from_numpy(_spread(v, known, program.batch)).to(device)  # noqa: E731
         return Guess(spread(rows), spread(bounds), spread(np.ones((len(known), 1), dtype=bool)).squeeze(1))
 
-    def keep(self, guess: Guess | None, solution: DenseSolution) -> None:
-        """Remember the active sets of the samples that were solved, with that guess."""
-        if guess is not None:
-            self.sets.attempts.record(2 * solution.warm_hits >= len(self.keys))
-        solved = solution.solved.cpu().numpy()
+    def keep(self, answer: DenseAnswer) -> None:
+        """Remember the active sets of the samples that were solved."""
+        solved, verdict = answer.solution.solved.cpu().numpy(), answer.solution.verdict
         keys = [key for key, good in zip(self.keys, solved.tolist(), strict=True) if good]
-        self.sets.memory.remember(keys, *(v.cpu().numpy()[solved] for v in (solution.rows, solution.bounds)))
+        self.sets.memory.remember(keys, *(v.cpu().numpy()[solved] for v in (verdict.rows, verdict.bounds)))
 
 
 def _spread(v: Array, known: Array, batch: int) -> Array:

@@ -1,0 +1,320 @@
+"""What a call on a device comes to: the program of its blocks, its solution, and how that changes along a gradient."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ffo.program.blocks import MATRICES, SIDES
+from ffo.program.quadratic import Name
+from ffo.torch.blocks import Form
+from ffo.torch.dense.graphs import KEPT, Recorders, copied
+from ffo.torch.dense.presolve import Owners, SingleRows, with_bounds
+from ffo.torch.dense.program import SINGULAR, DenseProgram, Tensor, positive, raised
+from ffo.torch.dense.solve import (
+    INTERIOR_POINT,
+    METHODS,
+    Begun,
+    DenseSolution,
+    begin,
+    finish,
+    solve_guessed,
+    solve_interior,
+)  # fmt: skip
+from ffo.torch.dense.warm import Remembered
+
+#: variables and rows that are no bounds up to which programs are treated as dense ones
+LARGEST = 2000
+#: share of samples that pivoting may leave to the core; where it is more, the interior point is asked
+MISSED = 0.1
+
+
+class UnverifiedError(Exception):
+    """No sample could be verified, or the core fails on one: the whole batch goes to the core."""
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """What is known of programs before their numbers are looked at.
+
+    Attributes:
+        kind: of Q, "diagonal", "definite" or "general".
+        single: rows with one entry, and `pattern` (r, n) where all rows have entries; None: there are none.
+    """
+
+    kind: str
+    single: SingleRows | None = None
+    pattern: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """The program, whose bounds are which rows, and whether it has the structure it was taken to have ()."""
+
+    program: DenseProgram
+    owners: Owners | None
+    valid: Tensor
+
+
+@dataclass(frozen=True)
+class DenseAnswer:
+    """The solution of a call, whose its bounds are, and by whom it is; `hits` (batch,) marks samples that were solved
+    from their remembered active set, None: there are none."""
+
+    solution: DenseSolution
+    owners: Owners | None
+    solver: str
+    hits: Tensor | None = None
+
+
+_recorders = Recorders()
+#: what was recognised last in blocks of a form; on the device it is checked whether that still holds
+_recognised: OrderedDict[Hashable, Recognised] = OrderedDict()
+
+
+def answered(given: tuple[Tensor, ...], form: Form, derivative: bool, remembered: Remembered | None) -> DenseAnswer:
+    """The answer for float64 values of the blocks."""
+    values = tuple(
+        v[:1] if name in MATRICES and v.ndim == 3 and v.stride(0) == 0 else v
+        for name, v in zip(form.names, given, strict=True)
+    )
+    key = (form, derivative, tuple((v.shape, v.stride()) for v in values))
+    for known in (_recognised.get(key), None):
+        structure = known or _recognise(values, form)
+        _recognised[key] = structure
+        _recognised.move_to_end(key)
+        while len(_recognised) > KEPT:
+            _recognised.popitem(last=False)
+        found = _guessed(values, form, derivative, structure, remembered) if remembered is not None else None
+        found = found or _answered(values, form, derivative, structure, (key, structure.kind))
+        if found is not None and structure.kind != "general" and _unsuited(found.solution.solved):
+            _recognised[key] = structure = replace(structure, kind="general")
+            found = _answered(values, form, derivative, structure, key)
+        if found is not None:
+            if remembered is not None:
+                remembered.keep(found)
+            return found
+    raise UnverifiedError
+
+
+def _unsuited(solved: Tensor) -> bool:
+    """Whether so many samples are not solved that the method was not the right one for them."""
+    return int(solved.sum()) < (1 - MISSED) * len(solved)
+
+
+def _answered(
+    values: tuple[Tensor, ...], form: Form, derivative: bool, structure: Recognised, key: Hashable
+) -> DenseAnswer | None:
+    """None where the programs turn out not to have this structure."""
+    if structure.kind == "general":
+        made = assembled(values, form, structure)
+        if not bool(made.valid) or not _convex(made.program):
+            return None
+        return DenseAnswer(solve_interior(made.program, derivative), made.owners, INTERIOR_POINT)
+    method = METHODS[structure.kind]
+    with _recorders.of(key, form.device) as run:
+        try:
+            begun, owners = run.run(_begun, run.load("values", values), form, structure, method)
+            solution = finish(begun, method, derivative, run)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if not run.recorded:
+                raise
+            _recorders.give_up(key, error)
+            return None
+        if solution is None:
+            return None
+        name = method.NAME if run.recorded or form.device.type == "cpu" else f"{method.NAME} (not recorded)"
+        solution, owners = copied((solution, owners)) if run.recorded else (solution, owners)
+    return DenseAnswer(solution, owners, name)
+
+
+def _begun(values: tuple[Tensor, ...], form: Form, structure: Recognised, method: Any) -> tuple[Begun, Owners | None]:
+    made = assembled(values, form, structure)
+    begun = begin(made.program, method)
+    return replace(begun, valid=begun.valid & made.valid), made.owners
+
+
+def _guessed(
+    values: tuple[Tensor, ...], form: Form, derivative: bool, structure: Recognised, remembered: Remembered
+) -> DenseAnswer | None:
+    """The answer by remembered active sets, None where they are not known, or not worth trying."""
+    made = assembled(values, form, structure)
+    guess = remembered.guess(made.program) if bool(made.valid) else None
+    if guess is None or (structure.kind == "general" and not _convex(made.program)):
+        return None
+    solution, hits = solve_guessed(made.program, guess, METHODS.get(structure.kind), derivative)
+    if solution is None:
+        return None
+    remembered.sets.attempts.record(2 * int(hits.sum()) >= form.batch if form.batch else bool(hits.all()))
+    return DenseAnswer(
+        solution, made.owners, METHODS[structure.kind].NAME if structure.kind in METHODS else INTERIOR_POINT, hits
+    )
+
+
+def assembled(values: tuple[Tensor, ...], form: Form, structure: Recognised) -> Assembled:
+    """The program of float64 values; a missing block is empty, zero or infinite. Rows with one entry are bounds of it,
+    and remember whose they are."""
+    blocks: dict[Name, Tensor] = dict(zip(form.names, values, strict=True))
+    n, size, p = form.n, form.batch or 1, blocks["p"]
+    valid = torch.ones((), dtype=torch.bool, device=p.device)
+    Q = _three(blocks["Q"]) if "Q" in blocks else p.new_zeros(1, n, n)
+    if structure.kind == "diagonal":
+        diagonal = Q.diagonal(dim1=1, dim2=2)
+        valid = torch.eq(Q.abs().sum(dim=2), diagonal.abs()).all()
+        Q = diagonal.clone()
+    else:
+        Q = 0.5 * (Q + Q.mT)
+    low, upp = (_side(blocks, name, form.inequalities, form) for name in ("lower", "h"))
+    lb, ub, owners = _side(blocks, "lb", n, form), _side(blocks, "ub", n, form), None
+    if form.equalities:
+        b = _two(blocks["b"], size)
+        low, upp = torch.cat([b, low], dim=1), torch.cat([b, upp], dim=1)
+    R = _stacked([_three(blocks[name]) for name in ("A", "G") if name in blocks], p.new_zeros(1, 0, n))
+    single = structure.single
+    if single is not None and structure.pattern is not None:
+        valid = valid & torch.eq(R[0] != 0, structure.pattern).all()
+        single = replace(single, entries=R[0, single.rows, single.columns])
+        owners, low, upp, lb, ub = with_bounds(single, low, upp, lb, ub)
+        R = R[:, single.rest]
+    bounded = single is not None or "lb" in blocks or "ub" in blocks
+    program = DenseProgram(Q, _two(p, size), R, low, upp, lb, ub, form.equalities, bounded)
+    return Assembled(program, owners, valid)
+
+
+def _recognise(values: tuple[Tensor, ...], form: Form) -> Recognised:
+    program = assembled(values, form, Recognised("general")).program
+    single = SingleRows.of(program.R, form.equalities)
+    rows = program.r if single is None else len(single.rest)
+    if program.n + rows > LARGEST:
+        raise UnverifiedError
+    return Recognised(_kind(program), single, None if single is None else program.R[0] != 0)
+
+
+def _kind(program: DenseProgram) -> str:
+    Q = program.Q
+    diagonal = Q.diagonal(dim1=1, dim2=2)
+    least, most = torch.aminmax(diagonal, dim=1)
+    if bool((Q.abs().sum(dim=2) == diagonal).all() & (least > SINGULAR * most).all()):
+        return "diagonal"
+    L, info = torch.linalg.cholesky_ex(Q)
+    least, most = torch.aminmax(L.diagonal(dim1=1, dim2=2), dim=1)
+    if bool((info == 0).all() & (least >= math.sqrt(SINGULAR) * most).all()):
+        return "definite"
+    return "general"
+
+
+def _convex(program: DenseProgram) -> bool:
+    """Whether every Q is positive semidefinite, to a shift in the size of rounding (see `ffo.program.convexity`)."""
+    shift = 1e-9 * math.sqrt(program.n) * positive(program.curvature)
+    return not bool(torch.linalg.cholesky_ex(raised(program.Q, shift.unsqueeze(1)))[1].any())
+
+
+def _side(blocks: dict[Name, Tensor], name: Name, length: int, form: Form) -> Tensor:
+    """(batch, length) sides of inequalities, infinite where none are given."""
+    size = form.batch or 1
+    if name in blocks:
+        return _two(blocks[name], size)
+    return torch.full((1, 1), SIDES[name], dtype=torch.float64, device=form.device).expand(size, length)
+
+
+def _three(M: Tensor) -> Tensor:
+    """(batch or 1, rows, n)."""
+    return M if M.ndim == 3 else M.unsqueeze(0)
+
+
+def _two(v: Tensor, size: int) -> Tensor:
+    """(batch, length)."""
+    return v if v.ndim == 2 else v.expand(size, -1)
+
+
+def _stacked(matrices: list[Tensor], empty: Tensor) -> Tensor:
+    """(batch or 1, rows of all, n), without a copy where there is only one."""
+    if len(matrices) < 2:
+        return matrices[0] if matrices else empty
+    size = max(len(M) for M in matrices)
+    return torch.cat([M.expand(size, -1, -1) for M in matrices], dim=1)
+
+
+@dataclass(frozen=True)
+class Change:
+    """The ghost's answer u (batch, n), t (batch, r), w at bounds (batch, n); z, the rows' multipliers and active sides,
+    and the active bounds; and the relative residual (batch,)."""
+
+    u: Tensor
+    t: Tensor
+    w: Tensor
+    z: Tensor
+    lam: Tensor
+    rows: Tensor
+    bounds: Tensor
+    residual: Tensor
+
+    def without(self, samples: Tensor) -> Change:
+        """With zeros at some samples, marked (batch,)."""
+        wide = samples.unsqueeze(1)
+        names = ("u", "t", "w", "z", "lam")
+        changed = {name: torch.where(wide, 0.0, getattr(self, name)) for name in names}
+        return replace(self, residual=torch.where(samples, 0.0, self.residual), **changed)
+
+
+def changed(answer: DenseAnswer, incoming: tuple[Tensor | None, ...], form: Form) -> Change:
+    """How the solution changes along incoming gradients of z, nu, lam and mu; None: zero."""
+    ghost = answer.solution.ghost
+    assert ghost is not None
+    key = ("change", form, tuple(c is None for c in incoming), ghost.program.Q.shape, ghost.program.R.shape)
+    arguments = (replace(answer.solution, doubt=answer.solution.solved), answer.owners, incoming)
+    with _recorders.of(key, form.device) as run:
+        try:
+            found = run.run(_changed, *run.load("answer", arguments), form)
+            return copied(found) if run.recorded else found
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if not run.recorded:
+                raise
+            _recorders.give_up(key, error)
+    return _changed(*arguments, form)
+
+
+def _changed(solution: DenseSolution, owners: Owners | None, incoming: tuple[Tensor | None, ...], form: Form) -> Change:
+    ghost, point, verdict = solution.ghost, solution.point, solution.verdict
+    assert ghost is not None
+    bounds, rows = verdict.bounds, verdict.rows
+    c_z, *c_duals = incoming
+    r_x = torch.zeros_like(point.z) if c_z is None else -c_z
+    r_rows, r_bounds = _sides_of(c_duals, form, point.z, bounds, owners)
+    if ghost.program.r > rows.shape[1]:  # bounds are rows of the ghost
+        both = None if r_rows is None or r_bounds is None else torch.cat([r_rows, r_bounds], dim=1)
+        u, every, residual = ghost.solve(r_x, both)
+        t, w = every[:, : rows.shape[1]], every[:, rows.shape[1] :]
+    else:
+        u, t, residual = ghost.solve(r_x, r_rows, r_bounds)
+        w = ghost.on_bounds(r_x, u, t)
+    lam = point.lam
+    if owners is not None:
+        t, lam = owners.rows(w, t, bounds), owners.rows(point.mu, lam, bounds)
+        rows, w = owners.rows(bounds, rows, bounds, per_entry=False), owners.own(w, bounds)
+    return Change(u, t, w, point.z, lam, rows, bounds, residual)
+
+
+def _sides_of(
+    c_duals: list[Tensor | None], form: Form, z: Tensor, bounds: Tensor, owners: Owners | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Right-hand sides at rows and bounds for gradients of multipliers; None: zero."""
+    if all(c is None for c in c_duals):
+        return None, None
+    widths = (form.equalities, form.inequalities, form.n)
+    c_nu, c_lam, c_mu = (
+        z.new_zeros(len(z), width) if c is None else c for c, width in zip(c_duals, widths, strict=True)
+    )
+    rows = torch.cat([c_nu, c_lam], dim=1)
+    if owners is None:
+        return -rows, torch.where(bounds != 0, -c_mu, 0.0)
+    return -rows[:, owners.single.rest], -owners.bounds(c_mu, rows, bounds)
