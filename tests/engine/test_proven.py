@@ -7,9 +7,10 @@ import pytest
 
 from ffo.cones import PSD, Exponential, Nonneg, Power, Product, SecondOrder, Zero
 from ffo.cones.base import Array, Cone
-from ffo.engine import Engine, Options, Relax
+from ffo.engine import Engine, Options, Relax, stages
 from ffo.engine.proof import find_proofs, recedes, refutes
 from ffo.errors import Status
+from ffo.kernels.batch import KernelPlan
 from ffo.program.cone import ConeProgram
 from ffo.program.names import Named, Names
 from ffo.solvers import get_solver
@@ -37,14 +38,14 @@ def test_multipliers_prove_that_nothing_is_feasible(n: int) -> None:
     assert not refutes(answer.y, other).any()  # another program's proof proves nothing
     y = answer.y + 1e-6 * np.random.default_rng(0).normal(size=answer.y.shape)
     assert not refutes(y, program).any()
-    found = find_proofs(program, answer.x, y)  # but the nearest one does
+    found, _ = find_proofs(program, answer.x, y)  # but the nearest one does
     assert [found[k].status for k in range(3)] == [Status.INFEASIBLE] * 3
     assert refutes(np.array([found[k].vector for k in range(3)]), program).all()
 
 
 def test_no_point_proves_nothing() -> None:
     nothing = np.full((3, 6), np.nan)
-    assert find_proofs(strips(6, 1.0), nothing, nothing) == {}
+    assert find_proofs(strips(6, 1.0), nothing, nothing)[0] == {}
 
 
 def test_nobody_else_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +56,26 @@ def test_nobody_else_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = Engine(Options(on_fail="nan")).run(strips(40, -1.0))
     assert outcome.info.status == [Status.INFEASIBLE] * 3
     assert asked == ["DENSE"]
+
+
+def test_a_proof_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else is asked of a point that proves it: neither residuals, nor a second proof."""
+    asked: list[str] = []
+    find, judge = stages.find_proofs, KernelPlan.judge
+    monkeypatch.setattr(stages, "find_proofs", lambda *a: asked.append("proof") or find(*a))
+    monkeypatch.setattr(KernelPlan, "judge", lambda *a: asked.append("residual") or judge(*a))
+    for program in (strips(40, -1.0), open_below(10, False), open_below(10, True)):
+        info = Engine(Options(on_fail="nan")).run(program).info
+        assert len(info.proofs) == program.batch
+        assert asked == ["proof"]
+        asked.clear()
+
+
+@pytest.mark.parametrize("quadratic", [False, True])
+def test_the_interior_point_ends_where_it_diverges(quadratic: bool) -> None:
+    answer = get_solver("INTERIOR").solve(open_below(10, quadratic))
+    assert answer.iterations[0] <= 15
+    assert answer.status[0] == Status.NUMERICAL
 
 
 NAMES = Names((Named("rows", np.arange(6)[:, None], (6,)),), ())

@@ -17,7 +17,7 @@ from ffo.program.cone import ConeProgram, Solution
 from ffo.program.names import Names
 from ffo.program.presolve import Presolve, Triple
 from ffo.solvers.base import Solver
-from ffo.solvers.verdict import ROUGH, refuted
+from ffo.solvers.verdict import one_of
 from ffo.solvers.workspace import OUT_OF_TIME
 
 Array = np.ndarray
@@ -28,7 +28,7 @@ ACCEPT = 1e-10
 #: the status of a sample that nobody has answered yet
 OPEN = -1
 #: statuses of samples that more time might have solved
-UNFINISHED = (OPEN, Status.INACCURATE, Status.ITERATION_LIMIT, Status.NUMERICAL, Status.TIME_LIMIT)
+UNFINISHED = one_of(OPEN, Status.INACCURATE, Status.ITERATION_LIMIT, Status.NUMERICAL, Status.TIME_LIMIT)
 _AS_IT_IS = Presolve()
 
 
@@ -128,13 +128,8 @@ class Batch:
         return found
 
     def accept(self, samples: Array, found: Linearization, good: Array) -> bool:
-        """Take over the good ones of some samples' solutions; whether they all are. One that proves that there is no
-        solution is none (Newton's method may have followed an open direction)."""
-        residual = found.certificate.natural_residual
-        rough = np.flatnonzero(good & (residual > ROUGH))
-        if len(rough):
-            good[rough] = ~refuted(found.x[rough], found.y[rough], self.part(samples[rough]))
-        whole = bool(good.all())
+        """Take over the good ones of some samples' solutions; whether they all are."""
+        residual, whole = found.certificate.natural_residual, bool(good.all())
         if not whole:
             if not good.any():
                 return False
@@ -144,12 +139,6 @@ class Batch:
         self.status[samples], self.residual[samples] = SOLVED, residual
         self._forget_details(samples)
         return whole
-
-    def accept_solutions(self, samples: Array, found: Linearization, among: Array | bool = True) -> Array:
-        """Take over what is a solution by itself, wherever it was started; true where that is so."""
-        good = (found.certificate.natural_residual <= ACCEPT) & among
-        self.accept(samples, found, good)
-        return np.asarray(good)
 
     def only(self, kept: Array) -> Batch:
         """The batch with all answers withdrawn but those of some samples; (batch,) mask."""
@@ -183,7 +172,7 @@ class Batch:
 
     def out_of_time(self) -> None:
         """What is not finished, and might have been, has no other status than that."""
-        late = np.flatnonzero(np.isin(self.status, UNFINISHED))
+        late = np.flatnonzero(UNFINISHED[self.status])
         for k in late.tolist():
             failure = self.detail.get(k) if self.status[k] in (Status.ITERATION_LIMIT, Status.NUMERICAL) else None
             self.detail[k] = f"{OUT_OF_TIME}; before that: {failure}" if failure else OUT_OF_TIME

@@ -290,7 +290,7 @@ class Engine:
         Sizes are read off the data, and these may mislead (right-hand sides of 1e-12 that mean zero).
         """
         for samples, rows in parts:
-            failed = samples[np.isin(batch.status[samples], REPAIRABLE) & ~batch.proven[samples]]
+            failed = samples[REPAIRABLE[batch.status[samples]] & ~batch.proven[samples]]
             if len(failed):
                 presolve, origin = Presolve.of(first and first.take(failed), rows, lids), batch.part(failed)
                 again = Batch.of(presolve.apply(origin))

@@ -114,55 +114,83 @@ class Proof:
         return replace(self, program=program, names=names)
 
 
-def find_proofs(program: ConeProgram, x: Array, y: Array) -> dict[int, Proof]:
-    """Proofs that points x (batch, n), y (batch, m) of some samples are, or lead to; by sample."""
+def find_proofs(program: ConeProgram, x: Array, y: Array) -> tuple[dict[int, Proof], Array]:
+    """Proofs that points x (batch, n), y (batch, m) of some samples are, or lead to, by sample; and (batch,) whether a
+    point is nearly one, repaired or not."""
     found: dict[int, Proof] = {}
+    doubted = np.zeros(program.batch, dtype=bool)
     with np.errstate(all="ignore"):
-        for status, v, check, attempts in (
-            (Status.INFEASIBLE, program.cones.project_dual(y), refutes, _MULTIPLIERS),
-            (Status.UNBOUNDED, x, recedes, _RAYS),
+        for status, points, weigh, attempts in (
+            (Status.INFEASIBLE, y, _weigh_multipliers, _MULTIPLIERS),
+            (Status.UNBOUNDED, x, _weigh_ray, _RAYS),
         ):
-            v = _unit(v)
             left = np.array([k for k in range(program.batch) if k not in found], dtype=int)
-            left = left[np.isfinite(v[left]).all(axis=1) & v[left].any(axis=1)]
-            if len(left):
-                left = left[check(v[left], program.take(left), loosely=True)]
+            if not len(left):
+                break
+            part = _part(program, left)
+            v = _unit(part.cones.project_dual(points[left]) if status is Status.INFEASIBLE else points[left])
+            near, proven = weigh(v, part)
+            doubted[left] |= near
             for attempt in attempts:
-                if not len(left):
+                some = np.flatnonzero(near & ~proven)
+                if not len(some):
                     break
-                tried = attempt(v[left], part := program.take(left))
-                good = check(tried, part)
-                found |= {int(k): Proof(status, d) for k, d in zip(left[good], tried[good], strict=True)}
-                left = left[~good]
-    return found
+                tried = attempt(v[some], few := _part(part, some))
+                if (tried != v[some]).any():
+                    proven[some] = good = weigh(tried, few)[1]
+                    v[some[good]] = tried[good]
+            found |= {int(left[k]): Proof(status, v[k]) for k in np.flatnonzero(proven).tolist()}
+    return found, doubted
 
 
-def refutes(y: Array, program: ConeProgram, loosely: bool = False) -> Array:
+def refutes(y: Array, program: ConeProgram) -> Array:
     """(batch,) whether multipliers y (batch, m) prove that no point is feasible."""
+    return _weigh_multipliers(y, program)[1]
+
+
+def recedes(d: Array, program: ConeProgram) -> Array:
+    """(batch,) whether the objective falls along rays d (batch, n) for ever, and no constraint ends them."""
+    return _weigh_ray(d, program)[1]
+
+
+def _weigh_multipliers(y: Array, program: ConeProgram) -> tuple[Array, Array]:
+    """(batch,) whether multipliers are nearly a proof, worth repairing, and whether they are one."""
     size, sides = np.abs(y), np.where(y != 0.0, program.b, 0.0)
+    gain = -_inner(sides, y)
+    if not (gain > 0.0).any():
+        return _nowhere(gain)
     parts = [
-        (program.A.tdot(y), program.A.with_values(np.abs(program.A.values)).tdot(size)),
+        (program.A.tdot(y), program.A.magnitudes.tdot(size)),
         (y - program.cones.project_dual(y), program.cones.block_means(size)),
     ]
-    return _holds(parts, -_inner(sides, y), _inner(np.abs(sides), size), loosely)
+    return _weigh(parts, gain, _inner(np.abs(sides), size))
 
 
-def recedes(d: Array, program: ConeProgram, loosely: bool = False) -> Array:
-    """(batch,) whether the objective falls along rays d (batch, n) for ever, and no constraint ends them."""
+def _weigh_ray(d: Array, program: ConeProgram) -> tuple[Array, Array]:
+    """The same of rays."""
+    gain = -_inner(program.q, d)
+    if not (gain > 0.0).any():
+        return _nowhere(gain)
     move, size = -program.A.dot(d), np.abs(d)
     parts = [
         (move - program.cones.project(move), _terms(program, d)),
-        (program.P.dot(d), program.P.with_values(np.abs(program.P.values)).dot(size)),
+        (program.P.dot(d), program.P.magnitudes.dot(size)),
     ]
-    return _holds(parts, -_inner(program.q, d), _inner(np.abs(program.q), size), loosely)
+    return _weigh(parts, gain, _inner(np.abs(program.q), size))
 
 
-def reaches(d: Array, program: ConeProgram) -> Array:
-    """(batch,) whether every constraint holds far enough along rays d (batch, n), wherever they start."""
-    if not program.m:
-        return np.ones(len(d), dtype=bool)
-    inside = -program.A.dot(d) - AWAY * _terms(program, d)
-    return np.asarray((program.cones.scalar_rows & ~program.cones.equalities & (inside > 0.0)).all(axis=1))
+def starts_somewhere(d: Array, x: Array, program: ConeProgram) -> Array:
+    """(batch,) whether it is easily seen that there is a feasible point that rays d (batch, n) may start from: the
+    origin, whose slacks are the sides themselves; any point, if all constraints hold far enough along the ray; or
+    x (batch, n), which must be so in spite of rounding."""
+    cones = program.cones
+    known = (program.b == cones.project(program.b)).all(axis=1)
+    free = cones.scalar_rows & ~cones.equalities
+    for v, sides, rounding in ((d, 0.0, AWAY), (x, program.b, ROUNDING)):
+        if not known.all():
+            inside = sides - program.A.dot(v) - rounding * (_terms(program, v) + np.abs(sides))
+            known |= (free & (inside > 0.0)).all(axis=1)
+    return np.asarray(known)
 
 
 def with_curvature(program: ConeProgram) -> ConeProgram:
@@ -228,9 +256,26 @@ def _on_support(y: Array, program: ConeProgram, level: float) -> Array:
     for k, mine in enumerate(found):
         rows = np.flatnonzero(mine)
         if len(rows) * program.n <= SEARCHED:
-            A = program.A.matrix(k)[rows].toarray()
+            A = program.A.dense_rows(rows, k)
             mine[rows] -= A @ np.linalg.lstsq(A, mine[rows], rcond=None)[0]
     return _unit(found)
+
+
+def _along_support(d: Array, program: ConeProgram, level: float) -> Array:
+    """The nearest rays (batch, n) along all scalar rows that the given ones hardly leave, by least squares.
+
+    Before Newton's method: n = 10, 20 rows: 0.1 ms instead of 0.8, with a singular P instead of 3.1.
+    """
+    held = (np.abs(program.A.dot(d)) <= level * _terms(program, d)) & program.cones.scalar_rows
+    d, sizes = d.copy(), np.broadcast_to(program.A.row_sizes, held.shape)
+    for k, mine in enumerate(d):
+        rows = np.flatnonzero(held[k])
+        if (len(rows) + program.n) * program.n <= SEARCHED:
+            M = program.A.dense_rows(rows, k) / sizes[k, rows, None]
+            if program.P.nnz:
+                M = np.concatenate([M, program.P.full(k).toarray() / np.abs(program.P.of(k)).max()])
+            mine -= np.linalg.lstsq(M, M @ mine, rcond=None)[0]
+    return _clean(d, np.ones((1, program.n)))
 
 
 def _nearest_multipliers(y: Array, program: ConeProgram, by_solver: bool = False) -> Array:
@@ -277,24 +322,35 @@ def _projection(program: ConeProgram, start: Triple, by_solver: bool) -> Triple:
 
 def _terms(program: ConeProgram, d: Array) -> Array:
     """(batch, m) sizes of the terms of Ad, row by row, or block by block of curved cones."""
-    A = program.A
-    return program.cones.block_means(A.with_values(np.abs(A.values)).dot(np.abs(d)))
+    return program.cones.block_means(program.A.magnitudes.dot(np.abs(d)))
 
 
-def _holds(parts: list[tuple[Array, Array]], gain: Array, terms: Array, loosely: bool) -> Array:
-    """(batch,) whether sums that should cancel do, and the one that should not does not, by far more than the errors.
+def _weigh(parts: list[tuple[Array, Array]], gain: Array, terms: Array) -> tuple[Array, Array]:
+    """(batch,) whether sums that should cancel do, and the one that should not does not: nearly so, so that the vector
+    is worth repairing, and by far more than the errors.
 
     Args:
         parts: sums that should be zero and the sizes of their terms, (batch, ·) each.
         gain, terms: (batch,) the sum that should be positive.
-        loosely: whether the vector is only to be worth repairing.
     """
     margin = np.divide(gain, terms, out=np.zeros_like(gain), where=terms > 0)
-    if loosely:
-        return np.asarray(np.all([_largest(v) <= NEAR * _largest(of) for v, of in parts], axis=0) & (margin > EXACT))
+    near = margin > EXACT
+    for v, of in parts:
+        near &= _largest(v) <= NEAR * _largest(of)
+    if not near.any():
+        return near, near.copy()
     shares = (np.divide(np.abs(v), of, out=np.zeros_like(v), where=v != 0.0) for v, of in parts)
     error = np.max([share.max(axis=1, initial=0.0) for share in shares], axis=0)
-    return np.asarray((error <= EXACT) & (margin > EXACT) & (error <= SHARP * margin))
+    return near, (error <= EXACT) & (margin > EXACT) & (error <= SHARP * margin)
+
+
+def _nowhere(v: Array) -> tuple[Array, Array]:
+    return np.zeros(len(v), dtype=bool), np.zeros(len(v), dtype=bool)
+
+
+def _part(program: ConeProgram, samples: Array) -> ConeProgram:
+    """The program of some samples."""
+    return program if len(samples) == program.batch else program.take(samples)
 
 
 def _clean(v: Array, sizes: Array) -> Array:
@@ -323,11 +379,14 @@ def _inner(u: Array, v: Array) -> Array:
     return np.einsum("ij,ij->i", u, v)
 
 
-_TRIMS = tuple(partial(_trimmed, level=level) for level in (0.0, TRIMMED))
 #: what vectors (batch, ·) that are nearly proofs are turned into, the cheapest first
 _MULTIPLIERS = (
-    *_TRIMS,
+    partial(_trimmed, level=TRIMMED),
     *(partial(_on_support, level=level) for level in SUPPORTS),
     *(partial(_nearest_multipliers, by_solver=by_solver) for by_solver in (False, True)),
 )
-_RAYS = (*_TRIMS, *(partial(_nearest_rays, by_solver=by_solver) for by_solver in (False, True)))
+_RAYS = (
+    partial(_trimmed, level=TRIMMED),
+    *(partial(_along_support, level=level) for level in reversed(SUPPORTS)),
+    *(partial(_nearest_rays, by_solver=by_solver) for by_solver in (False, True)),
+)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from ffo.engine.batch import ACCEPT, OPEN, Batch
-from ffo.engine.proof import Proof, find_proofs, reaches, steepest_ray, with_curvature
+from ffo.engine.proof import Proof, find_proofs, starts_somewhere, steepest_ray, with_curvature
 from ffo.errors import SOLVED, Status
 from ffo.ghost.direct import Direct, from_nothing
 from ffo.ghost.oracle import Linearization, Way
@@ -19,27 +20,19 @@ from ffo.program.convexity import NOT_CONVEX
 from ffo.program.presolve import Triple
 from ffo.program.sparse import SymmetricBatch
 from ffo.solvers.base import Solver
-from ffo.solvers.forward import default_tolerance, describe, solve_checked
+from ffo.solvers.forward import default_tolerance, describe, solve_guarded
 from ffo.solvers.registry import choose, further, get_solver
-from ffo.solvers.verdict import ROUGH, judge
+from ffo.solvers.verdict import ROUGH, judge, one_of, refuted
 
 Array = np.ndarray
 
 #: name under which solutions of Newton's method from nothing are reported
 NEWTON = "Newton"
-#: failures whose point, if there is one, may still be near the solution
-REPAIRABLE = (
-    Status.INACCURATE,
-    Status.ITERATION_LIMIT,
-    Status.TIME_LIMIT,
-    Status.NUMERICAL,
-    Status.INFEASIBLE,
-    Status.UNBOUNDED,
-)
-#: failures of which it is worth finding out whether there is a solution
-UNDECIDED = tuple(status for status in REPAIRABLE if status != Status.TIME_LIMIT)
-#: there is no solution
-VERDICTS = (Status.INFEASIBLE, Status.UNBOUNDED)
+_LOST = Status.INACCURATE, Status.ITERATION_LIMIT, Status.NUMERICAL, Status.INFEASIBLE, Status.UNBOUNDED
+#: by status: failures whose point, if there is one, may still be near the solution; of which it is worth finding out
+#: whether there is one; and that there is none
+REPAIRABLE, UNDECIDED = one_of(*_LOST, Status.TIME_LIMIT), one_of(*_LOST)
+VERDICTS = one_of(Status.INFEASIBLE, Status.UNBOUNDED)
 #: natural residual of a point from which a verdict of infeasibility or unboundedness is not disputed (that of a
 #: certificate of either is 1); below, a solution found by Newton's method refutes it
 FAR = 0.5
@@ -71,7 +64,8 @@ def from_memory(batch: Batch, way: Way, known: Array, point: Triple) -> None:
     if not len(known) or not way.polishes:
         return
     with np.errstate(all="ignore"):
-        hit = batch.accept_solutions(known, batch.linearized(known, _unsolved(x, y, s), way))
+        found = batch.linearized(known, _unsolved(x, y, s), way)
+        hit = _accept(batch, known, found, found.certificate.natural_residual <= ACCEPT)
     batch.iterations[known[hit]] = 0
     batch.hits = int(hit.sum())
 
@@ -82,7 +76,8 @@ def solve_from_nothing(batch: Batch) -> None:
     start = time.perf_counter()
     found = from_nothing(batch.part(todo))
     batch.solve_time += time.perf_counter() - start
-    good = batch.accept_solutions(todo, found, found.certificate.good)
+    good = found.certificate.good & (found.certificate.natural_residual <= ACCEPT)
+    good = _accept(batch, todo, found, good)
     batch.iterations[todo[good]], batch.solver[todo[good]] = found.steps[good], NEWTON
 
 
@@ -125,7 +120,7 @@ def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
 def _note_verdicts(denied: Array, samples: Array, status: Array) -> None:
     if not status.any():
         return
-    verdict = np.isin(status, VERDICTS)
+    verdict = VERDICTS[status]
     denied[samples[verdict]] = status[verdict]
 
 
@@ -154,46 +149,62 @@ def _ask_one(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
 
 
 def _ask_some(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
-    """One solver about some samples. A failure replaces no earlier one; a verdict that there is no solution does."""
-    answer, residual = solve_checked(solver, batch.part(samples), claims=False)
+    """One solver about some samples."""
+    answer, tolerance = solve_guarded(solver, batch.part(samples)), default_tolerance(solver)
     batch.setup_time += answer.setup_time
     batch.solve_time += answer.solve_time
-    everyone, said, solved = samples, answer, answer.status == SOLVED
-    if not solved.all():
-        undecided = ~np.isin(batch.status[samples], VERDICTS)
-        first = (batch.solver[samples] == "") | (undecided & np.isin(answer.status, VERDICTS))
-        batch.detail.update({int(samples[k]): text for k, text in (answer.detail or {}).items() if first[k]})
-        keep = first & ~solved
-        rows = samples[keep]
-        batch.put_point(rows, (answer.x[keep], answer.y[keep], answer.s[keep]))
-        batch.status[rows], batch.residual[rows] = answer.status[keep], residual[keep]
-        batch.solver[rows], batch.iterations[rows] = solver.name, answer.iterations[keep]
-        samples, answer = samples[solved], answer.take(solved)
+    if answer.status.any() or not np.isfinite(answer.x).all():
+        failed = ~(answer.solved & np.isfinite(answer.x).all(axis=1))
+        failed[failed] = ~_give_up(batch, solver, samples, answer, np.flatnonzero(failed), tolerance)
+        samples, answer = samples[~failed], answer.take(~failed)
     if len(samples):
-        batch.solver[samples], batch.iterations[samples] = solver.name, answer.iterations
-        _verify(batch, samples, answer, way, default_tolerance(solver))
-    if batch.status[everyone].any():
-        failed = (np.isin(batch.status[everyone], REPAIRABLE) & ~batch.proven[everyone]).nonzero()[0]
-        _prove(batch, everyone[failed], said.x[failed], said.y[failed])
+        _verify(batch, samples, answer, solver, way, tolerance)
 
 
-def _prove(batch: Batch, samples: Array, x: Array, y: Array) -> None:
-    """See whether points at which a solver gave up prove that there is no solution."""
-    if not len(samples):
-        return
-    program = batch.part(samples)
-    found = find_proofs(program, x, y)
-    _find_points({k: proof for k, proof in found.items() if proof.status == Status.UNBOUNDED}, program, found)
-    batch.prove(samples, found)
+def _give_up(
+    batch: Batch, solver: Solver, samples: Array, answer: Solution, at: Array, tolerance: float,
+    residual: Array | None = None,
+) -> Array:  # fmt: skip
+    """What is left of the answers `at` some places that are no solutions as they stand: proofs that there is none, or
+    failures. A failure replaces no earlier one; a verdict that there is no solution does. Returns those (places,) that
+    are solutions after all, although the solver does not say so; none if their natural residuals are known already."""
+    mine, words = samples[at], answer.detail or {}
+    said = replace(answer.take(at), detail={i: words[k] for i, k in enumerate(at.tolist()) if k in words})
+    proofs, _ = _proofs(batch.part(mine), said.x, said.y)
+    status, measured = said.status.copy(), np.full(len(at), np.nan)
+    left = np.array([k for k in range(len(at)) if k not in proofs], dtype=int)
+    if len(left):
+        known = None if residual is None else residual[at[left]]
+        measured[left], status[left] = judge(said.take(left), batch.part(mine[left]), tolerance, known)
+    if residual is not None:
+        status[status == SOLVED] = Status.INACCURATE
+    status[list(proofs)] = [proof.status for proof in proofs.values()]
+    solved = status == SOLVED
+    first = (batch.solver[mine] == "") | (VERDICTS[status] & ~VERDICTS[batch.status[mine]])
+    new = np.flatnonzero(first & ~solved)
+    rows = mine[new]
+    batch.put_point(rows, (said.x[new], said.y[new], said.s[new]))
+    batch.status[rows], batch.residual[rows] = status[new], measured[new]
+    batch.solver[rows], batch.iterations[rows] = solver.name, said.iterations[new]
+    batch.detail.update({int(mine[k]): text for k in new.tolist() if (text := describe(said, k, status, measured))})
+    batch.prove(mine, proofs)
+    return np.asarray(solved)
 
 
-def _find_points(rays: dict[int, Proof], program: ConeProgram, found: dict[int, Proof]) -> None:
+def _proofs(program: ConeProgram, x: Array, y: Array) -> tuple[dict[int, Proof], Array]:
+    """`find_proofs`, where rays have a feasible point to start from."""
+    found, doubted = find_proofs(program, x, y)
+    _find_points({k: proof for k, proof in found.items() if proof.status == Status.UNBOUNDED}, program, x, found)
+    return found, doubted
+
+
+def _find_points(rays: dict[int, Proof], program: ConeProgram, x: Array, found: dict[int, Proof]) -> None:
     """Rays prove something with a feasible point that they start from. Where there is none, the proof of that takes
     their place, where neither is found nothing does."""
     if not rays:
         return
     mine = np.array(list(rays))
-    mine = mine[~reaches(np.array([ray.vector for ray in rays.values()]), program.take(mine))]
+    mine = mine[~starts_somewhere(np.array([ray.vector for ray in rays.values()]), x[mine], program.take(mine))]
     if not len(mine):
         return
     batch = _by_own_choice(with_curvature(program.take(mine)))
@@ -205,16 +216,21 @@ def _find_points(rays: dict[int, Proof], program: ConeProgram, found: dict[int, 
 
 def _by_own_choice(program: ConeProgram) -> Batch:
     """A program that was made here, solved by the solvers that are best for it."""
-    batch, first = Batch.of(program), choose(program)
-    ask(batch, map(get_solver, (first, *further(program, first))), Direct())
+    batch = Batch.of(program)
+    ask(batch, _own_choice(program), Direct())
     return batch
+
+
+def _own_choice(program: ConeProgram) -> Iterator[Solver]:
+    yield get_solver(first := choose(program))
+    yield from map(get_solver, further(program, first))
 
 
 def seek_proofs(batch: Batch) -> None:
     """Look for proofs that samples which failed have no solution, where no solver's point led to one."""
     if not batch.status.any():
         return
-    for k in np.flatnonzero(np.isin(batch.status, UNDECIDED) & ~batch.proven).tolist():
+    for k in np.flatnonzero(UNDECIDED[batch.status] & ~batch.proven).tolist():
         if expired():
             return
         samples = np.array([k])
@@ -224,12 +240,12 @@ def seek_proofs(batch: Batch) -> None:
             if batch.status[k] == Status.INFEASIBLE and feasible.residual[0] <= ACCEPT:
                 batch.status[k], batch.detail[k] = Status.INACCURATE, "called infeasible, but there is a feasible point"
             steepest = _by_own_choice(steepest_ray(program))
-            feasible = Batch.of(program)
-            _prove(feasible, np.zeros(1, dtype=int), steepest.point[0], np.zeros((1, program.m)))
-        batch.prove(samples, feasible.proofs)
+            batch.prove(samples, _proofs(program, steepest.point[0], np.zeros((1, program.m)))[0])
+        else:
+            batch.prove(samples, feasible.proofs)
 
 
-def _verify(batch: Batch, samples: Array, answer: Solution, way: Way, tolerance: float) -> None:
+def _verify(batch: Batch, samples: Array, answer: Solution, solver: Solver, way: Way, tolerance: float) -> None:
     """Polish the answers of a solver that it calls solved, and see whether they hold in the units of every row.
 
     Where Newton's method does not converge, the solver's own point stands if it holds to its tolerance: the
@@ -239,31 +255,35 @@ def _verify(batch: Batch, samples: Array, answer: Solution, way: Way, tolerance:
     """
     found = batch.linearized(samples, answer, way)
     natural, start = found.certificate.natural_residual, found.start_residual
-    good = (natural <= tolerance) & (start <= math.sqrt(tolerance))
-    _unless_diverged(batch, samples, found, good)
-    if batch.accept(samples, found, good):
+    done = _accept(batch, samples, found, (natural <= tolerance) & (start <= math.sqrt(tolerance)))
+    if not done.all():
+        done |= batch.proven[samples]
+        batch.solver[samples[done]], batch.iterations[samples[done]] = solver.name, answer.iterations[done]
+        if not done.all():
+            _give_up(batch, solver, samples, answer, np.flatnonzero(~done), tolerance, np.fmax(natural, start))
         return
-    bad = np.flatnonzero(~good & ~batch.proven[samples])
-    if not len(bad):
-        return
-    mine, claimed = samples[bad], answer.take(bad)
-    residual, status = judge(claimed, batch.part(mine), tolerance, np.fmax(natural, start)[bad])
-    batch.put_point(mine, (claimed.x, claimed.y, claimed.s))
-    batch.status[mine], batch.residual[mine] = status, residual
-    batch.detail.update({int(k): describe(claimed, i, status, residual) for i, k in enumerate(mine)})
+    batch.solver[samples], batch.iterations[samples] = solver.name, answer.iterations
 
 
-def _unless_diverged(batch: Batch, samples: Array, found: Linearization, good: Array) -> None:
-    """Points that are good by their residuals (samples,) are not if they prove that there is no solution: where they
-    diverge, the terms of the conditions grow with them, and any error becomes small beside these."""
-    x, y = found.x, found.y
-    rough = good & (found.certificate.natural_residual > ROUGH)
+def _accept(batch: Batch, samples: Array, found: Linearization, good: Array) -> Array:
+    """Take over the good ones of some samples' solutions, unless they prove, or nearly so, that there is none: where
+    points diverge, the terms of the conditions grow with them, and any error becomes small beside these. Returns those
+    (samples,) that were taken over."""
+    x, y, rough = found.x, found.y, good & (found.certificate.natural_residual > ROUGH)
+    asked = rough
     if np.vdot(x, x) > DISTANT**2 or np.vdot(y, y) > DISTANT**2:
         largest = np.maximum(np.abs(x).max(axis=1, initial=0.0), np.abs(y).max(axis=1, initial=0.0))
-        rough |= good & (largest > DISTANT)
-    if rough.any():
-        _prove(batch, samples[rough], x[rough], y[rough])
-        good[rough] = ~batch.proven[samples[rough]]
+        asked = rough | (good & (largest > DISTANT))
+    if asked.any():
+        at = np.flatnonzero(asked)
+        proofs, doubted = _proofs(batch.part(samples[at]), x[at], y[at])
+        good[at[list(proofs)]] = False
+        batch.prove(samples[at], proofs)
+        at = at[doubted & good[at] & rough[at]]
+        if len(at):
+            good[at] = ~refuted(x[at], y[at], batch.part(samples[at]))
+    batch.accept(samples, found, good)
+    return good
 
 
 def rescue(batch: Batch, way: Way) -> None:
@@ -271,15 +291,13 @@ def rescue(batch: Batch, way: Way) -> None:
     if not batch.status.any() or not way.polishes or expired():
         return
     finite = np.isfinite(np.concatenate(batch.point, axis=1)).all(axis=1)
-    settled = batch.proven | (np.isin(batch.status, VERDICTS) & ~(batch.residual < FAR))
-    failed = np.flatnonzero(np.isin(batch.status, REPAIRABLE) & finite & ~settled)
+    settled = batch.proven | (VERDICTS[batch.status] & ~(batch.residual < FAR))
+    failed = np.flatnonzero(REPAIRABLE[batch.status] & finite & ~settled)
     if not len(failed):
         return
     with np.errstate(all="ignore"):
         found = batch.linearized(failed, _unsolved(*(v[failed] for v in batch.point)), way)
-        good = found.certificate.natural_residual <= ACCEPT
-        _unless_diverged(batch, failed, found, good)
-        saved = batch.accept_solutions(failed, found, good)
+        saved = _accept(batch, failed, found, found.certificate.natural_residual <= ACCEPT)
     batch.rescued[failed[saved]] = True
 
 

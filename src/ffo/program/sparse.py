@@ -76,6 +76,20 @@ class SparseBatch:
         """The same matrices in arrays that nobody else holds: these ones, if they are such."""
         return self if self.own else self.on(self.pattern, self.values.copy(), own=True)
 
+    @cached_property
+    def magnitudes(self) -> Self:
+        """The matrices of the magnitudes of all entries."""
+        return self.with_values(np.abs(self.values))
+
+    def dense_rows(self, rows: Array, sample: int = 0) -> Array:
+        """(rows, cols) some rows of one sample."""
+        place = np.full(self.shape[0], -1)
+        place[rows] = np.arange(len(rows))
+        at = place[self.indices]
+        held, out = at >= 0, np.zeros((len(rows), self.shape[1]))
+        out[at[held], self.columns[held]] = self.of(sample)[held]
+        return out
+
     @property
     def shared(self) -> bool:
         """True when all samples have the same values."""
@@ -139,8 +153,11 @@ class SparseBatch:
         return sp.csc_array((data, indices, indptr), shape=(rows * batch, cols * batch))
 
     @cached_property
-    def _stacked(self) -> tuple[sp.csc_array, sp.csr_array]:
-        """One sample if all are the same, else all of them along the diagonal; and its transpose."""
+    def _stacked(self) -> tuple[sp.csc_array | Array, sp.csr_array | Array]:
+        """One sample if all are the same (an array if it is full), else all of them along the diagonal; and its
+        transpose."""
+        if self.shared and self.pattern.full:
+            return self._columns[0].T, self._columns[0]
         stacked = self.matrix() if self.shared else self.block_diagonal(len(self.values))
         return stacked, stacked.T
 
@@ -152,7 +169,7 @@ class SparseBatch:
         """(batch, rows) -> (batch, cols): M_k' y_k for every sample."""
         return self._times(self._stacked[1], y)
 
-    def _times(self, stacked: sp.csc_array, x: Array) -> Array:
+    def _times(self, stacked: sp.csc_array | Array, x: Array) -> Array:
         if self.shared:
             return np.ascontiguousarray((stacked @ x.T).T)
         return (stacked @ x.ravel()).reshape(len(x), -1)

@@ -73,7 +73,7 @@ class _CompiledSolver(Solver):
             for v in found:
                 v[left] = 0
             found.code[left] = _STALLED
-        if found.meets.any():
+        if (found.meets & (found.code == 0)).any():
             _share_between_sides(program, found)
         unconvex = _reject_indefinite(program.P, found) if found.rho.any() else {}
         verified, detail = found.residual <= self.settings["eps"], {}
@@ -169,7 +169,7 @@ def _share_between_sides(program: ConeProgram, found: QPAnswer) -> None:
     Any share is a solution. A side with nothing would look weakly active; an interior point gives both something.
     """
     y, b = found.y, program.b
-    weak = (y == 0.0) & (found.s <= MEETING * np.abs(b))
+    weak = (y == 0.0) & (found.s <= MEETING * np.abs(b)) & (found.code == 0)[:, None]
     weak[:, rows_by_kind(program).equal] = False
     samples, rows = weak.nonzero()
     if not len(samples):

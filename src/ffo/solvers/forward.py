@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ffo.errors import FFOError, Status
+from ffo.errors import SOLVED, FFOError, Status
 from ffo.program.cone import ConeProgram, Solution
 from ffo.solvers.base import Solver
 from ffo.solvers.pool import NOT_FINITE
@@ -30,21 +30,22 @@ def default_tolerance(solver: Solver) -> float:
     return max(solver.residual_floor, 100 * solver.eps)
 
 
-def solve_checked(
-    solver: Solver, program: ConeProgram, tolerance: float | None = None, claims: bool = True
-) -> tuple[Solution, Array]:
+def solve_checked(solver: Solver, program: ConeProgram, tolerance: float | None = None) -> tuple[Solution, Array]:
     """Solve a batch and check every answer.
 
     Args:
         tolerance: see `default_tolerance`.
-        claims: whether to check claims of success too; False for a caller that verifies them anyway.
 
     Returns:
-        The solution, whose status and detail have been checked, and natural residuals (batch,), NaN without a point
-        or unchecked. Samples with non-finite data are INVALID_INPUT and never reach the solver.
+        The solution, whose status and detail have been checked, and natural residuals (batch,), NaN without a point.
+        Samples with non-finite data are INVALID_INPUT and never reach the solver.
     """
+    tolerance = default_tolerance(solver) if tolerance is None else tolerance
     if program.all_finite:
-        return _checked(solver, program, default_tolerance(solver) if tolerance is None else tolerance, claims)
+        answer = solve_guarded(solver, program)
+        residual, status = judge(answer, program, tolerance)
+        detail = {k: describe(answer, k, status, residual) for k in np.flatnonzero(status != SOLVED).tolist()}
+        return replace(answer, status=status, detail={k: text for k, text in detail.items() if text}), residual
     solver.check(program)
     finite, batch, n, m = np.flatnonzero(program.finite), program.batch, program.n, program.m
     x, y, s = (np.full((batch, k), np.nan) for k in (n, m, m))
@@ -52,7 +53,7 @@ def solve_checked(
     detail = {int(k): NOT_FINITE for k in np.flatnonzero(~program.finite)}
     found = Solution(x, y, s, status, iterations, detail=detail)
     if len(finite):
-        part, residual[finite] = solve_checked(solver, program.take(finite), tolerance, claims)
+        part, residual[finite] = solve_checked(solver, program.take(finite), tolerance)
         for name in ("x", "y", "s", "status", "iterations"):
             getattr(found, name)[finite] = getattr(part, name)
         detail.update({int(finite[k]): text for k, text in (part.detail or {}).items()})
@@ -60,20 +61,7 @@ def solve_checked(
     return found, residual
 
 
-def _checked(solver: Solver, program: ConeProgram, tolerance: float, claims: bool) -> tuple[Solution, Array]:
-    answer = _solved(solver, program)
-    residual = np.full(program.batch, np.nan, dtype=float)
-    if not claims and not answer.status.any() and np.isfinite(answer.x).all():
-        return answer, residual
-    todo = np.flatnonzero(claims | ~(answer.solved & np.isfinite(answer.x).all(axis=1)))
-    status = np.array(answer.status)
-    residual[todo], status[todo] = judge(answer.take(todo), program.take(todo), tolerance)
-    failed = np.flatnonzero(status != Status.SOLVED).tolist()
-    detail = {k: describe(answer, k, status, residual) for k in failed}
-    return replace(answer, status=status, detail={k: text for k, text in detail.items() if text}), residual
-
-
-def _solved(solver: Solver, program: ConeProgram) -> Solution:
+def solve_guarded(solver: Solver, program: ConeProgram) -> Solution:
     """The solver's answer. An exception costs the samples that raise it when they are alone (halves are tried)."""
     try:
         return solver.solve(program)
@@ -83,7 +71,7 @@ def _solved(solver: Solver, program: ConeProgram) -> Solution:
         if program.batch == 1:
             return gather([failed(program, Status.NUMERICAL, f"{type(error).__name__}: {error}")], program)
     halves = np.array_split(np.arange(program.batch), 2)
-    return Solution.joined([_solved(solver, program.take(half)) for half in halves])
+    return Solution.joined([solve_guarded(solver, program.take(half)) for half in halves])
 
 
 def describe(answer: Solution, k: int, status: Array, residual: Array) -> str:

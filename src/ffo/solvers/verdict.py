@@ -23,8 +23,16 @@ from ffo.program.plan import plan_of, values_of
 
 Array = np.ndarray
 
+
+def one_of(*statuses: int) -> Array:
+    """Whether a status, by its number, is one of these; that of nobody's answer is the last, -1."""
+    table = np.zeros(len(Status) + 1, dtype=bool)
+    table[list(statuses)] = True
+    return table
+
+
 #: Claims that measurements overrule.
-_JUDGED = (Status.SOLVED, Status.INACCURATE, Status.ITERATION_LIMIT, Status.TIME_LIMIT, Status.NUMERICAL)
+_JUDGED = one_of(Status.SOLVED, Status.INACCURATE, Status.ITERATION_LIMIT, Status.TIME_LIMIT, Status.NUMERICAL)
 
 #: A feasible point farther away than this, in units of the data, is none.
 FAR = 1e6
@@ -43,7 +51,7 @@ def judge(
         residual = plan_of(program).judge(values_of(program), answer.x, answer.y, answer.s)
     residual = np.where(finite, residual, np.nan)
     status = np.array(answer.status)
-    judged = np.isin(status, _JUDGED)
+    judged = _JUDGED[status]
     good = residual <= tolerance
     status[judged & good] = Status.SOLVED
     status[judged & ~good & (status == Status.SOLVED)] = Status.INACCURATE
