@@ -244,7 +244,7 @@ class _FunctionRun:
     def out_of_time(self) -> None:
         """What is not finished, and might have been, has no other status than that."""
         for k, status in enumerate(self.status):
-            if status is None or status in UNFINISHED:
+            if status is None or UNFINISHED[status]:
                 self._fail(k, Status.TIME_LIMIT, OUT_OF_TIME)
 
     def raise_failures(self, copies: int) -> None:
