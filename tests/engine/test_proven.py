@@ -82,22 +82,30 @@ NAMES = Names((Named("rows", np.arange(6)[:, None], (6,)),), ())
 
 
 class _Lying(Workspace):
+    claim: Status
+
     def start(self, sample: int) -> None:
         pass
 
     def run(self, sample: int) -> Point:
         nothing = np.zeros(self.program.m)
-        return Point(np.zeros(self.program.n), nothing, nothing, Status.INFEASIBLE, 1)
+        return Point(np.zeros(self.program.n), nothing, nothing, self.claim, 1)
 
 
 class Liar(Solver):
-    """Calls everything infeasible, without a proof."""
+    """Says the same of everything, without a proof; zeros are all it has to show."""
 
     name = "LIAR"
     capabilities = get_solver("CLARABEL").capabilities
 
+    def __init__(self, claim: Status = Status.INFEASIBLE) -> None:
+        super().__init__()
+        self.claim = claim
+
     def workspace(self, program: ConeProgram) -> Workspace:
-        return _Lying(program)
+        found = _Lying(program)
+        found.claim = self.claim
+        return found
 
 
 def test_claims_without_a_proof_are_looked_into() -> None:
@@ -210,6 +218,34 @@ def test_solutions_far_out_stay_solutions() -> None:
     for solver in (None, "CLARABEL", "DENSE"):
         outcome = Engine(Options(solver=solver)).run(far)
         np.testing.assert_allclose(outcome.x, [[1e9, -1.0]])
+
+
+SOLVABLE = {
+    "quadratic": strips(6, 1.0).take(np.array([0])),
+    "linear": around(SecondOrder(3), np.array([1.0, 0.5, 0.25]), *NONE),
+}
+
+
+@pytest.mark.parametrize("claim", [Status.INFEASIBLE, Status.UNBOUNDED])
+@pytest.mark.parametrize("second", [Status.NUMERICAL, Status.ITERATION_LIMIT, Status.SOLVED])
+@pytest.mark.parametrize(
+    ("program", "truth"),
+    [
+        *((SOLVABLE[name], Status.INACCURATE) for name in SOLVABLE),
+        *((INFEASIBLE[name], Status.INFEASIBLE) for name in ("strips", "second-order")),
+        *((UNBOUNDED[name], Status.UNBOUNDED) for name in ("linear", "quadratic", "second-order")),
+    ],
+)
+def test_a_retry_that_fails_after_a_verdict_without_a_proof(
+    program: ConeProgram, truth: Status, claim: Status, second: Status
+) -> None:
+    """The verdict stays where a proof is found in the end; where it is refuted, the sample is merely unsolved."""
+    info = Engine(Options(solver=Liar(claim), retry=[Liar(second)], on_fail="nan")).run(program).info
+    assert info.status == [truth]
+    assert info.retried.all()
+    assert bool(info.proofs) == (truth is not Status.INACCURATE)
+    if truth is Status.INACCURATE:
+        assert info.detail[0].startswith(f"called {claim.name.lower()}, but")
 
 
 @pytest.mark.parametrize("n", [20, 80, 200])

@@ -200,6 +200,11 @@ def with_curvature(program: ConeProgram) -> ConeProgram:
     return ConeProgram(P, _unit(program.q), program.A, program.b, program.cones)
 
 
+def relaxed(program: ConeProgram) -> ConeProgram:
+    """The program with slack on all rows, at a quadratic cost: it has a solution if the dual has a feasible point."""
+    return Relaxation(np.arange(program.m), 1.0).apply(program)
+
+
 def steepest_ray(program: ConeProgram) -> ConeProgram:
     """The program of one sample whose solution is near the shortest ray with q'd = -1, if there is one."""
     P, rows = program.P.full(), sp.vstack([program.q, program.A.matrix()])

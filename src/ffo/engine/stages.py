@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from ffo.engine.batch import ACCEPT, OPEN, Batch
-from ffo.engine.proof import Proof, find_proofs, starts_somewhere, steepest_ray, with_curvature
+from ffo.engine.proof import Proof, find_proofs, relaxed, starts_somewhere, steepest_ray, with_curvature
 from ffo.errors import SOLVED, Status
 from ffo.ghost.direct import Direct, from_nothing
 from ffo.ghost.oracle import Linearization, Way
@@ -227,7 +227,8 @@ def _own_choice(program: ConeProgram) -> Iterator[Solver]:
 
 
 def seek_proofs(batch: Batch) -> None:
-    """Look for proofs that samples which failed have no solution, where no solver's point led to one."""
+    """Look for proofs that samples which failed have no solution, where no solver's point led to one. Verdicts that
+    a feasible point of the program, or of its dual, refutes do not stand."""
     if not batch.status.any():
         return
     for k in np.flatnonzero(UNDECIDED[batch.status] & ~batch.proven).tolist():
@@ -237,10 +238,16 @@ def seek_proofs(batch: Batch) -> None:
         program = batch.part(samples)
         feasible = _by_own_choice(with_curvature(program))
         if feasible.status[0] == SOLVED:
-            if batch.status[k] == Status.INFEASIBLE and feasible.residual[0] <= ACCEPT:
-                batch.status[k], batch.detail[k] = Status.INACCURATE, "called infeasible, but there is a feasible point"
             steepest = _by_own_choice(steepest_ray(program))
-            batch.prove(samples, _proofs(program, steepest.point[0], np.zeros((1, program.m)))[0])
+            proofs, _ = _proofs(program, steepest.point[0], np.zeros((1, program.m)))
+            if proofs:
+                batch.prove(samples, proofs)
+            elif batch.status[k] == Status.INFEASIBLE and feasible.residual[0] <= ACCEPT:
+                batch.status[k], batch.detail[k] = Status.INACCURATE, "called infeasible, but there is a feasible point"
+            elif batch.status[k] == Status.UNBOUNDED:
+                bounded = _by_own_choice(relaxed(program))
+                if bounded.status[0] == SOLVED and bounded.residual[0] <= ACCEPT:
+                    batch.status[k], batch.detail[k] = Status.INACCURATE, "called unbounded, but its dual is feasible"
         else:
             batch.prove(samples, feasible.proofs)
 
