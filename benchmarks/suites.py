@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks import compile as compiling
-from benchmarks import cores, families, forms, growth, latency, peers, problems, qp_layers, warm
+from benchmarks import cores, cuda, families, forms, growth, latency, peers, problems, qp_layers, warm
 from benchmarks import maros as collection
 from benchmarks.accuracy import compare, probes
 from benchmarks.bilevel import bilevel as bilevel_suite
@@ -160,14 +160,15 @@ SUITES: dict[str, Callable[[Options], Suite]] = {
     "families": lambda options: families.suite(families.SMALL, options.repeats, options.progress),
     "families-large": lambda options: families.suite(families.LARGE, options.repeats, options.progress),
     "cores": lambda options: cores.suite(options.repeats, options.progress),
+    "cuda": lambda options: cuda.suite(options.repeats, options.progress),
     "latency": lambda options: latency.suite(options.repeats, options.progress),
     "forms": lambda options: forms.suite(options.repeats, options.progress),
     "compile": lambda options: compiling.suite(options.progress),
 }
 
 
-#: left out of --all: a quarter of an hour and more, or made for a machine with sixteen cores
-LONG = ("maros", "families-large")
+#: left out of --all: a quarter of an hour and more, or made for a machine with sixteen cores or a GPU
+LONG = ("maros", "families-large", "cuda")
 
 
 def _ours(n: int, norm_ball: bool = False) -> list[Entry]:

@@ -90,25 +90,34 @@ FORMS: dict[str, Callable[[Draw], Blocks]] = {
 }
 
 
+GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"))
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("duals", [False, True], ids=["solutions", "multipliers"])
 @pytest.mark.parametrize("n", [9, 24])
 @pytest.mark.parametrize("form", FORMS)
 def test_solutions_and_gradients_are_those_of_the_core(
-    form: str, n: int, duals: bool, monkeypatch: pytest.MonkeyPatch
+    form: str, n: int, duals: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Tensors of the CPU are treated as those of a device, too."""
     blocks = FORMS[form](Draw(n))
     found = []
     for on_device in (True, False):
         monkeypatch.setattr(qp, "worthwhile", lambda given, answer=on_device: answer)
         layer = FFOQPLayer(duals=duals)
-        inputs = {name: None if v is None else v.clone().requires_grad_() for name, v in blocks.items()}
+        place = device if on_device else "cpu"
+        inputs = {name: None if v is None else v.to(place, copy=True).requires_grad_() for name, v in blocks.items()}
         out = layer(**inputs)  # type: ignore[arg-type]
         outputs = list(out) if duals else [out]
         generator = torch.Generator().manual_seed(1)
-        loss = sum((v * torch.randn(v.shape, generator=generator, dtype=D)).sum() for v in outputs)
+        loss = sum((v * torch.randn(v.shape, generator=generator, dtype=D).to(place)).sum() for v in outputs)
         loss.backward()  # type: ignore[union-attr]
-        found.append([*(v.detach() for v in outputs), *(v.grad for v in inputs.values() if v is not None)])
+        results = [*(v.detach() for v in outputs), *(v.grad for v in inputs.values() if v is not None)]
+        assert all(v.device.type == place for v in results)
+        found.append([v.cpu() for v in results])
         assert layer.info is not None
         assert all(name.startswith("batched") for name in layer.info.solver) == on_device
+        assert not any("not recorded" in name for name in layer.info.solver)
     for mine, core in zip(*found, strict=True):
         torch.testing.assert_close(mine, core, rtol=1e-10, atol=1e-10)

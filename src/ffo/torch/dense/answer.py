@@ -13,7 +13,7 @@ import torch
 from ffo.program.blocks import MATRICES, SIDES
 from ffo.program.quadratic import Name
 from ffo.torch.blocks import Form
-from ffo.torch.dense.graphs import KEPT, Recorders, copied
+from ffo.torch.dense.graphs import KEPT, Kept, Recorders, copied
 from ffo.torch.dense.presolve import Owners, SingleRows, with_bounds
 from ffo.torch.dense.program import SINGULAR, DenseProgram, Tensor, positive, raised
 from ffo.torch.dense.solve import (
@@ -66,8 +66,7 @@ class DenseAnswer:
     """The solution of a call, whose its bounds are, and by whom it is; `hits` (batch,) marks samples that were solved
     from their remembered active set, None: there are none."""
 
-    solution: DenseSolution
-    owners: Owners | None
+    kept: Kept[tuple[DenseSolution, Owners | None]]
     solver: str
     hits: Tensor | None = None
 
@@ -92,7 +91,7 @@ def answered(given: tuple[Tensor, ...], form: Form, derivative: bool, remembered
             _recognised.popitem(last=False)
         found = _guessed(values, form, derivative, structure, remembered) if remembered is not None else None
         found = found or _answered(values, form, derivative, structure, (key, structure.kind))
-        if found is not None and structure.kind != "general" and _unsuited(found.solution.solved):
+        if found is not None and structure.kind != "general" and _unsuited(found):
             _recognised[key] = structure = replace(structure, kind="general")
             found = _answered(values, form, derivative, structure, key)
         if found is not None:
@@ -102,9 +101,10 @@ def answered(given: tuple[Tensor, ...], form: Form, derivative: bool, remembered
     raise UnverifiedError
 
 
-def _unsuited(solved: Tensor) -> bool:
+def _unsuited(found: DenseAnswer) -> bool:
     """Whether so many samples are not solved that the method was not the right one for them."""
-    return int(solved.sum()) < (1 - MISSED) * len(solved)
+    with found.kept.reading() as ((solution, _), _run):
+        return int(solution.solved.sum()) < (1 - MISSED) * len(solution.solved)
 
 
 def _answered(
@@ -115,7 +115,7 @@ def _answered(
         made = assembled(values, form, structure)
         if not bool(made.valid) or not _convex(made.program):
             return None
-        return DenseAnswer(solve_interior(made.program, derivative), made.owners, INTERIOR_POINT)
+        return DenseAnswer(Kept((solve_interior(made.program, derivative), made.owners), None), INTERIOR_POINT)
     method = METHODS[structure.kind]
     with _recorders.of(key, form.device) as run:
         try:
@@ -131,8 +131,7 @@ def _answered(
         if solution is None:
             return None
         name = method.NAME if run.recorded or form.device.type == "cpu" else f"{method.NAME} (not recorded)"
-        solution, owners = copied((solution, owners)) if run.recorded else (solution, owners)
-    return DenseAnswer(solution, owners, name)
+        return DenseAnswer(run.keep((solution, owners)), name)
 
 
 def _begun(values: tuple[Tensor, ...], form: Form, structure: Recognised, method: Any) -> tuple[Begun, Owners | None]:
@@ -152,10 +151,9 @@ def _guessed(
     solution, hits = solve_guessed(made.program, guess, METHODS.get(structure.kind), derivative)
     if solution is None:
         return None
-    remembered.sets.attempts.record(2 * int(hits.sum()) >= form.batch if form.batch else bool(hits.all()))
-    return DenseAnswer(
-        solution, made.owners, METHODS[structure.kind].NAME if structure.kind in METHODS else INTERIOR_POINT, hits
-    )
+    remembered.sets.attempts.record(2 * int(hits.sum()) >= len(hits))
+    name = METHODS[structure.kind].NAME if structure.kind in METHODS else INTERIOR_POINT
+    return DenseAnswer(Kept((solution, made.owners), None), name, hits)
 
 
 def assembled(values: tuple[Tensor, ...], form: Form, structure: Recognised) -> Assembled:
@@ -266,21 +264,16 @@ class Change:
 
 def changed(answer: DenseAnswer, incoming: tuple[Tensor | None, ...], form: Form) -> Change:
     """How the solution changes along incoming gradients of z, nu, lam and mu; None: zero."""
-    ghost = answer.solution.ghost
-    assert ghost is not None
-    key = ("change", form, tuple(c is None for c in incoming), ghost.program.Q.shape, ghost.program.R.shape)
-    arguments = (replace(answer.solution, doubt=answer.solution.solved), answer.owners, incoming)
-    with _recorders.of(key, form.device) as run:
+    with answer.kept.reading() as ((solution, owners), run):
         try:
-            found = run.run(_changed, *run.load("answer", arguments), form)
+            found = run.run(_changed, solution, owners, run.load("gradients", incoming), form)
             return copied(found) if run.recorded else found
         except torch.cuda.OutOfMemoryError:
             raise
-        except RuntimeError as error:
+        except RuntimeError:
             if not run.recorded:
                 raise
-            _recorders.give_up(key, error)
-    return _changed(*arguments, form)
+            return _changed(solution, owners, incoming, form)
 
 
 def _changed(solution: DenseSolution, owners: Owners | None, incoming: tuple[Tensor | None, ...], form: Form) -> Change:

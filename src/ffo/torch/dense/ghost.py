@@ -32,7 +32,7 @@ from ffo.torch.dense.program import (
 
 #: pivots of S, relative to its diagonal, below which active rows may depend on each other
 DEPENDENT = 1e-5
-REFINEMENTS = 2
+REFINEMENTS = 1
 
 
 @dataclass(frozen=True)

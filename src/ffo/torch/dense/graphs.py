@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -40,6 +41,36 @@ class Eager:
         """function(state, *arguments), the next state; it may take the place of the first."""
         return function(state, *arguments)
 
+    def keep(self, value: T) -> Kept[T]:
+        """A result that outlives the next call."""
+        return Kept(value, None)
+
+
+class Kept(Generic[T]):
+    """A result that stays where it was recorded until that place is needed: then it gets a copy of its own. Most steps
+    take their gradient before the next solve, and copy nothing.
+
+    Args:
+        recorder: whose place it is; None: its own.
+    """
+
+    def __init__(self, value: T, recorder: Recorder | None) -> None:
+        self.value, self.recorder = value, recorder
+
+    def own(self) -> None:
+        """Leave the recorder's place, whose lock is held."""
+        self.value, self.recorder = copied(self.value), None
+
+    @contextmanager
+    def reading(self) -> Iterator[tuple[T, Eager]]:
+        """The value, and what may run functions of it, while nobody takes its place."""
+        recorder = self.recorder
+        if recorder is None:
+            yield self.value, Eager()
+            return
+        with recorder.held():
+            yield self.value, recorder if self.recorder is recorder else Eager()
+
 
 class Recorder(Eager):
     """Runs functions as CUDA graphs. Results stay in their places until the function is run again: copy what is to
@@ -48,12 +79,13 @@ class Recorder(Eager):
     recorded = True
 
     def __init__(self, device: torch.device) -> None:
-        self.lock, self.device = threading.Lock(), device
+        self.lock, self.device = threading.RLock(), device
         self.places: dict[Hashable, Tensor] = {}
         #: the graph, its result, and what it reads, which must not be freed before it
         self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any, list[Tensor]]] = {}
         self.pool: Any = None
         self.last: torch.cuda.Event | None = None
+        self.kept: weakref.ref[Kept[Any]] | None = None
 
     def load(self, name: str, value: T) -> T:
         tensors, spec = flatten(value)
@@ -75,6 +107,34 @@ class Recorder(Eager):
             return state
 
         return self._replayed(function, (state, *arguments), state, change)
+
+    def keep(self, value: T) -> Kept[T]:
+        kept = Kept(value, self)
+        self.kept = weakref.ref(kept)
+        return kept
+
+    def vacate(self) -> None:
+        """Let the result of the last call take a place of its own."""
+        kept = None if self.kept is None else self.kept()
+        if kept is not None and kept.recorder is self:
+            kept.own()
+        self.kept = None
+
+    @contextmanager
+    def held(self, blocking: bool = True) -> Iterator[bool]:
+        """Whether it is this caller's, in the order of all streams."""
+        if not self.lock.acquire(blocking=blocking):
+            yield False
+            return
+        try:
+            with torch.cuda.device(self.device):
+                stream = torch.cuda.current_stream(self.device)
+                if self.last is not None:
+                    stream.wait_event(self.last)
+                yield True
+                self.last = stream.record_event()
+        finally:
+            self.lock.release()
 
     def _replayed(self, function: Callable[..., Any], arguments: Any, changed: Any, work: Callable[[], T]) -> T:
         tensors, spec = flatten(arguments)
@@ -122,18 +182,10 @@ class Recorders:
             self.found.move_to_end(key)
             while len(self.found) > KEPT:
                 self.found.popitem(last=False)
-        if not recorder.lock.acquire(blocking=False):
-            yield Eager()  # another thread is at it
-            return
-        try:
-            with torch.cuda.device(device):
-                stream = torch.cuda.current_stream(device)
-                if recorder.last is not None:
-                    stream.wait_event(recorder.last)
-                yield recorder
-                recorder.last = stream.record_event()
-        finally:
-            recorder.lock.release()
+        with recorder.held(blocking=False) as mine:
+            if mine:
+                recorder.vacate()
+            yield recorder if mine else Eager()  # another thread is at it
 
     def give_up(self, key: Hashable, error: Exception) -> None:
         """Run what belongs to this key eagerly from now on."""

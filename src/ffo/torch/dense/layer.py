@@ -13,9 +13,11 @@ from ffo.engine.info import Info, Times
 from ffo.errors import SolverError
 from ffo.program.quadratic import Name
 from ffo.torch.blocks import Form, Given
-from ffo.torch.dense.answer import Change, DenseAnswer, UnverifiedError, answered, changed
+from ffo.torch.dense.answer import Change, UnverifiedError, answered, changed
+from ffo.torch.dense.presolve import Owners
 from ffo.torch.dense.program import Tensor
-from ffo.torch.dense.report import Backward, DenseReport
+from ffo.torch.dense.report import Backward, DenseReport, Evidence
+from ffo.torch.dense.solve import DenseSolution
 from ffo.torch.dense.warm import Remembered
 from ffo.torch.function import Once, refuse_legacy_batches
 
@@ -93,21 +95,23 @@ class DenseSolve(torch.autograd.Function):
             wide = tuple(v.detach().to(torch.float64) for v in values)
             answer = answered(wide, plan.form, plan.derivative, remembered)
             solved = time.perf_counter()
-            outputs = _outputs(plan, answer)
-        ctx.left = _left(plan, answer.solution.doubt, dict(zip(plan.form.names, values, strict=True)))
+            with answer.kept.reading() as ((solution, owners), _):
+                # copies: an output that ctx kept would keep ctx, as its grad_fn, and neither would ever be freed
+                outputs = [v.to(values[0].dtype, copy=True) for v in _outputs(plan, solution, owners)]
+                doubt, evidence = solution.doubt.clone(), Evidence.of(solution)
+        ctx.left = _left(plan, doubt, dict(zip(plan.form.names, values, strict=True)))
         ctx.plan, ctx.answer = plan, answer
         ctx.save_for_backward(*values)
         ctx.shapes = [(v.shape, v.dtype) for v in values]
         now = time.perf_counter()
         times = Times(solve=solved - start, polish=now - solved, forward=now - start)
-        ctx.report = DenseReport(answer, times, ctx.left and ctx.left.samples, ctx.left and ctx.left.info)
+        ctx.report = DenseReport(evidence, answer, times, ctx.left and ctx.left.samples, ctx.left and ctx.left.info)
         receive(ctx.report)
-        # copies: an output that ctx kept would keep ctx, as its grad_fn, and neither would ever be freed
-        found = [v.to(values[0].dtype, copy=True) for v in outputs]
         if ctx.left is not None:
-            for mine, theirs in zip(found, ctx.left.outputs, strict=True):
-                mine[ctx.left.samples] = theirs.detach()
-        return tuple(found if plan.form.batch is not None else [v[0] for v in found])
+            with torch.inference_mode():
+                for mine, theirs in zip(outputs, ctx.left.outputs, strict=True):
+                    mine[ctx.left.samples] = theirs.detach()
+        return tuple(v.clone() if plan.form.batch is not None else v[0].clone() for v in outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -152,13 +156,8 @@ def _as(v: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     return (v if v.shape == shape else v.reshape(shape)).to(dtype)
 
 
-def _outputs(plan: DensePlan, answer: DenseAnswer) -> list[Tensor]:
-    point, owners, bounds, k = (
-        answer.solution.point,
-        answer.owners,
-        answer.solution.verdict.bounds,
-        plan.form.equalities,
-    )
+def _outputs(plan: DensePlan, solution: DenseSolution, owners: Owners | None) -> list[Tensor]:
+    point, bounds, k = solution.point, solution.verdict.bounds, plan.form.equalities
     if not plan.duals:
         return [point.z]
     lam, mu = point.lam, point.mu

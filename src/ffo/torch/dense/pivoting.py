@@ -9,7 +9,9 @@ the solution, to rounding.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
@@ -35,6 +37,8 @@ STEPS = 40
 #: exchanges without fewer wrong rows after which only the worst change, and after which only one does (20,000 programs
 #: of ten variables: eleven exchanges at most; with all of them, then one, 31)
 CALM, PATIENCE = 1, 12
+#: rows up to which all steps are one kernel
+FUSED = 32
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,11 @@ def prepare(given: DenseProgram) -> Whitened:
 
 
 def start(made: Whitened) -> Pivots:
-    side = made.program.equal.expand(made.program.batch, -1).to(torch.int8)
+    """With the equalities held; without any, and where all rows can be, those that the minimiser violates."""
+    program = made.program
+    side = program.equal.expand(program.batch, -1).to(torch.int8)
+    if not program.equalities and program.r <= program.n:
+        side = (made.free > program.upp).to(torch.int8) - (made.free < program.low).to(torch.int8)
     count = torch.zeros_like(side[:, 0] if side.shape[1] else made.w[:, 0], dtype=torch.long)
     best, tries = count + made.program.r + 1, count + PATIENCE
     return Pivots(
@@ -128,6 +136,15 @@ def step(now: Pivots, made: Whitened) -> Pivots:
         tries,
         ~stopped.all(),
     )
+
+
+def whole(made: Whitened) -> Callable[[Whitened], Pivots] | None:
+    """What takes all steps at once, where programs are small and Triton is there, as with every torch for GPUs."""
+    if not made.free.is_cuda or not 0 < made.program.r <= FUSED or find_spec("triton") is None:
+        return None
+    from ffo.torch.dense.fused import pivots  # Triton is not everywhere
+
+    return pivots
 
 
 def point(now: Pivots, made: Whitened, given: DenseProgram) -> DensePoint:

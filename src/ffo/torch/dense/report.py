@@ -13,6 +13,7 @@ from ffo.kernels.point import WEAK
 from ffo.torch.base import warn_of_doubt
 from ffo.torch.dense.answer import DenseAnswer
 from ffo.torch.dense.program import Tensor
+from ffo.torch.dense.solve import DenseSolution
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,20 @@ class Backward:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """Of each sample (batch,): the natural residual, the margin (see `Verdict`), the iterations."""
+
+    natural: Tensor
+    margin: Tensor
+    iterations: Tensor
+
+    @classmethod
+    def of(cls, solution: DenseSolution) -> Evidence:
+        """Copies: a solution may not stay where it is."""
+        return cls(*(v.clone() for v in (solution.verdict.natural, solution.verdict.margin, solution.iterations)))
+
+
 class DenseReport:
     """The evidence of a call as it comes: a few numbers a sample. Making an `Info` of them is left to those who
     read it: in a step on a small batch it would take a few percent of the time, on a device three waits for it.
@@ -37,9 +52,10 @@ class DenseReport:
         left, core: which samples the core solved, and its report on them; None without any.
     """
 
-    def __init__(self, answer: DenseAnswer, times: Times, left: Tensor | None = None, core: Info | None = None):
-        verdict = answer.solution.verdict
-        self.natural, self.margin, self.iterations = verdict.natural, verdict.margin, answer.solution.iterations
+    def __init__(
+        self, found: Evidence, answer: DenseAnswer, times: Times, left: Tensor | None = None, core: Info | None = None
+    ) -> None:
+        self.natural, self.margin, self.iterations = found.natural, found.margin, found.iterations
         self.solver, self.hits = answer.solver, answer.hits
         self.times, self.left, self.core = times, left, core
         self.backward: Backward | None = None

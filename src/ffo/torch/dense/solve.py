@@ -74,7 +74,8 @@ def finish(begun: Begun, method: Any, derivative: bool, run: Eager) -> DenseSolu
     """The solution by a method, `pivoting` or `separable`; None where programs turn out not to suit it."""
     if not bool(begun.valid):
         return None
-    state = begun.state
+    whole = method.whole(begun.made)
+    state = begun.state if whole is None else run.run(whole, begun.made)
     for _ in range(method.STEPS):
         if not bool(state.going):
             break

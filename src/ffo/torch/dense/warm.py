@@ -45,9 +45,11 @@ class Remembered:
 
     def keep(self, answer: DenseAnswer) -> None:
         """Remember the active sets of the samples that were solved."""
-        solved, verdict = answer.solution.solved.cpu().numpy(), answer.solution.verdict
+        with answer.kept.reading() as ((solution, _), _run):
+            solved, verdict = solution.solved.cpu().numpy(), solution.verdict
+            active = [v.cpu().numpy()[solved] for v in (verdict.rows, verdict.bounds)]
         keys = [key for key, good in zip(self.keys, solved.tolist(), strict=True) if good]
-        self.sets.memory.remember(keys, *(v.cpu().numpy()[solved] for v in (verdict.rows, verdict.bounds)))
+        self.sets.memory.remember(keys, *active)
 
 
 def _spread(v: Array, known: Array, batch: int) -> Array:
