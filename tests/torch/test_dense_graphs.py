@@ -119,11 +119,11 @@ def test_a_structure_that_is_gone_is_noticed() -> None:
 def test_one_kernel_takes_the_steps_of_pivoting() -> None:
     from ffo.torch.dense.fused import pivots
 
-    for n, rows, equalities in ((10, 10, 0), (7, 5, 2), (20, 32, 3)):
+    for n, rows, equalities in ((10, 10, 0), (7, 5, 2), (24, 20, 3)):
         generator = torch.Generator().manual_seed(n)
         M, R = (torch.randn(64, k, n, dtype=D, generator=generator) for k in (n, rows))
         upp = (R @ torch.randn(64, n, 1, dtype=D, generator=generator)).squeeze(2) + 0.1
-        low = torch.where(torch.arange(rows) < equalities, upp, upp - 1.0)
+        low = torch.where(torch.arange(rows) < equalities, upp, upp - 9.0)
         wide = torch.full((64, n), torch.inf, dtype=D)
         p = torch.randn(64, n, dtype=D, generator=generator)
         tensors = (M @ M.mT / n + 0.1 * torch.eye(n, dtype=D), p, R, low, upp, -wide, wide)
