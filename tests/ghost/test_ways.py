@@ -99,6 +99,27 @@ def test_resolve_asks_nothing_but_solves(target: str) -> None:
         assert all(p.cones == known.program.cones for p in seen)
 
 
+def test_ghosts_of_a_batch_are_solved_together() -> None:
+    """Samples with other active sets, some with no loss: one call of the solver for all, and few to refine."""
+    known, rng = sparse_qp(12), np.random.default_rng(0)
+    program = known.program.with_vectors(q=rng.normal(size=(8, 12)), b=np.repeat(known.program.b, 8, axis=0))
+    solution, asked = black_box(program), []
+
+    def solve(problem: ConeProgram) -> Solution:
+        asked.append(problem.batch)
+        return black_box(problem)
+
+    loss = rng.normal(size=(8, 12))
+    loss[3] = 0.0
+    found = linearize(program, solution, Resolve(solve)).sensitivity(loss, np.zeros_like(program.b))
+    exact = linearize(program, solution, Direct()).sensitivity(loss, np.zeros_like(program.b))
+    assert len({tuple(row) for row in (exact.w != 0)}) > 2
+    np.testing.assert_allclose(found.u, exact.u, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(found.w, exact.w, rtol=0, atol=1e-9)
+    assert asked[0] == 8
+    assert len(asked) <= 3
+
+
 @pytest.mark.parametrize("case", [("exp", "surface"), ("soc3", "boundary"), ("psd3", "rank 1")], ids=" ".join)
 def test_differences_of_the_original_are_not_called_good(case: tuple[str, str]) -> None:
     """They err by truncation and by the solver's noise, neither of which a residual shows."""

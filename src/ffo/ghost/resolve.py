@@ -18,10 +18,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cached_property
+from typing import Literal, TypeVar
 
 import numpy as np
-import scipy.sparse as sp
 
 from ffo.cones.product import Product
 from ffo.cones.zero import Zero
@@ -29,12 +29,17 @@ from ffo.errors import Status
 from ffo.ghost.direct import POLISHING, Compiled, newton
 from ffo.ghost.iterative import Iterative
 from ffo.ghost.oracle import Sensitivity, Way
+from ffo.kernels.batch import State
 from ffo.kernels.kkt import KI, KP, part
 from ffo.kernels.point import WEAK
 from ffo.program.cone import ConeProgram, Solution
+from ffo.program.pattern import Pattern
+from ffo.program.sparse import SparseBatch, SymmetricBatch
 
 Array = np.ndarray
 BlackBox = Callable[[ConeProgram], Solution]
+Matrices = TypeVar("Matrices", bound=SparseBatch)
+Shape = tuple[int, int]
 
 #: solves of a ghost problem, each for what those before it left, and the relative residual that needs no further one:
 #: the first errs by the solver's tolerance, which would stand in derivatives that are zero
@@ -98,44 +103,93 @@ class Resolving(Compiled):
 
 class GhostResolved(Resolving):
     def _resolve(self, samples: Array, r_x: Array, r_s: Array) -> Sensitivity:
-        t, residual = np.zeros_like(r_s), np.zeros(len(samples))
-        u, r_t = np.zeros_like(r_x), self.plan.onto_face(self.state, samples, r_s)
-        for i, k in enumerate(samples.tolist()):
-            if np.any(r_x[i]) or np.any(r_t[i]):
-                u[i], t[i], residual[i] = self._one(k, r_x[i], r_t[i])
-        w = self.plan.from_face(self.state, samples, t)
+        n, m, aux = self.program.n, self.program.m, self.state.structure.aux
+        r_t = self.plan.onto_face(self.state, samples, r_s)
+        rhs = np.concatenate([r_x, r_t, np.zeros((len(samples), aux))], axis=1)
+        z, residual = self._problems.solve(self.way, samples, rhs)
+        u, w = z[:, :n], self.plan.from_face(self.state, samples, z[:, n : n + m])
         return self.with_evidence(samples, r_x, r_s, u, w, residual)
 
-    def _one(self, k: int, r_x: Array, r_t: Array) -> tuple[Array, Array, float]:
-        """u, t and the relative residual of the ghost system of sample k, from the K that Newton's method left."""
-        S, n, m = self.state.structure, self.program.n, self.program.m
-        Kx, unit, on = self.state.factors[0][k], self.state.factors[4][k], self.state.face[0][k].astype(bool)
-        upper = sp.csc_array((Kx, part(S.slim, KI).astype(np.int64), part(S.wide, KP)), shape=(len(unit), len(unit)))
-        rows, aux = n + np.flatnonzero(on[:m]), n + m + np.flatnonzero(on[m:])
-        delta = -upper.diagonal()[rows]
-        curved = np.flatnonzero(delta > 0)
-        slack = sp.csc_array((-np.sqrt(delta[curved]), (curved, np.arange(len(curved)))), (len(rows), len(curved)))
-        constraint = sp.hstack([upper[:n, rows].T, upper[rows][:, aux], slack], format="csc")
-        P = sp.block_diag([upper[:n, :n], sp.csc_array((len(aux), len(aux))), sp.eye_array(len(curved))], format="csc")
-        rhs, z, cones = np.concatenate([r_x, r_t, np.zeros(S.aux)]), np.zeros(len(unit)), Product([(Zero(), len(rows))])
-        left, residual = rhs, np.inf
-        for _ in range(RESOLVES):
-            step = self.way.delta or 1.0 / max(np.abs(left).max(), 1e-300)
-            q = np.concatenate([-left[:n], -left[aux], np.zeros(len(curved))])
-            answer = self.way.solve(ConeProgram.from_matrices(P, step * q, constraint, step * left[rows], cones))
-            new, x = z.copy(), answer.x[0]
-            for at, v in ((slice(n), x[:n]), (rows, answer.y[0]), (aux, x[n : n + len(aux)])):
-                new[at] += v / step
-            rest = rhs - upper @ new - sp.triu(upper, 1).T @ new
-            relative = float(np.linalg.norm(rest * unit) / np.linalg.norm(rhs * unit))
-            if not relative < residual:
+    @cached_property
+    def _problems(self) -> GhostProblems:
+        return GhostProblems(self.state)
+
+
+class GhostProblems:
+    """The ghost problems of all samples as one batch, from the K that Newton's method left; unknowns are numbered as
+    in K: variables, rows, auxiliary variables.
+
+    The problems have the rows that some sample's face has. Where another one's lacks a row, its K has -1 on the
+    diagonal and zeros elsewhere: that is a row of which the slack alone is left.
+    """
+
+    def __init__(self, state: State) -> None:
+        S, Kx = state.structure, state.factors[0]
+        n, m, size, batch = S.n, S.m, len(S.sign), len(Kx)
+        pattern = Pattern.of(part(S.wide, KP), part(S.slim, KI), (size, size))
+        self.K, self.unit = SymmetricBatch.on(pattern, Kx), state.factors[4]
+        every, on = np.arange(size), state.face[0].any(axis=0)
+        is_row = (every >= n) & (every < n + m)
+        held = np.concatenate([np.ones(n, dtype=bool), on])
+        self.rows, self.variables = np.flatnonzero(is_row & held), np.flatnonzero(~is_row & held)
+        delta = -self.K.diagonal[:, self.rows]
+        soft = np.flatnonzero((delta > 0).any(axis=0))
+        shape = len(self.rows), len(self.variables) + len(soft)
+        place, slack = np.empty(size, dtype=int), len(self.variables) + np.arange(len(soft))
+        place[self.rows], place[self.variables] = np.arange(shape[0]), np.arange(len(self.variables))
+        i, j = pattern.rows, pattern.columns
+        in_P = np.flatnonzero(held[i] & held[j] & ~is_row[i] & ~is_row[j])
+        in_A = np.flatnonzero(held[i] & held[j] & (is_row[i] != is_row[j]))
+        row, column = np.where(is_row[i], i, j)[in_A], np.where(is_row[i], j, i)[in_A]
+        costs = np.concatenate([Kx[:, in_P], np.ones((batch, len(soft)))], axis=1)
+        terms = np.concatenate([Kx[:, in_A], -np.sqrt(delta[:, soft])], axis=1)
+        P = _on(SymmetricBatch, (*place[[i[in_P], j[in_P]]], slack, slack), costs, shape[1:] * 2)
+        A = _on(SparseBatch, (place[row], place[column], soft, slack), terms, shape)
+        q, b = np.zeros((batch, shape[1])), np.zeros((batch, shape[0]))
+        self.program = ConeProgram(P, q, A, b, Product([(Zero(), shape[0])])).pruned()
+
+    def solve(self, way: Resolve, samples: Array, rhs: Array) -> tuple[Array, Array]:
+        """Solutions of K z = rhs (samples, size), and their relative residuals; zeros without an answer: like a failed
+        sample, no gradient, and the certificate says so."""
+        z, left, unit = np.zeros_like(rhs), rhs.copy(), self.unit[samples]
+        todo, size = np.flatnonzero(rhs.any(axis=1)), np.linalg.norm(rhs * unit, axis=1)
+        residual = np.where(rhs.any(axis=1), np.inf, 0.0)
+        for turn in range(RESOLVES):
+            if not len(todo):
                 break
-            z, left, residual = new, rest, relative
-            if residual <= EXACT:
-                break
-        if not np.isfinite(residual):  # no answer: like a failed sample, no gradient, and the certificate says so
-            return np.zeros(n), np.zeros(m), np.inf
-        return z[:n], z[n : n + m], residual
+            largest = np.maximum(np.abs(left[todo]).max(axis=1, keepdims=True), 1e-300)
+            step = np.full_like(largest, way.delta) if way.delta else 1.0 / largest
+            x, y = self._solved(way, samples[todo], step * left[todo], turn == 0)
+            new = z[todo]
+            new[:, self.variables] += x[:, : len(self.variables)] / step
+            new[:, self.rows] += y / step
+            rest = rhs[todo] - self.K.take(samples[todo]).dot(new)
+            relative = np.linalg.norm(rest * unit[todo], axis=1) / size[todo]
+            better = relative < residual[todo]
+            todo, relative = todo[better], relative[better]
+            z[todo], left[todo], residual[todo] = new[better], rest[better], relative
+            todo = todo[relative > EXACT]
+        return z, residual
+
+    def _solved(self, way: Resolve, samples: Array, right: Array, whole: bool) -> tuple[Array, Array]:
+        """x and y of the problems of some samples with these right-hand sides of K; `whole`: of all with them, since
+        a solver that goes on from sample to sample chooses other multipliers of dependent rows where some are left
+        out."""
+        program = self.program if whole else self.program.take(samples)
+        mine = samples if whole else np.arange(len(samples))
+        q, b = np.zeros(program.q.shape), np.zeros(program.b.shape)
+        q[mine, : len(self.variables)], b[mine] = -right[:, self.variables], right[:, self.rows]
+        answer = way.solve(program.with_vectors(q, b))
+        return answer.x[mine], answer.y[mine]
+
+
+def _on(kind: type[Matrices], places: tuple[Array, Array, Array, Array], values: Array, shape: Shape) -> Matrices:
+    """Matrices with values (samples, entries) at some rows and columns, and at others after them."""
+    rows, columns = np.concatenate(places[::2]), np.concatenate(places[1::2])
+    pattern, at = Pattern.of_positions(rows + shape[0] * columns, shape)
+    found = np.empty_like(values)
+    found[:, at] = values
+    return kind.on(pattern, found)
 
 
 class OriginalResolved(Resolving):
