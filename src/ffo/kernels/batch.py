@@ -26,6 +26,7 @@ from ffo.kernels.null import distances, is_singular, null, on_other_face
 from ffo.kernels.point import Data
 from ffo.kernels.pool import one_blas_thread, run_samples
 from ffo.kernels.system import UNKNOWN, Factors
+from ffo.kernels.vectors import copy, fill
 
 Array = np.ndarray
 #: x (batch, n), y and s (batch, m)
@@ -301,6 +302,18 @@ def _row(v: Array, k: int) -> Array:
     return v[k if v.shape[0] > 1 else 0]
 
 
+@inner_kernel
+def _start(given_x: Array, given_y: Array, given_s: Array, x: Array, y: Array, s: Array, face: Face) -> None:
+    """The given point, and no face. By loops: Numba compiles assignments to slices for two seconds."""
+    copy(x, given_x)
+    copy(y, given_y)
+    copy(s, given_s)
+    fill(face.on, 0)
+    fill(face.case, 0)
+    for v in (face.delta, face.u, face.R, face.margin):
+        fill(v, 0.0)
+
+
 @kernel
 def _interior_chunk(
     start: int, stop: int, S: Structure, Pv: Array, q: Array, Av: Array, b: Array, x: Array, y: Array, s: Array,
@@ -351,8 +364,7 @@ def _ghost_chunk(
         F = refer(Factors(Kx[k], scale[k], Lx[k], Dinv[k], unit[k]))
         if task == _NEWTON:
             D = refer(Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k)))
-            x[k], y[k], s[k] = _row(r_x, k), _row(r_s, k), _row(r_t, k)
-            on[k], delta[k], u[k], R[k], case[k], margin[k] = 0, 0.0, 0.0, 0.0, 0, 0.0
+            _start(_row(r_x, k), _row(r_s, k), _row(r_t, k), x[k], y[k], s[k], face)
             loop.newton(S, D, x[k], y[k], s[k], face, F, evidence[k], allowed, full)
             evidence[k, loop.SINGULAR] = np.nan
             answer[i] = evidence[k, loop.STEPS]

@@ -23,7 +23,7 @@ import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numba
 from numba import types
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
-from numba.core.compiler import Compiler
+from numba.core.compiler import Compiler, Flags
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -122,8 +122,21 @@ class _Inner(_KernelLibrary):
         self._finalized = True
 
 
+class _KernelFlags(Flags):  # type: ignore[misc]
+    """Numba's options of a compilation, by which it finds what it has compiled: it lists all of them for every look."""
+
+    _HASH = hash(Flags())
+
+    def __hash__(self) -> int:
+        return self._HASH
+
+    def __eq__(self, other: object) -> bool:
+        return (isinstance(other, Flags) and self._values == other._values) or super().__eq__(other) is True
+
+
 class _KernelCompiler(Compiler):  # type: ignore[misc]
     def compile_extra(self, function: Any) -> Any:
+        self.state.flags = _KernelFlags(self.state.flags)
         if self.state.library is None:
             self.state.library = _KernelLibrary(self.state.targetctx.codegen(), function.__qualname__)
             self.state.library.enable_object_caching()
@@ -159,6 +172,7 @@ _KERNEL: dict[str, Any] = {"cache": True, "no_cfunc_wrapper": True}
 _PRIVATE = {
     JITCodeLibrary: ("_optimize_functions", "_optimize_final_module", "_finalize_dynamic_globals"),
     JITCPUCodegen: ("_pass_builder", "_module_pass_manager"),
+    Flags: ("_values",),
 }
 if all(hasattr(owner, name) for owner, names in _PRIVATE.items() for name in names):
     _KERNEL["pipeline_class"], _INNER["pipeline_class"] = _KernelCompiler, _InnerCompiler

@@ -13,13 +13,16 @@ of d rows) an entry of A lands on d places, in a second-order block on two, else
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import qdldl
 import scipy.sparse as sp
+from numba import types
+from numba.extending import lower_builtin, type_callable
+from numba.np import arrayobj
 
-from ffo.kernels.jit import inner_kernel, kernel
+from ffo.kernels.jit import inner_kernel
 from ffo.kernels.ldl import dense_from, symbolic
 from ffo.kernels.vectors import fill
 
@@ -69,10 +72,30 @@ class Structure(NamedTuple):
     slim: Array
 
 
-@kernel
 def part(packed: Array, which: np.int_) -> Array:
-    """One of the lists of `Structure.wide` or `Structure.slim`."""
+    """One of the lists of `Structure.wide` or `Structure.slim`; in kernels without an owner, as what is referred to."""
     return packed[packed[which] : packed[which + 1]]
+
+
+@type_callable(part)
+def _type_part(context: Any) -> Any:
+    return lambda packed, which: types.Array(packed.dtype, 1, "C")
+
+
+@lower_builtin(part, types.Array, types.Integer)  # type: ignore[untyped-decorator]
+def _lower_part(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """A slice of Numba's own counts references, and takes several times as long to compile."""
+    array = context.make_array(signature.args[0])(context, builder, args[0])
+    first = context.cast(builder, args[1], signature.args[1], types.intp)
+    start, end = (
+        context.cast(builder, builder.load(builder.gep(array.data, [at])), signature.return_type.dtype, types.intp)
+        for at in (first, builder.add(first, context.get_constant(types.intp, 1)))
+    )
+    found = context.make_array(signature.return_type)(context, builder)
+    size = context.get_constant(types.intp, context.get_abi_sizeof(array.data.type.pointee))
+    data, shape = builder.gep(array.data, [start]), [builder.sub(end, start)]
+    arrayobj.populate_array(found, data, shape, [size], size, None)
+    return found._getvalue()
 
 
 class ConeBlocks(NamedTuple):
