@@ -239,6 +239,14 @@ def nearly_bounded(qp: QP, size: float) -> bool:
     return minimize(np.block([[Q, none], [none, none]]), np.concatenate([p, cost]), wide).status == "solved"
 
 
+def nearly_feasible(qp: QP, size: float, z: Array) -> bool:
+    """Whether sides that move by that share of the terms of their rows at z give the program a feasible point."""
+    n, c, point = qp.n, constraints(qp), np.abs(rational(z))
+    R, r = np.vstack([c.R, c.E, -c.E]), np.concatenate([c.r, c.e, -c.e])
+    wide = Constraints(c.E[:0], c.e[:0], R, r + Fraction(size) * (np.abs(R) @ point + np.abs(r)))
+    return _optimality(rational(np.zeros((n, n))), rational(np.zeros(n)), wide) is not None
+
+
 def spread(qp: QP, answer: Answer, c: Array) -> Fraction | float:
     """How far c'z goes over all solutions."""
     Q, p, rows = quadratic(qp), rational(qp.p), constraints(qp)

@@ -62,7 +62,7 @@ class Verdict:
 
 
 #: what is known of a program whatever the loss
-_OF_THE_PROGRAM = ("answer", "z", "strict", "many", "units")
+_OF_THE_PROGRAM = ("answer", "z", "strict", "many", "units", "costs")
 
 
 class Truth:
@@ -130,12 +130,21 @@ class Truth:
                 units[name] = np.abs(getattr(qp, name))
         return units
 
+    @cached_property
+    def costs(self) -> Array:
+        """How large p and Qz are: forces that cancel each other may be 1e16 times as large, where two rows differ by
+        rounding, and what is rounding in a derivative is not small along a direction of that size."""
+        qp = self.qp
+        z = np.abs(self.z) if self.answer.status == "solved" else np.ones(qp.n)
+        own = np.abs(qp.p) if qp.Q is None else np.abs(qp.p) + np.abs(qp.Q) @ z
+        return np.where(own > 0, own, self.units["p"])
+
     def direction(self, wanted: Sequence[str], seed: int, masked: bool = False) -> Direction:
         """A random direction in some blocks, in the units of each row; `masked`: zeros of matrices stay."""
         rng = np.random.default_rng([self.seed, seed])
         found = {}
         for name in sorted(wanted):
-            unit = self.units[name]
+            unit = self.units[name] if name != "p" else self.costs
             if name in MATRICES and not masked:
                 unit = np.maximum(unit, 0.1 * unit.max(axis=-1, keepdims=True, initial=0.0))
             d = unit * (rng.integers(-64, 65, unit.shape) / 64)
@@ -210,7 +219,7 @@ def judge(
         verdict = _refused(found, truth)
         excused = smoothed and verdict.outcome is Outcome.FALSE_REFUSAL
         return Verdict(Outcome.UNJUDGED, "a draw may have no solution") if excused else verdict
-    if status == "infeasible" and _violation(truth.qp, found.z) <= SOLUTION[single]:
+    if status == "infeasible" and _nearly_feasible(truth.qp, found.z, SOLUTION[single]):
         return Verdict(Outcome.UNJUDGED, "feasible within the tolerance")
     if status == "unbounded" and exact.nearly_bounded(truth.qp, NEAR):
         return Verdict(Outcome.UNJUDGED, "bounded within the tolerance")
@@ -218,12 +227,13 @@ def judge(
     if status != "solved":
         return Verdict(off, f"solved, but {status}: violation {_violation(truth.qp, found.z):.1e}")
     verdict = _solution(found, truth, single, off)
-    if verdict.outcome is Outcome.RIGHT and found.duals and (error := _imbalance(truth.qp, found)) > SOLUTION[single]:
+    judged = verdict.outcome is Outcome.RIGHT and found.duals and not smoothed  # smoothed ones are of other sides
+    if judged and (error := _imbalance(truth.qp, found)) > SOLUTION[single]:
         return Verdict(off, f"multipliers off by {error:.1e}")
     if verdict.outcome is not Outcome.RIGHT or found.good is None:
         return verdict
-    judged = _gradient if found.jacobian is None else _jacobian
-    return judged(found, truth, wanted, direction, single, smoothed)
+    of_derivatives = _gradient if found.jacobian is None else _jacobian
+    return of_derivatives(found, truth, wanted, direction, single, smoothed)
 
 
 def _jacobian(
@@ -248,8 +258,18 @@ def _refused(found: Found, truth: Truth) -> Verdict:
     return Verdict(Outcome.REFUSED if status == found.status else Outcome.VAGUE, f"{found.status}, {status}")
 
 
-def _violation(qp: QP, z: Array) -> float:
-    """How far rows are from holding, each in the units of its own terms."""
+def _nearly_feasible(qp: QP, z: Array, tolerance: float) -> bool:
+    """Whether a point violates no row by more than the tolerance, in the units of its terms; or by more than what is
+    granted anyway in those of the whole point, and sides that move by as much have a feasible one. (Bounds of zero have
+    no terms: a violation of 1e-9 beside a solution of 1 is any share of these.)"""
+    near = GRANTED * EXCUSE
+    if not np.isfinite(z).all():
+        return False
+    return _violation(qp, z) <= tolerance or (_violation(qp, z, 1.0) <= near and exact.nearly_feasible(qp, near, z))
+
+
+def _violation(qp: QP, z: Array, share: float = 1e-6) -> float:
+    """How far rows are from holding, each in the units of its own terms, and that share of the largest ones."""
     worst = 0.0
     for name, matrix, sign in (("b", qp.A, 0), ("h", qp.G, 1), ("lower", qp.G, -1), ("ub", None, 1), ("lb", None, -1)):
         side = getattr(qp, name)
@@ -257,7 +277,7 @@ def _violation(qp: QP, z: Array) -> float:
             rows = np.eye(qp.n) if matrix is None else matrix
             over = np.where(np.isinf(side), 0.0, rows @ z - np.where(np.isinf(side), 0.0, side))
             over = np.abs(over) if sign == 0 else np.maximum(sign * over, 0.0)
-            own = np.abs(rows) @ (np.abs(z) + 1e-6 * np.abs(z).max()) + np.where(np.isinf(side), 0.0, np.abs(side))
+            own = np.abs(rows) @ (np.abs(z) + share * np.abs(z).max()) + np.where(np.isinf(side), 0.0, np.abs(side))
             worst = max(worst, float(np.max(over / (own + 1e-300))))
     return worst
 
@@ -273,7 +293,8 @@ def _imbalance(qp: QP, found: Found) -> float:
     terms = [(v, none if M is None else M if M is not qp.Q else (M + M.T) / 2) for v, M in parts if M is not None]
     left, own = sum(M.T @ v for v, M in terms), sum(np.abs(M).T @ np.abs(v) for v, M in terms)
     # without any costs, forces are rounding
-    own = own + 1e-6 * max(own.max(), np.abs(qp.p).max() or (1.0 if qp.Q is None else np.abs(qp.Q).max()))
+    costs = np.abs(qp.p).max() or (0.0 if qp.Q is None else np.abs(qp.Q).max()) or 1.0
+    own = own + 1e-6 * max(own.max(), costs)
     worst = float(np.max(np.abs(left) / (own + 1e-300)))
     for y, M, sides in ((lam, qp.G, (qp.h, qp.lower)), (mu, eye, (qp.ub, qp.lb))):
         for sign, side in zip((1, -1), sides, strict=True):

@@ -118,6 +118,47 @@ def test_the_edge_of_what_has_a_solution_is_judged_from_within(gradient: float, 
     assert judge(doubted, truth, ["p", "h"], truth.direction(["p", "h"], 1), False).outcome is Outcome.FLAGGED
 
 
+@pytest.mark.parametrize(("gap", "outcome"), [(2e-8, Outcome.UNJUDGED), (2e-6, Outcome.WRONG_SOLUTION)])
+def test_how_far_a_point_may_be_from_feasible(gap: float, outcome: Outcome) -> None:
+    """-x + 2y <= -6 - gap, 3x + y = 4, x <= 2: y must be -2 and less; the bound of zero has no terms to measure by."""
+    qp = QP(
+        p=np.zeros(3),
+        G=np.array([[-1.0, 2.0, -4.0]]),
+        h=np.array([-6.0 - gap]),
+        A=np.array([[1.5, 0.5, 1.25]]),
+        b=np.array([2.0]),
+        ub=np.array([2.0, -1.0, 0.0]),
+    )
+    truth = Truth(qp, np.ones(3), 0)
+    assert truth.answer.status == "infeasible"
+    assert exact.nearly_feasible(qp, gap, np.array([2.0, -2.0, 0.0]))
+    assert not exact.nearly_feasible(qp, 1e-2 * gap, np.array([2.0, -2.0, 0.0]))
+    point = found([2.0, -2.0 - gap / 3, gap / 24])
+    assert judge(point, truth, ["p"], truth.direction(["p"], 1), False).outcome is outcome
+
+
+def test_multipliers_without_costs_are_rounding() -> None:
+    qp = QP(
+        p=np.zeros(1), Q=np.zeros((1, 1)), G=np.ones((1, 1)), h=np.array([4.0]), A=-np.ones((1, 1)), b=np.array([-2.0])
+    )
+    truth = Truth(qp, np.ones(1), 0)
+    for size, outcome in ((1e-17, Outcome.RIGHT), (1e-3, Outcome.WRONG_SOLUTION)):
+        answer = replace(found([2.0]), duals=[np.array([size]), np.zeros(1), np.zeros(1)])
+        assert judge(answer, truth, ["p"], truth.direction(["p"], 1), False).outcome is outcome
+
+
+def test_costs_move_by_their_own_size() -> None:
+    """Two rows that differ by rounding hold z, with multipliers of 1e16: a derivative of 1e-17 in p is none."""
+    G = np.array([[1.0, 1.0], [-1.0, np.nextafter(-1.0, 0.0)]])
+    truth = Truth(QP(p=np.array([0.0, -4.0]), Q=np.eye(2), G=G, h=np.array([2.0, -2.0])), np.ones(2), 0)
+    assert truth.answer.y.max() > 1e16
+    along = truth.direction(["p"], 1)
+    assert np.abs(along["p"]).max() <= 4
+    for size, outcome in ((1e-17, Outcome.RIGHT), (1e-3, Outcome.WRONG_GRADIENT)):
+        answer = found(truth.z.tolist(), [size, -size], True)
+        assert judge(answer, truth, ["p"], along, False).outcome is outcome
+
+
 def test_a_failure_is_shrunk_and_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     case, _ = draw_case(0, 0, "ordinary")
 
