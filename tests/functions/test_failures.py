@@ -152,6 +152,37 @@ def test_dependent_constraints_are_flagged_and_their_solution_is_differentiated(
     torch.testing.assert_close(a.grad, tensor([0.0, 1.0]), rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize("hvp", ["autograd", "difference"])
+def test_coefficients_of_dependent_equalities_are_flagged_and_sides_are_not(hvp: str) -> None:
+    """2y = b twice: y follows b, and there is no y once the coefficients differ."""
+    layer = FFOFunctionLayer(
+        lambda a, b, y: (y - 1).square().sum(),
+        equality=lambda a, b, y: a * y - b,
+        shape=1,
+        dims=(1, 1),
+        hvp=hvp,
+    )
+    a, b = tensor([2.0, 2.0]), tensor([1.0, 1.0])
+    (side,) = leaves(b)
+    layer(a, side).sum().backward()
+    torch.testing.assert_close(side.grad.sum(), tensor(0.5), rtol=0, atol=1e-8)
+    assert layer.info.certificate.good.all()
+    (coefficients,) = leaves(a)
+    y = layer(coefficients, b)
+    with pytest.warns(GradientWarning, match="depend on each other"):
+        y.sum().backward()
+
+
+def test_coefficients_that_move_dependent_equalities_together_are_not_flagged() -> None:
+    layer = FFOFunctionLayer(
+        lambda a, y: (y - 1).square().sum(), equality=lambda a, y: torch.stack([a @ y - 1, 2 * (a @ y) - 2]), shape=2,
+        dims=(1,),
+    )  # fmt: skip
+    (a,) = leaves(tensor([2.0, 1.0]))
+    layer(a).sum().backward()
+    assert layer.info.certificate.good.all()
+
+
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
 @pytest.mark.parametrize("units", [1e-4, 1e4])
 @solvers

@@ -17,6 +17,7 @@ import torch
 
 from ffo.functions.problem import Tensor
 from ffo.functions.products import Constraints
+from ffo.kernels.point import FAR
 from ffo.probes import PROBE
 
 PROBES = 8
@@ -64,11 +65,14 @@ def row_norms(constraints: Constraints, y: Tensor) -> Tensor:
 def scale(y: Tensor, gradient: Tensor, constraints: Constraints, multipliers: Tensor, curvature: Tensor) -> Scale:
     """Sizes at a point; `gradient` of the objective (batch, n), `curvature` |H| (batch,).
 
-    Slacks stand in for y where that vanishes, up to the length of a Newton step: one distant constraint says nothing.
+    Slacks stand in for y where that vanishes, up to the length of a Newton step, or to FAR times y where there is none:
+    one distant constraint says nothing.
     """
     rows = row_norms(constraints, y)
-    slack, reach = VANISHING * largest(constraints.value / rows), largest(gradient) / curvature
-    primal = torch.maximum(largest(y), torch.where(reach > 0, torch.minimum(slack, reach), slack))
+    slack, length = VANISHING * largest(constraints.value / rows), largest(y)
+    reach = largest(gradient) / curvature
+    reach = torch.where(reach > 0, reach, FAR * length)
+    primal = torch.maximum(length, torch.where(reach > 0, torch.minimum(slack, reach), slack))
     primal = torch.where(primal > 0, primal, torch.ones_like(primal))
     dual = torch.maximum(largest(gradient), largest(multipliers * rows))
     dual = torch.maximum(dual, curvature * primal)

@@ -16,9 +16,13 @@ from dataclasses import replace
 
 import torch
 
+from ffo.functions.active import generator, largest
 from ffo.functions.ghost import GhostStep, GhostSystem
 from ffo.functions.problem import Problem, Tensor, pull
 from ffo.functions.products import SHORTER, difference_step
+
+#: derivative of dependent rows in a parameter, relative to its terms, that is rounding
+TURNED = 1e-6
 
 
 class Leaves:
@@ -75,6 +79,36 @@ def hypergradient(
         if multipliers.shape[1]:
             leaves.add((step.t * leaves.problem.constraints(y)).sum())
     return leaves.gradients()
+
+
+def turns_dependent_rows(system: GhostSystem, step: GhostStep, wanted: Sequence[bool]) -> Tensor:
+    """(batch,) whether wanted parameters turn dependent held rows apart, and the loss sees their forces.
+
+    With w'J = 0 the multipliers are open along w, and the derivative of w'J in theta must vanish: else the rows become
+    independent, and the solution jumps. The derivative of w'c need not: sides move so that equalities agree.
+    """
+    problem, y = system.local.problem, system.local.y
+    dependent = system.projection.dependent
+    if not bool(dependent.any()):
+        return dependent
+    source = generator(y)
+    v, random = (torch.rand(like.shape, generator=source, dtype=y.dtype, device=y.device) + 0.5 for like in (y, step.t))
+    w, t = system.projection.null(random), difference_step(y, v, torch.ones_like(v)).unsqueeze(1)
+
+    def derivative(weight: Tensor) -> list[Tensor | None]:
+        leaves = Leaves(problem, wanted)
+        with torch.enable_grad():
+            for sign in (1.0, -1.0):
+                leaves.add((sign * weight * leaves.problem.constraints(y + sign * t * v)).sum())
+        return leaves.gradients()
+
+    turned = torch.zeros_like(dependent)
+    batched = [*problem.batched, *[False] * len(problem.weights)]
+    for own, moved, terms in zip(batched, derivative(w), derivative(random * w), strict=True):
+        if moved is not None and terms is not None:
+            sizes = [part.abs().reshape(problem.batch if own else 1, -1).amax(1) for part in (moved, terms)]
+            turned = turned | (sizes[0] > TURNED * sizes[1])
+    return dependent & turned & ((largest(step.u) > 0) | (step.t * w != 0).any(1))
 
 
 def _delta(system: GhostSystem, u: Tensor, delta: float | None) -> Tensor:

@@ -27,7 +27,7 @@ from ffo.functions.augmented import Answer
 from ffo.functions.feasibility import infeasible
 from ffo.functions.ghost import GhostSystem, Local
 from ffo.functions.multipliers import recover
-from ffo.functions.oracle import hypergradient
+from ffo.functions.oracle import hypergradient, turns_dependent_rows
 from ffo.functions.polish import Polished, certificate, polish
 from ffo.functions.problem import Problem, Tensor
 from ffo.functions.solvers import FunctionSolver, choose, get_solver
@@ -80,10 +80,12 @@ class FunctionOutcome:
                     whole += part
             residual, indefinite = torch.full_like(self.y[:, 0], torch.nan), torch.zeros_like(use)
             residual[self.solved], indefinite[self.solved] = step.residual, step.indefinite
+            dependent = torch.zeros_like(use)
+            dependent[self.solved] = turns_dependent_rows(self.system, step, wanted)
             given = self.info.certificate
             assert given is not None
             self.info.certificate = replace(given, indefinite=given.indefinite | indefinite.cpu().numpy())
-            self.info.add_pass(time.perf_counter() - start, residual.cpu().numpy())
+            self.info.add_pass(time.perf_counter() - start, residual.cpu().numpy(), dependent.cpu().numpy())
         return total
 
 

@@ -70,6 +70,10 @@ class Projection:
         t = self.multipliers(r)
         return (r - self._constraints.pull(t), t) if self._factors is not None else (r, t)
 
+    def null(self, b: Tensor) -> Tensor:
+        """w with B'w = 0, b (batch, k) in part; zero where held rows are independent, or too many for their factors."""
+        return self._factors.null(b) if isinstance(self._factors, _Gram) else torch.zeros_like(b)
+
     def particular(self, b: Tensor) -> Tensor:
         """The shortest v with B v = b, (batch, n)."""
         v = self._inverse * self._constraints.pull(self.solve(b))
@@ -114,6 +118,14 @@ class _Gram:
         if self._matrix is not None:
             t += self._once(scaled - (self._matrix @ t.unsqueeze(2)).squeeze(2))
         return torch.zeros_like(b).scatter_(1, self._index, t * self._unit * self._valid)
+
+    def null(self, b: Tensor) -> Tensor:
+        w = torch.zeros_like(self._unit)
+        if self._spectrum is not None:
+            inverse, vectors = self._spectrum
+            mine = b.gather(1, self._index)[self.dependent].unsqueeze(1)
+            w[self.dependent] = ((mine @ vectors) * (inverse == 0).unsqueeze(1) @ vectors.mT).squeeze(1)
+        return torch.zeros_like(b).scatter_(1, self._index, w * self._unit * self._valid)
 
     def _once(self, b: Tensor) -> Tensor:
         t = torch.cholesky_solve(b.unsqueeze(2), self._lower).squeeze(2)
