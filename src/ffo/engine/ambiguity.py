@@ -24,6 +24,8 @@ Seen = Callable[[Array, Array], Array]
 
 #: share of the terms of a product that is rounding
 ROUNDING = 1e-10
+#: what rows lack to be met together, as a share of their terms, that is rounding
+MET = 1e-14
 
 
 def all_data(gradient: DataGradient) -> Array:
@@ -64,6 +66,22 @@ def open_tangents(null: NullVectors, change: ConeProgram, unsolved: Array, seen:
     ambiguous = seen(null.u, none_w) | _moves(change.P, null.u) | _moves(change.A, null.u) | (lost & _nonzero(null.u))
     dependent = seen(none_u, null.w) | _moves(change.A, null.w, transposed=True) | (lost & _nonzero(null.w))
     return ambiguous, dependent
+
+
+def clashing(null: NullVectors, program: ConeProgram, x: Array, s: Array) -> Array:
+    """(count,) of the null vectors: whether their rows, inequalities among them, cannot all be met, by however little:
+    w'(b - s) = w'(b - Ax - s) is not zero. Which of them are active is then below the accuracy of a solution."""
+    k, w = null.samples, null.w
+    program, x, s = program.take(k), x[k], s[k]
+    used = w != 0
+    left, size = (np.where(used, v, 0.0) for v in (program.slack(x) - s, np.abs(program.b) + np.abs(s)))
+    size = size + program.A.with_values(np.abs(program.A.values)).dot(np.abs(x))
+    apart = np.abs(_inner(w, left)) > MET * _inner(np.abs(w), size)
+    return np.asarray(apart & used[:, ~program.cones.equalities].any(axis=1))
+
+
+def _inner(u: Array, v: Array) -> Array:
+    return np.einsum("ij,ij->i", u, v)
 
 
 def _moves(M: SparseBatch, v: Array, transposed: bool = False) -> Array:

@@ -9,10 +9,10 @@ from functools import cached_property
 
 import numpy as np
 
-from ffo.engine.ambiguity import Felt, Seen, all_data, all_outputs, open_gradients, open_tangents
+from ffo.engine.ambiguity import Felt, Seen, all_data, all_outputs, clashing, open_gradients, open_tangents
 from ffo.engine.info import Info
 from ffo.ghost.certificate import RESIDUAL, Certificate
-from ffo.ghost.oracle import MEETS_U, Linearization, NullVectors, Sensitivity
+from ffo.ghost.oracle import MEETS_U, MEETS_W, Linearization, NullVectors, Sensitivity
 from ffo.program.affine import DataGradient
 from ffo.program.cone import ConeProgram
 from ffo.program.presolve import Presolve
@@ -74,7 +74,8 @@ class Outcome:
             # Costs that move along a null vector of variables choose among solutions: rows that were not active come
             # to carry a force, and a loss of multipliers sees that in any case.
             sees[:, MEETS_U] |= c_y.any(axis=1)
-            self._report(found, start, *open_gradients(null, self.program.cones.equalities, gradient, sees, felt))
+            ambiguous, dependent = open_gradients(null, self.program.cones.equalities, gradient, sees, felt)
+            self._report(found, start, ambiguous, dependent | (self._clashing & sees[null.samples, MEETS_W]))
         else:
             self._report(found, start)
         return gradient
@@ -90,7 +91,8 @@ class Outcome:
         found = self._sensitivity(-change.stationarity(x, y), change.slack(x))
         null = self._null
         if null is not None:
-            self._report(found, start, *open_tangents(null, change, found.residual > RESIDUAL, seen))
+            ambiguous, dependent = open_tangents(null, change, found.residual > RESIDUAL, seen)
+            self._report(found, start, ambiguous, dependent | (self._clashing & found.sees[null.samples, MEETS_W]))
         else:
             self._report(found, start)
         return found.u, found.w
@@ -118,6 +120,12 @@ class Outcome:
             return parts[0]
         nothing = np.zeros(0, dtype=int), np.zeros((0, self.x.shape[1])), np.zeros((0, self.y.shape[1]))
         return NullVectors(*(np.concatenate(v) for v in zip(nothing, *parts, strict=True)))
+
+    @cached_property
+    def _clashing(self) -> Array:
+        """(null vectors,) whether their rows cannot all be met."""
+        assert self._null is not None
+        return clashing(self._null, self.program, self.x, self.s)
 
     def _report(
         self, found: Sensitivity, start: float, ambiguous: Array | None = None, dependent: Array | None = None
