@@ -75,6 +75,9 @@ FOUND = {
         QP(p=array([-10.0]), Q=array([[10.0]]), G=array([[-1.0], [1.0], [0.0]]), h=array([-3.0, 2.0, 2e13])),
         (Route("function"),),
     ),
+    "a contradiction beside a distant row, functions": Found(
+        QP(p=array([-5.0]), Q=array([[1.0]]), G=array([[0.0], [2.0]]), h=array([-2.0, 4e13])), (Route("function"),)
+    ),
     # more active rows than variables, none of them weakly active: dependent, though no pivot is small
     "six rows meet in five dimensions": Found(
         QP(
@@ -182,6 +185,24 @@ REPLAYED = {
     ("weak, singular", 61, 160),
     # a loss of multipliers where costs choose among solutions
     ("distant rows, linear", 51, 132),
+    # opposite multipliers of 1e12 cancelled each other, and excused stationarity
+    ("distant rows, linear", 71, 792),
+    # a loss gradient with one large entry excused errors in all others
+    ("scaled all", 71, 563),
+    # opposite rows 1e-10 apart both counted as active
+    ("contradiction", 101, 411),
+    # rows of functions that depend on each other, whose coefficients are parameters
+    ("dependent equalities", 101, 244),
+    ("dependent equalities", 101, 3520),
+    # the residual of a re-solve was small, its error was not: two rows at an angle of 1e-5
+    ("large forces", 71, 253),
+    # three rows of the plane that do not quite meet in a point
+    ("large forces, scaled", 101, 3140),
+    # the fuzzer's judge: without any costs multipliers are rounding, so is 1e-17 times a direction of 1e16; smoothed
+    # multipliers are those of other sides
+    ("singular", 101, 2264),
+    ("pairs of rows", 101, 2270),
+    ("stiff", 202, 252),
 }
 
 

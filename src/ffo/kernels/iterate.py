@@ -8,11 +8,14 @@ import numpy as np
 
 from ffo.kernels.bundle import refer
 from ffo.kernels.jit import inner_kernel
-from ffo.kernels.kkt import ACOL, AROW, Face, Full, Structure, part
+from ffo.kernels.kkt import ACOL, AROW, DIM, INV, KIND, NONNEG, START, ZERO, Face, Full, Structure, part
 from ffo.kernels.point import Data, Sizes, clean, judge, larger, sizes
 from ffo.kernels.vectors import copy
 
 Array = np.ndarray
+
+#: share of its terms that A'd may be of a null vector d
+CANCELLED = 1e-3
 
 
 class Iterate(NamedTuple):
@@ -106,6 +109,49 @@ def go_back(
         copy_point(given, here)
         return as_given
     return 0.0
+
+
+@inner_kernel
+def cut_off(S: Structure, z: Sizes, most: float, y: Array) -> None:
+    """Multipliers whose forces are not larger than `most`; of curved blocks in proportion."""
+    kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
+    for k in range(S.blocks):
+        for i in range(starts[k], starts[k] + dims[k]):
+            if kinds[k] > NONNEG:
+                y[i] *= most / z.dual
+            else:
+                y[i] = min(max(y[i], -most / z.row[i]), most / z.row[i])
+
+
+@inner_kernel
+def let_go(S: Structure, D: Data, z: Sizes, scale: Array, at: Iterate) -> bool:
+    """Where rows of the face contradict each other, what a Newton step leaves of them is a null vector: A'd = 0 for
+    d = -scale^2 r_s. Multipliers go along it, which lowers b'y, until the first of them vanishes, and its row is let go
+    (a step of the dual simplex method). Writes w; whether there is such a row."""
+    kinds, starts, dims, inv = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), part(S.wide, INV)
+    Arow, Acol, Av, d, t = part(S.wide, AROW), part(S.wide, ACOL), D.Av, np.zeros(S.m), np.inf
+    for k in range(S.blocks):
+        for i in range(starts[k], starts[k] + dims[k]):
+            if at.s[i] == 0.0 and (kinds[k] == ZERO or at.y[i] > 0.0):
+                d[i] = -(scale[inv[S.n + i]] ** 2) * at.r_s[i]
+                if kinds[k] > NONNEG:
+                    return False
+                if kinds[k] == NONNEG and d[i] < 0.0:
+                    t = min(t, at.y[i] / -d[i])
+    image, terms = np.zeros(S.n), np.zeros(S.n)
+    for e in range(Av.size):
+        image[Acol[e]] += Av[e] * d[Arow[e]]
+        terms[Acol[e]] += abs(Av[e] * d[Arow[e]])
+    for j in range(S.n):
+        if abs(image[j]) > CANCELLED * terms[j]:
+            return False
+    if not t < np.inf:
+        return False
+    for i in range(S.m):
+        if d[i] != 0.0:
+            gone = d[i] < 0.0 and at.y[i] <= t * -d[i]
+            at.w[i] = at.r_s[i] - (0.0 if gone else z.tau[i] * (at.y[i] + t * d[i]))
+    return True
 
 
 @inner_kernel

@@ -21,8 +21,10 @@ from ffo.kernels.iterate import (
     copied,
     copy_face,
     copy_point,
+    cut_off,
     go_back,
     judge_in,
+    let_go,
     merit_of,
     move,
     set_out,
@@ -222,12 +224,11 @@ def newton(
 
     `allowed` (1,) is the number of steps, negative once time is up: the step that is being taken is the last one, and
     what is not begun has no evidence. Without steps the point, or its cleaned pair if that is better, is judged only:
-    there are no factors.
-    `full` None leaves out curved cones and singular systems; a point that needs them stays as it was, after UNKNOWN
-    steps.
+    there are no factors. `full` None leaves out curved cones and singular systems; a point that needs them stays as it
+    was, after UNKNOWN steps.
 
-    Multipliers of rows that depend on each other may diverge together: then they excuse errors of the objective's
-    gradient, and steps of least norm leave them as they are. Smaller ones are tried too, and kept if they settle.
+    Multipliers of rows that depend on each other may diverge together, and steps of least norm leave them as they are:
+    smaller ones, with the largest cut off, are tried too, and kept if they settle.
     """
     steps, start = allowed[0], 0.0
     if steps < 0:
@@ -238,14 +239,12 @@ def newton(
     for turn in range(3):
         z = sizes(S, D, x, y, s)
         _weights(S, z.row, z.tau, F.unit)
-        excess = z.dual / (FAR * z.implied_dual)
         _polish(S, D, z, given, here, face, F, evidence, steps, allowed, full)
         if turn == 0:
-            if not (excess > 1.0 and steps > 0 and evidence[STEPS] != UNKNOWN):
+            if not (z.dual > FAR * z.implied_dual and steps > 0 and evidence[STEPS] != UNKNOWN):
                 return
             start = evidence[START_RESIDUAL]
-            for i in range(S.m):
-                y[i] /= excess
+            cut_off(S, z, FAR * z.implied_dual, y)
             given = copied(S, x, y, s)
         elif turn == 1 and evidence[IS_SETTLED] == 0.0:
             copy_point(first, here)
@@ -308,7 +307,8 @@ def _newton(
         if _measure(S, z, face, other, there.w, dx, dy, unsolved, old, new, evidence):
             evidence[IS_SETTLED] = 1.0
         elif old > ROUNDING and not (new < np.inf and merit_of(S, z, there) <= FALLING * merit):
-            if not _shorten(S, D, z, here, dx, dy, new < np.inf, there, other, full):
+            freed = new < np.inf and _same(S, face, other) and let_go(S, D, z, F.scale, there)
+            if not freed and not _shorten(S, D, z, here, dx, dy, new < np.inf, there, other, full):
                 break
             new = arrive(S, D, z, there, other, full)
         borrowed = _same(S, face, other)

@@ -274,11 +274,14 @@ def judge(S: Structure, D: Data, z: Sizes, x: Array, y: Array, s: Array, r_x: Ar
     """THE natural residual of a complementary pair s, y and x: every row in its own units. Writes r_x and r_s.
 
     A row's units are the magnitudes of its own terms, so that no large side elsewhere excuses it; rows of a curved
-    block share theirs. Where x and y diverge together these terms would excuse anything, but not the work x'r_x + y'r_s
-    next to that of costs and sides. NaN counts as infinite.
+    block share theirs. Forces that cancel each other, of rows that depend on each other, are no terms. Where x and y
+    diverge together their terms would excuse anything, but not the work x'r_x + y'r_s next to that of costs and sides.
+    NaN counts as infinite.
     """
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     a_x, a_s = residuals(S, D, x, y, s, r_x, r_s)
+    if z.dual > FAR * z.implied_dual:
+        _without_cancelling(S, D, FAR * z.implied_dual, x, a_x)
     length = 0.0
     for j in range(S.n):
         length = max(length, abs(x[j]))
@@ -304,6 +307,18 @@ def judge(S: Structure, D: Data, z: Sizes, x: Array, y: Array, s: Array, r_x: Ar
         for r in range(i, k):
             worst = larger(worst, r_s[r], max(own, a_s[r]) + floor * row[r])
     return worst
+
+
+@inner_kernel
+def _without_cancelling(S: Structure, D: Data, most: float, x: Array, a_x: Array) -> None:
+    """Forces count up to `most`, and up to FAR times the other terms of the objective's gradient, |q| + |P||x|."""
+    Prow, Pcol, own = part(S.wide, PROW), part(S.wide, PCOL), np.abs(D.q)
+    for t in range(D.Pv.size):
+        i, j = Prow[t], Pcol[t]
+        own[i] += abs(D.Pv[t] * x[j])
+        own[j] += abs(D.Pv[t] * x[i]) if i != j else 0.0
+    for j in range(S.n):
+        a_x[j] = min(a_x[j], most + FAR * own[j])
 
 
 @inner_kernel

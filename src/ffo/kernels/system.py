@@ -31,6 +31,9 @@ STALLED, STUCK = 0.3, 0.9
 #: relative residual and error of an exact solve; beyond the next two the system is solved again, as a singular one:
 #: what is left of a residual may be along a direction in which K nearly vanishes
 EXACT, SMALL_ERROR, DOUBTFUL, DOUBTFUL_ERROR = 1e-13, 1e-9, 1e-10, 1e-8
+#: residual, equilibrated, next to the variables and to the multipliers of a solution by themselves: one large entry of
+#: a right-hand side (a variable in other units) would excuse errors in all that is small beside it
+PART = 1e-11
 #: share of a right-hand side along the null space from which the system has no solution
 UNSOLVABLE = 1e-9
 #: unknowns up to which a doubtful system is solved by its eigenvalues, beyond by sharper factors
@@ -98,7 +101,8 @@ def _size(z: Array, unit: Array) -> float:
 def refine(
     S: Structure, F: Factors, rhs: Array, z: Array, residual: Array, target: float, allowed: float, stalled: float
 ) -> tuple[float, float]:
-    """Refine until the relative residual reaches `target` and the relative error `allowed`; both are returned.
+    """Refine until the relative residual reaches `target` and the relative error `allowed` (unless that is infinite, in
+    variables and in multipliers); both are returned.
 
     Keeps the best iterate and its residual. The last step of refinement is as large as the error before it; after it
     the error is smaller, by the ratio by which the residual fell.
@@ -129,9 +133,23 @@ def refine(
         best = now
         copy(z, at)
         copy(residual, r)
-        if (best <= target and error <= allowed) or shrunk > stalled:
+        done = best <= target and error <= allowed and (allowed == np.inf or _small_in_parts(S, F, at, r))
+        if done or shrunk > stalled:
             break
     return best, error
+
+
+@inner_kernel
+def _small_in_parts(S: Structure, F: Factors, z: Array, r: Array) -> bool:
+    """Whether a residual is small beside the variables, and beside the multipliers."""
+    left = primal = dual = 0.0
+    for i in range(z.size):
+        left = max(left, abs(r[i] * F.scale[i]))
+        if S.sign[i] > 0.0:
+            primal = max(primal, abs(z[i] / F.scale[i]))
+        else:
+            dual = max(dual, abs(z[i] / F.scale[i]))
+    return bool((primal == 0.0 or left <= PART * primal) and (dual == 0.0 or left <= PART * dual))
 
 
 @inner_kernel
