@@ -277,8 +277,8 @@ def _along_support(d: Array, program: ConeProgram, level: float) -> Array:
         rows = np.flatnonzero(held[k])
         if (len(rows) + program.n) * program.n <= SEARCHED:
             M = program.A.dense_rows(rows, k) / sizes[k, rows, None]
-            if program.P.nnz:
-                M = np.concatenate([M, program.P.full(k).toarray() / np.abs(program.P.of(k)).max()])
+            if (largest := np.abs(program.P.of(k)).max(initial=0.0)) > 0:
+                M = np.concatenate([M, program.P.full(k).toarray() / largest])
             mine -= np.linalg.lstsq(M, M @ mine, rcond=None)[0]
     return _clean(d, np.ones((1, program.n)))
 
