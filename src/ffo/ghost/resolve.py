@@ -32,6 +32,7 @@ from ffo.ghost.oracle import Sensitivity, Way
 from ffo.kernels.batch import State
 from ffo.kernels.kkt import KI, KP, part
 from ffo.kernels.point import WEAK
+from ffo.kernels.system import PART
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.pattern import Pattern
 from ffo.program.sparse import SparseBatch, SymmetricBatch
@@ -44,6 +45,8 @@ Shape = tuple[int, int]
 #: solves of a ghost problem, each for what those before it left, and the relative residual that needs no further one:
 #: the first errs by the solver's tolerance, which would stand in derivatives that are zero
 RESOLVES, EXACT = 3, 1e-12
+#: share of a residual from which MINRES has not solved for it
+UNSOLVED = 0.5
 
 
 @dataclass(frozen=True)
@@ -106,9 +109,22 @@ class GhostResolved(Resolving):
         n, m, aux = self.program.n, self.program.m, self.state.structure.aux
         r_t = self.plan.onto_face(self.state, samples, r_s)
         rhs = np.concatenate([r_x, r_t, np.zeros((len(samples), aux))], axis=1)
-        z, residual = self._problems.solve(self.way, samples, rhs)
-        u, w = z[:, :n], self.plan.from_face(self.state, samples, z[:, n : n + m])
-        return self.with_evidence(samples, r_x, r_s, u, w, residual)
+        z, left, residual = self._problems.solve(self.way, samples, rhs)
+        (u, w), (left_x, left_s) = (
+            (v[:, :n], self.plan.from_face(self.state, samples, v[:, n : n + m])) for v in (z, left)
+        )
+        error = self._error(samples, u, w, left_x, left_s, residual)
+        return self.with_evidence(samples, r_x, r_s, u, w, np.fmax(residual, error))
+
+    def _error(self, samples: Array, u: Array, w: Array, left_x: Array, left_s: Array, residual: Array) -> Array:
+        """(samples,) relative errors: what MINRES makes of what the solver left, infinite where it makes nothing of
+        more than rounding. Where rows are nearly parallel, a residual of 1e-8 may be all of the solution."""
+        step_u, step_w, unsolved = self.plan.sensitivity(self.state, samples, left_x, left_s)
+        scale = np.concatenate(self.plan.scales(self.state, samples), axis=1)
+        step, size = (
+            np.linalg.norm(np.concatenate(pair, axis=1) / scale, axis=1) for pair in ((step_u, step_w), (u, w))
+        )
+        return np.where((unsolved > UNSOLVED) & (residual > EXACT), np.inf, step / np.where(size > 0, size, 1.0))
 
     @cached_property
     def _problems(self) -> GhostProblems:
@@ -127,7 +143,7 @@ class GhostProblems:
         S, Kx = state.structure, state.factors[0]
         n, m, size, batch = S.n, S.m, len(S.sign), len(Kx)
         pattern = Pattern.of(part(S.wide, KP), part(S.slim, KI), (size, size))
-        self.K, self.unit = SymmetricBatch.on(pattern, Kx), state.factors[4]
+        self.n, self.K, self.scale, self.unit = n, SymmetricBatch.on(pattern, Kx), state.factors[1], state.factors[4]
         every, on = np.arange(size), state.face[0].any(axis=0)
         is_row = (every >= n) & (every < n + m)
         held = np.concatenate([np.ones(n, dtype=bool), on])
@@ -148,9 +164,9 @@ class GhostProblems:
         q, b = np.zeros((batch, shape[1])), np.zeros((batch, shape[0]))
         self.program = ConeProgram(P, q, A, b, Product([(Zero(), shape[0])])).pruned()
 
-    def solve(self, way: Resolve, samples: Array, rhs: Array) -> tuple[Array, Array]:
-        """Solutions of K z = rhs (samples, size), and their relative residuals; zeros without an answer: like a failed
-        sample, no gradient, and the certificate says so."""
+    def solve(self, way: Resolve, samples: Array, rhs: Array) -> tuple[Array, Array, Array]:
+        """Solutions of K z = rhs (samples, size), what they leave of it, and their relative residuals; zeros without an
+        answer: like a failed sample, no gradient, and the certificate says so."""
         z, left, unit = np.zeros_like(rhs), rhs.copy(), self.unit[samples]
         todo, size = np.flatnonzero(rhs.any(axis=1)), np.linalg.norm(rhs * unit, axis=1)
         residual = np.where(rhs.any(axis=1), np.inf, 0.0)
@@ -165,11 +181,18 @@ class GhostProblems:
             new[:, self.rows] += y / step
             rest = rhs[todo] - self.K.take(samples[todo]).dot(new)
             relative = np.linalg.norm(rest * unit[todo], axis=1) / size[todo]
-            better = relative < residual[todo]
+            better = relative < 2.0 * residual[todo]  # what is small beside rounding in the rest may still gain digits
             todo, relative = todo[better], relative[better]
             z[todo], left[todo], residual[todo] = new[better], rest[better], relative
-            todo = todo[relative > EXACT]
-        return z, residual
+            todo = todo[(relative > EXACT) | ~self._small_in_parts(samples[todo], z[todo], left[todo])]
+        return z, left, residual
+
+    def _small_in_parts(self, samples: Array, z: Array, left: Array) -> Array:
+        """(samples,) whether residuals are small beside variables and multipliers, as in `ffo.kernels.system`."""
+        scale = self.scale[samples]
+        sizes = [np.abs(v).max(axis=1, initial=0.0) for v in np.split(z / scale, [self.n], axis=1)]
+        least = np.min([np.where(size > 0, size, np.inf) for size in sizes], axis=0)
+        return np.abs(left * scale).max(axis=1) <= PART * least
 
     def _solved(self, way: Resolve, samples: Array, right: Array, whole: bool) -> tuple[Array, Array]:
         """x and y of the problems of some samples with these right-hand sides of K; `whole`: of all with them, since
