@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ import torch
 from ffo.engine.outcome import Outcome
 from ffo.errors import GradientWarning, InfeasibleError
 from ffo.torch import FFOQPLayer, qp
+from ffo.torch.blocks import Form
+from ffo.torch.dense import layer as dense_layer
+from ffo.torch.dense.answer import answered
 from ffo.torch.dense.program import DenseProgram
 
 D = torch.float64
@@ -73,10 +77,11 @@ def test_a_layer_that_was_called_can_be_copied(copied: object) -> None:
     assert other.info is not layer.info
 
 
-def kinked(reduction: str) -> tuple[FFOQPLayer, list[torch.Tensor]]:
-    """A layer, its solutions and their gradients: the second sample stands at a kink, the fourth on two equal rows."""
+def kinked(reduction: str, kink: float = -1.1) -> tuple[FFOQPLayer, list[torch.Tensor]]:
+    """A layer, its solutions and their gradients: the second sample stands at a kink, unless another number is given,
+    the fourth on two equal rows."""
     layer, eye = FFOQPLayer(reduction=reduction), torch.eye(2, dtype=D)  # type: ignore[arg-type]
-    p = torch.tensor([[0.3, -2.0], [-1.1, -0.1], [0.5, 0.4], [-8.0, -8.0]], dtype=D, requires_grad=True)
+    p = torch.tensor([[0.3, -2.0], [kink, -0.1], [0.5, 0.4], [-8.0, -8.0]], dtype=D, requires_grad=True)
     G = torch.cat([eye, torch.ones(2, 2, dtype=D)]).requires_grad_()
     h = torch.tensor([[1.0, 5, 10, 10], [1, 5, 10, 10], [1, 5, 10, 10], [5, 5, 3, 3]], dtype=D, requires_grad=True)
     Q = (eye + 0.1).requires_grad_()
@@ -109,6 +114,55 @@ def test_a_report_read_before_backward_learns_of_doubts_of_the_core() -> None:
     with pytest.warns(GradientWarning):
         z.sum().backward()
     assert info.certificate.good.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_a_batch_without_room_goes_in_parts(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much of it as there is memory for: here, for two samples."""
+
+    def scarce(values: Any, form: Form, *rest: Any) -> Any:
+        if (form.batch or 1) > 2:
+            raise torch.OutOfMemoryError
+        return answered(values, form, *rest)
+
+    expected = kinked(reduction, kink=-2.0)
+    monkeypatch.setattr(dense_layer, "answered", scarce)
+    layer, found = kinked(reduction, kink=-2.0)
+    assert layer.info is not None
+    assert all(name.endswith("batch split") for name in layer.info.solver)
+    for f, e in zip(found, expected[1], strict=True):
+        torch.testing.assert_close(f, e, rtol=1e-9, atol=1e-12)
+    whole = expected[0].info
+    assert whole is not None
+    assert whole.certificate is not None
+    assert layer.info.certificate is not None
+    np.testing.assert_array_equal(layer.info.certificate.good, whole.certificate.good)
+    with pytest.raises(InfeasibleError, match="sample 3"):
+        FFOQPLayer()(torch.eye(1, dtype=D), torch.ones(4, 1, dtype=D), *infeasible_rows())
+
+
+def infeasible_rows() -> tuple[torch.Tensor, torch.Tensor]:
+    """z <= 1 and -z <= 1, in the last of four samples -2."""
+    h = torch.ones(4, 2, dtype=D)
+    h[3, 1] = -2.0
+    return torch.tensor([[1.0], [-1.0]], dtype=D), h
+
+
+def test_an_info_of_parts_learns_of_a_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scarce(values: Any, form: Form, *rest: Any) -> Any:
+        if (form.batch or 1) > 1:
+            raise torch.OutOfMemoryError
+        return answered(values, form, *rest)
+
+    monkeypatch.setattr(dense_layer, "answered", scarce)
+    layer, z = solved()
+    info = layer.info
+    assert info is not None
+    assert info.certificate is not None
+    assert np.isnan(info.certificate.ghost_residual).all()
+    z.sum().backward()
+    assert layer.info is info
+    assert (info.certificate.ghost_residual <= 1e-12).all()
 
 
 def test_failures_are_named_by_their_place_in_the_batch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -107,6 +108,20 @@ class Info:
         ones."""
         found = np.where(self.answered, 0.0, np.nan)
         found[list(self.violations)] = [each.size for each in self.violations.values()]
+        return found
+
+    @classmethod
+    def joined(cls, parts: Sequence[Info]) -> Info:
+        """The report on a batch of which these are the reports on its parts, one after the other."""
+        total, first = sum(len(part.status) for part in parts), 0
+        nothing = np.zeros(total, dtype=bool)
+        found = cls(
+            [Status.SOLVED] * total, ("",) * total, nothing.astype(float), nothing.astype(np.int64), 0, nothing.copy(),
+            nothing.copy(), Certificate.unsolved(total), sum((part.times for part in parts), start=Times()),
+        )  # fmt: skip
+        for part in parts:
+            found.take_in(part, np.arange(first, first + len(part.status)))
+            first += len(part.status)
         return found
 
     def take_in(self, other: Info, samples: Array) -> None:

@@ -17,7 +17,8 @@ from ffo.solvers.base import Solver
 from ffo.torch.base import OptimizationLayer
 from ffo.torch.blocks import Given, read_blocks, read_given
 from ffo.torch.dense.answer import UnverifiedError
-from ffo.torch.dense.layer import DensePlan, DenseSolve, worthwhile
+from ffo.torch.dense.layer import DensePlan, worthwhile
+from ffo.torch.dense.parts import solve_in_parts
 from ffo.torch.dense.warm import ActiveSets, Remembered
 
 
@@ -177,6 +178,6 @@ class FFOQPLayer(OptimizationLayer):
         plan = DensePlan(given.form, derivative, self.duals, self.reduction, core)
         known = None if keys is None else Remembered(self._sets, keys)
         try:
-            return DenseSolve.apply(plan, known, self._receive, *given.tensors.values())
+            return solve_in_parts(plan, known, self._receive, given.tensors)
         except UnverifiedError:
             return None

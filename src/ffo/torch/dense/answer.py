@@ -76,6 +76,13 @@ _recorders = Recorders()
 _recognised: OrderedDict[Hashable, Recognised] = OrderedDict()
 
 
+def release() -> None:
+    """Give back what is kept on devices for calls to come."""
+    _recorders.found.clear()
+    _recognised.clear()
+    torch.cuda.empty_cache()
+
+
 def answered(given: tuple[Tensor, ...], form: Form, derivative: bool, remembered: Remembered | None) -> DenseAnswer:
     """The answer for float64 values of the blocks."""
     values = tuple(

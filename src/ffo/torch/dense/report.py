@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 
 from ffo.engine.info import Info, Times
 from ffo.errors import Status
@@ -59,6 +61,7 @@ class DenseReport:
         self.solver, self.hits = answer.solver, answer.hits
         self.times, self.left, self.core = times, left, core
         self.backward: Backward | None = None
+        self.changed: Callable[[], None] = lambda: None  # told of backward passes
         self._info: Info | None = None
 
     def info(self) -> Info:
@@ -70,9 +73,13 @@ class DenseReport:
 
     def finish(self, backward: Backward) -> None:
         """Take in a backward pass, and warn where its gradient is in doubt (the core has warned of its samples)."""
+        last = self.backward
+        if last is not None:  # the worst of all passes counts
+            backward = replace(backward, residual=torch.maximum(backward.residual, last.residual))
         self.backward = backward
         if self._info is not None:
             self._add_backward(self._info)
+        self.changed()
         if float(backward.residual.amax()) > RESIDUAL:
             warn_of_doubt(self.info())
 

@@ -1,0 +1,92 @@
+"""A batch that does not fit into a device's memory goes there in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ffo.engine.info import Info
+from ffo.program.quadratic import Name
+from ffo.torch.dense.answer import release
+from ffo.torch.dense.layer import DensePlan, DenseSolve
+from ffo.torch.dense.program import Tensor
+from ffo.torch.dense.report import DenseReport
+from ffo.torch.dense.warm import Remembered
+
+#: what is added to the names of solvers
+SPLIT = ", batch split"
+
+
+def solve_in_parts(
+    plan: DensePlan, remembered: Remembered | None, receive: Callable[[Any], None], tensors: dict[Name, Tensor]
+) -> tuple[Tensor, ...]:
+    """The outputs of `DenseSolve`, half of the samples at a time where memory runs out on all of them."""
+    batch, shared = plan.form.batch or 1, plan.form.shared
+    try:
+        return DenseSolve.apply(plan, remembered, receive, *tensors.values())
+    except torch.OutOfMemoryError:
+        if batch == 1:
+            raise
+    release()
+    if plan.reduction == "mean":
+        tensors = {name: Weighted.apply(t, 1 / batch) if name in shared else t for name, t in tensors.items()}
+    outputs, reports = [], list[DenseReport | Parts]()
+    for part in (slice(0, batch // 2), slice(batch // 2, batch)):
+        numbers = range(batch)[part]
+
+        def core(blocks: dict[Name, Tensor], samples: list[int], numbers: range = numbers) -> Any:
+            return plan.core(blocks, [numbers[k] for k in samples])
+
+        one = replace(plan, form=replace(plan.form, batch=len(numbers)), reduction="sum", core=core)
+        known = remembered and Remembered(remembered.sets, remembered.keys[part])
+        few = {name: t if name in shared else t[part] for name, t in tensors.items()}
+        outputs.append(solve_in_parts(one, known, reports.append, few))
+    receive(Parts(*reports))
+    return tuple(torch.cat(pair) for pair in zip(*outputs, strict=True))
+
+
+class Weighted(torch.autograd.Function):
+    """(t, weight) -> t, whose gradient is multiplied by the weight."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, weight: float) -> Tensor:
+        ctx.weight = weight
+        return t.view_as(t)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.weight * gradient, None
+
+
+class Parts:
+    """The report on a batch of two parts."""
+
+    def __init__(self, first: DenseReport | Parts, second: DenseReport | Parts) -> None:
+        self.both = first, second
+        self.changed: Callable[[], None] = lambda: None
+        self._info: Info | None = None
+        for each in self.both:
+            each.changed = self._refresh
+
+    def info(self) -> Info:
+        """The same object at every call; a later backward pass is added to it."""
+        if self._info is None:
+            self._info = Info.joined([each.info() for each in self.both])
+            self._info.solver = tuple(name.removesuffix(SPLIT) + SPLIT for name in self._info.solver)
+        return self._info
+
+    def _refresh(self) -> None:
+        if self._info is not None:
+            now = Info.joined([each.info() for each in self.both])
+            self._info.certificate, self._info.times = now.certificate, now.times
+        self.changed()
+
+    def __reduce__(self) -> tuple[object, tuple[Info]]:
+        return _itself, (self.info(),)
+
+
+def _itself(info: Info) -> Info:
+    return info
