@@ -48,7 +48,10 @@ def judge(program: DenseProgram, point: DensePoint) -> Verdict:
     size = _sizes(program, z, curved, sides)
     left = curved + program.p + program.pull(lam) + mu
     Q, R = program.Q.abs(), program.R.abs()
-    own = program.p.abs() + (Q * z.abs() if program.diagonal else times(Q, z.abs())) + times(R.mT, lam.abs()) + mu.abs()
+    own = program.p.abs() + (Q * z.abs() if program.diagonal else times(Q, z.abs()))
+    terms = own + times(R.mT, lam.abs()) + mu.abs()
+    most = FAR * (size.implied_force.unsqueeze(1) + own)  # forces that cancel each other are no terms
+    own = torch.where((size.force > FAR * size.implied_force).unsqueeze(1), torch.minimum(terms, most), terms)
     force, length = (
         torch.minimum(size.force, FAR * size.implied_force),
         torch.minimum(torch.maximum(largest(z), VANISHING * size.length), FAR * size.implied_length),
