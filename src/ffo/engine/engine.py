@@ -252,8 +252,9 @@ class Engine:
         if self._ours(overrides) and way.factorizes:
             self._try_newton(batch)
         ask(batch, self._in_turn(program, overrides), way)
-        rescue(batch, way)
-        seek_proofs(batch)
+        if batch.status.any():
+            rescue(batch, way)
+            seek_proofs(batch)
         if expired():
             batch.out_of_time()
 

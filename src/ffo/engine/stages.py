@@ -229,8 +229,6 @@ def _own_choice(program: ConeProgram) -> Iterator[Solver]:
 def seek_proofs(batch: Batch) -> None:
     """Look for proofs that samples which failed have no solution, where no solver's point led to one. Verdicts that
     a feasible point of the program, or of its dual, refutes do not stand."""
-    if not batch.status.any():
-        return
     for k in np.flatnonzero(UNDECIDED[batch.status] & ~batch.proven).tolist():
         if expired():
             return
@@ -295,7 +293,7 @@ def _accept(batch: Batch, samples: Array, found: Linearization, good: Array) -> 
 
 def rescue(batch: Batch, way: Way) -> None:
     """Newton's method from the points of failed samples."""
-    if not batch.status.any() or not way.polishes or expired():
+    if not way.polishes or expired():
         return
     finite = np.isfinite(np.concatenate(batch.point, axis=1)).all(axis=1)
     settled = batch.proven | (VERDICTS[batch.status] & ~(batch.residual < FAR))

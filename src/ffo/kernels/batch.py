@@ -207,15 +207,16 @@ class KernelPlan:
         is eliminated last leaves no small pivot. Of samples `near` also on the face with or without
         the rows that `weak` (near, m) names, as in `on_other_face`: a sample may come more than once.
         """
-        S, none, asked = state.structure, np.empty((len(near), 0)), state.evidence[:, loop.SINGULAR].nonzero()[0]
-        u, w, found = np.empty((len(asked), S.n)), np.empty((len(asked), S.m)), np.empty(len(asked))
-        if len(asked):
-            arrays, rows = (*(_NOTHING,) * 4, u, w, *(_NOTHING,) * 4), np.arange(len(asked))
-            self._ghost(_NULL, state, rows, asked, arrays, found, _NONE, self._seconds(state))
-        there = found > 0.0
-        samples, u, w = asked[there], u[there], w[there]
+        S, samples = state.structure, state.evidence[:, loop.SINGULAR].nonzero()[0]
+        u, w = np.empty((len(samples), S.n)), np.empty((len(samples), S.m))
+        if len(samples):
+            arrays, found = (*(_NOTHING,) * 4, u, w, *(_NOTHING,) * 4), np.empty(len(samples))
+            self._ghost(_NULL, state, np.arange(len(samples)), samples, arrays, found, _NONE, self._seconds(state))
+            there = found > 0.0
+            samples, u, w = samples[there], u[there], w[there]
         if not len(near):
             return samples, u, w
+        none = np.empty((len(near), 0))
         more_u, more_w, also = self.on_other_face(values, state, near, weak, none, none)
         there = also > 0.0
         samples = np.concatenate([samples, near[there]])
