@@ -26,6 +26,10 @@ FOUND = {
     # raw errors
     "equalities alone": Found(QP(p=array([1.0, 2.0]), A=array([[1.0, 2.0]]), b=array([1.0]))),
     "a batch of sparse zeros": Found(QP(p=array([1.0]), G=array([[0.0]]), h=array([0.0])), (Route("sparse"),)),
+    "a smoothed batch of sparse zeros": Found(
+        QP(p=array([1.0]), Q=array([[1.0]]), G=array([[0.0]]), h=array([1.0])),
+        (Route("sparse", wanted=("G",), smoothed=True),),
+    ),
     "the matrix of two-sided rows": Found(
         QP(p=array([1.0]), Q=array([[1.0]]), G=array([[2.0], [1.0]]), h=array([4.0, 4.0]), lower=array([-1.0, -inf])),
         (Route(wanted=("p", "G")),),

@@ -244,7 +244,7 @@ class AffineMap:
             for name, into in entry.into.items():
                 term = self._entry_gradient(name, into, gradient, shared)
                 if not shared and len(term) > len(values[i]):
-                    term = term.reshape(len(values[i]), -1, self.sizes[i]).sum(axis=1)
+                    term = term.reshape(len(values[i]), len(term) // len(values[i]), self.sizes[i]).sum(axis=1)
                 if entry.log:
                     term = term / values[i]
                 before = out[i]
