@@ -7,11 +7,13 @@ import os
 
 import numpy as np
 import pytest
-from benchmarks import cores, families, forms, latency, peers
+from benchmarks import cores, families, forms, latency, peers, problems, trust
 from benchmarks.accuracy import Accuracy, compare, probes
 from benchmarks.family_problems import FAMILIES
 from benchmarks.screen import PlainScreen
 from benchmarks.timing import Timing
+
+from ffo.engine import Engine, Options
 
 
 def test_there_are_sixteen_families() -> None:
@@ -79,6 +81,18 @@ def test_both_layers_are_given_the_same_problem(case) -> None:
     steps = [contender(case) for contender in latency.CONTENDERS.values()]
     found = [step.forward(step.tensors(case.data(0))).detach().numpy() for step in steps]
     np.testing.assert_allclose(found[0], found[1], atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["infeasible", "unbounded", "unbounded quadratic"])
+def test_programs_without_a_solution_have_none(kind: str) -> None:
+    info = Engine(Options(on_fail="nan")).run(trust.without_solution(kind, 10, 20, 2)).info
+    assert {status.name.lower() for status in info.status} == {kind.split()[0]}
+
+
+def test_shares_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "best", lambda run: (run(), 1.0)[1])  # once
+    monkeypatch.setattr(trust, "decision_qp", lambda _, **options: problems.decision_qp(10, **options))
+    assert trust.share(norm_ball=False)["share"] == 200.0  # judge and rest; the null vectors are a difference
 
 
 def test_plain_tables(capsys: pytest.CaptureFixture[str]) -> None:

@@ -278,7 +278,8 @@ def _along_support(d: Array, program: ConeProgram, level: float) -> Array:
         if (len(rows) + program.n) * program.n <= SEARCHED:
             M = program.A.dense_rows(rows, k) / sizes[k, rows, None]
             if (largest := np.abs(program.P.of(k)).max(initial=0.0)) > 0:
-                M = np.concatenate([M, program.P.full(k).toarray() / largest])
+                upper = program.P.dense_rows(np.arange(program.n), k)
+                M = np.concatenate([M, (upper + np.triu(upper, 1).T) / largest])
             mine -= np.linalg.lstsq(M, M @ mine, rcond=None)[0]
     return _clean(d, np.ones((1, program.n)))
 
@@ -338,15 +339,13 @@ def _weigh(parts: list[tuple[Array, Array]], gain: Array, terms: Array) -> tuple
         parts: sums that should be zero and the sizes of their terms, (batch, ·) each.
         gain, terms: (batch,) the sum that should be positive.
     """
-    margin = np.divide(gain, terms, out=np.zeros_like(gain), where=terms > 0)
-    near = margin > EXACT
+    near = gain > EXACT * terms
+    proven, allowed = near.copy(), np.minimum(EXACT, SHARP * gain / np.where(terms > 0, terms, 1.0))[:, None]
     for v, of in parts:
-        near &= _largest(v) <= NEAR * _largest(of)
-    if not near.any():
-        return near, near.copy()
-    shares = (np.divide(np.abs(v), of, out=np.zeros_like(v), where=v != 0.0) for v, of in parts)
-    error = np.max([share.max(axis=1, initial=0.0) for share in shares], axis=0)
-    return near, (error <= EXACT) & (margin > EXACT) & (error <= SHARP * margin)
+        size = np.abs(v)
+        near &= size.max(axis=1, initial=0.0) <= NEAR * of.max(axis=1, initial=0.0)
+        proven &= (size <= allowed * of).all(axis=1)
+    return near, proven
 
 
 def _nowhere(v: Array) -> tuple[Array, Array]:

@@ -267,10 +267,10 @@ def _polish(
     set_out(S, D, z, given, here)
     cleaned = arrive(S, D, z, here, face, full)
     evidence[START_RESIDUAL] = merit_of(S, z, here)
-    if steps > 0 and cleaned <= ROUNDING:
+    if cleaned <= ROUNDING:
         dx, dy = np.zeros(S.n), np.zeros(S.m)
         if _measure(S, z, face, face, here.w, dx, dy, 0.0, cleaned, cleaned, evidence):
-            _finish(S, D, here, face, F, evidence, np.inf, 0.0, True, True, full)
+            _finish(S, D, here, face, F, evidence, np.inf, 0.0, True, steps > 0, full)
             return
     other = Face(face.on.copy(), face.delta.copy(), face.u.copy(), face.R.copy(), face.case.copy(), face.margin.copy())
     best, there = copied(S, here.x, here.y, here.s), copied(S, here.x, here.y, here.s)
@@ -365,7 +365,8 @@ def _finish(
         evidence[ERROR] = max(evidence[ERROR], residual)
         evidence[RESIDUAL] = residual
         _weights(S, z.row, z.tau, F.unit)
-    if full is not None or anew:  # else K has not changed: there is no curvature
+    # else K has not changed, there being no curvature, or nobody needs it
+    if (derivative and (full is not None or anew)) or (full is not None and full.iterations > 0):
         assemble(S, D.Pv, D.Av, face, face.u, np.zeros(S.aux), F.Kx)
     if full is not None and full.iterations > 0:
         minres.equilibrate(S, F)
