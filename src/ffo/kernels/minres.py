@@ -12,7 +12,7 @@ import numpy as np
 from ffo.kernels import ldl
 from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import KI, KP, Full, Structure, part
-from ffo.kernels.system import Factors, norm
+from ffo.kernels.system import Factors, norm, small_in_parts
 from ffo.kernels.vectors import copy, fill
 
 Array = np.ndarray
@@ -110,4 +110,18 @@ def solve(S: Structure, F: Factors, rhs: Array, z: Array, target: float, full: F
             copy(left, scaled)
         if relative <= target or not now <= STALLED * before:
             break
+    return relative
+
+
+@inner_kernel
+def solve_in_parts(S: Structure, F: Factors, rhs: Array, z: Array, full: Full) -> float:
+    """`solve`, and once more for what is left, unless that is small beside variables and multipliers by themselves."""
+    relative, left, step = solve(S, F, rhs, z, full.rtol, full), np.empty(z.size), np.empty(z.size)
+    ldl.multiply(part(S.wide, KP), part(S.slim, KI), F.Kx, z, left)
+    for i in range(z.size):
+        left[i] = rhs[i] - left[i]
+    if relative <= full.rtol and not small_in_parts(S, F, z, left):
+        solve(S, F, left, step, full.rtol, full)
+        for i in range(z.size):
+            z[i] += step[i]
     return relative

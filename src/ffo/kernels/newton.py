@@ -395,5 +395,5 @@ def sensitivity(
 @inner_kernel
 def _solve(S: Structure, F: Factors, rhs: Array, z: Array, full: Full | None) -> float:
     if full is not None and full.iterations > 0:
-        return minres.solve(S, F, rhs, z, full.rtol, full)
+        return minres.solve_in_parts(S, F, rhs, z, full)
     return system.solve(S, F, rhs, z, full)

@@ -133,14 +133,14 @@ def refine(
         best = now
         copy(z, at)
         copy(residual, r)
-        done = best <= target and error <= allowed and (allowed == np.inf or _small_in_parts(S, F, at, r))
+        done = best <= target and error <= allowed and (allowed == np.inf or small_in_parts(S, F, at, r))
         if done or shrunk > stalled:
             break
     return best, error
 
 
 @inner_kernel
-def _small_in_parts(S: Structure, F: Factors, z: Array, r: Array) -> bool:
+def small_in_parts(S: Structure, F: Factors, z: Array, r: Array) -> bool:
     """Whether a residual is small beside the variables, and beside the multipliers."""
     left = primal = dual = 0.0
     for i in range(z.size):
