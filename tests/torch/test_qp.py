@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from qps import KINDS, around, call, known_qp, loss_of, stacked, tensors
 
 from ffo.torch import FFOQPLayer, QPSolution, qp
-from ffo.torch.dense import ghost
 
 #: the layer's own choice, and the sparse core
 ROUTES = {"own": {}, "core": {"solver_args": {"eps": 1e-10}}}
@@ -313,10 +312,10 @@ def test_one_blocks_values_do_not_need_gradients() -> None:
     batch=st.integers(1, 3),
     shared=st.sets(st.sampled_from(qps.ORDER)),
     seed=st.integers(0, 10**6),
-    in_place=st.sampled_from([None, 0, ghost.IN_PLACE]),
+    on_device=st.booleans(),
 )
-@example(n=4, rows=0, equalities=0, lower=False, bounds=True, batch=2, shared=set(), seed=0, in_place=0)
-@example(n=4, rows=5, equalities=1, lower=True, bounds=True, batch=3, shared={"Q"}, seed=1, in_place=None)
+@example(n=4, rows=0, equalities=0, lower=False, bounds=True, batch=2, shared=set(), seed=0, on_device=True)
+@example(n=4, rows=5, equalities=1, lower=True, bounds=True, batch=3, shared={"Q"}, seed=1, on_device=False)
 def test_any_shape(
     n: int,
     rows: int,
@@ -326,15 +325,13 @@ def test_any_shape(
     batch: int,
     shared: set[str],
     seed: int,
-    in_place: int | None,
+    on_device: bool,
 ) -> None:
     """The optimality conditions hold, and the gradient along a direction is that of both routes; also where tensors
-    are treated as those of a device, whether active rows and free variables are gathered, as where there are many, or
-    not."""
+    are treated as those of a device."""
     known = known_qp(seed, n, rows, min(equalities, n), lower=lower and rows > 0, bounds=bounds)
     blocks = stacked([known.blocks] * batch, tuple(shared))
-    device = mock.patch.object(qp, "worthwhile", return_value=in_place is not None)
-    with device, mock.patch.object(ghost, "IN_PLACE", in_place):
+    with mock.patch.object(qp, "worthwhile", return_value=on_device):
         found, own = qps.gradients(FFOQPLayer(duals=True), blocks)
     _, core = qps.gradients(FFOQPLayer(duals=True, **ROUTES["core"]), blocks)
     for value, expected in zip(found, known.answer, strict=True):
