@@ -123,9 +123,10 @@ class Outcome:
 
     @cached_property
     def _clashing(self) -> Array:
-        """(null vectors,) whether their rows cannot all be met."""
+        """(null vectors,) whether their rows cannot all be met; weakly active ones have been looked at (`kinked`)."""
         assert self._null is not None
-        return clashing(self._null, self.program, self.x, self.s)
+        weak = merged_certificate(self.pieces, len(self.x)).weakly_active[self._null.samples]
+        return clashing(self._null, self.program, self.x, self.s) & ~weak
 
     def _report(
         self, found: Sensitivity, start: float, ambiguous: Array | None = None, dependent: Array | None = None
