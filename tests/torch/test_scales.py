@@ -91,7 +91,7 @@ def test_large_values_are_not_infeasible() -> None:
     problem = cp.Problem(cp.Minimize(cp.sum(cp.power(x - b, 4))), [x <= 2])
     layer = FFOLayer(problem, [b], [x], on_fail="nan")
     (found,) = layer(torch.tensor([[90.0, 1.0, -5.0], [9.0, 1.0, -5.0]]).double().requires_grad_())
-    assert layer.info.status[0] in (Status.SOLVED, Status.INACCURATE, Status.ITERATION_LIMIT)
+    assert layer.info.status[0] not in (Status.INFEASIBLE, Status.UNBOUNDED)
     assert layer.info.status[1] is Status.SOLVED
     right = torch.tensor([2.0, 1.0, -5.0], dtype=torch.float64).expand(2, 3)
     solved = torch.tensor(layer.info.ok)
