@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from ffo.errors import InputError
 from ffo.torch import FFOQPLayer
 from ffo.torch.dense import answer, graphs, pivoting
 from ffo.torch.dense.graphs import Eager, Kept, copied, flatten, rebuild
@@ -103,6 +104,14 @@ def test_streams_and_threads_have_their_own_answers() -> None:
     for k, values in enumerate(expected):
         for a, b in zip(found[k], values, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@gpu
+def test_a_capture_of_ones_own_is_refused_in_words() -> None:
+    layer, blocks = FFOQPLayer(), random_blocks(4, 5)
+    layer(**blocks)
+    with pytest.raises(InputError, match="part of a CUDA graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        layer(**blocks)
 
 
 @gpu

@@ -141,6 +141,22 @@ def test_a_batch_without_room_goes_in_parts(reduction: str, monkeypatch: pytest.
         FFOQPLayer()(torch.eye(1, dtype=D), torch.ones(4, 1, dtype=D), *infeasible_rows())
 
 
+def test_what_is_kept_is_given_back_before_a_batch_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[int] = []
+
+    def first_time(values: Any, form: Form, *rest: Any) -> Any:
+        tries.append(form.batch or 1)
+        if len(tries) == 1:
+            raise torch.OutOfMemoryError
+        return answered(values, form, *rest)
+
+    monkeypatch.setattr(dense_layer, "answered", first_time)
+    layer, _ = solved()
+    assert tries == [4, 4]
+    assert layer.info is not None
+    assert not any("split" in name for name in layer.info.solver)
+
+
 def infeasible_rows() -> tuple[torch.Tensor, torch.Tensor]:
     """z <= 1 and -z <= 1, in the last of four samples -2."""
     h = torch.ones(4, 2, dtype=D)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ffo.errors import InputError
 from ffo.program.blocks import MATRICES, SIDES
 from ffo.program.quadratic import Name
 from ffo.torch.blocks import Form
@@ -74,17 +76,21 @@ class DenseAnswer:
 _recorders = Recorders()
 #: what was recognised last in blocks of a form; on the device it is checked whether that still holds
 _recognised: OrderedDict[Hashable, Recognised] = OrderedDict()
+_lock = threading.Lock()
 
 
 def release() -> None:
     """Give back what is kept on devices for calls to come."""
-    _recorders.found.clear()
-    _recognised.clear()
+    _recorders.clear()
+    with _lock:
+        _recognised.clear()
     torch.cuda.empty_cache()
 
 
 def answered(given: tuple[Tensor, ...], form: Form, derivative: bool, remembered: Remembered | None) -> DenseAnswer:
     """The answer for float64 values of the blocks."""
+    if form.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise InputError("a solve cannot be part of a CUDA graph: call the layer outside of torch.cuda.graph")
     values = tuple(
         v[:1] if name in MATRICES and v.ndim == 3 and v.stride(0) == 0 else v
         for name, v in zip(form.names, given, strict=True)
@@ -92,20 +98,26 @@ def answered(given: tuple[Tensor, ...], form: Form, derivative: bool, remembered
     key = (form, derivative, tuple((v.shape, v.stride()) for v in values))
     for known in (_recognised.get(key), None):
         structure = known or _recognise(values, form)
-        _recognised[key] = structure
-        _recognised.move_to_end(key)
-        while len(_recognised) > KEPT:
-            _recognised.popitem(last=False)
+        _remember(key, structure)
         found = _guessed(values, form, derivative, structure, remembered) if remembered is not None else None
         found = found or _answered(values, form, derivative, structure, (key, structure.kind))
         if found is not None and structure.kind != "general" and _unsuited(found):
-            _recognised[key] = structure = replace(structure, kind="general")
+            structure = replace(structure, kind="general")
+            _remember(key, structure)
             found = _answered(values, form, derivative, structure, key)
         if found is not None:
             if remembered is not None:
                 remembered.keep(found)
             return found
     raise UnverifiedError
+
+
+def _remember(key: Hashable, structure: Recognised) -> None:
+    with _lock:
+        _recognised[key] = structure
+        _recognised.move_to_end(key)
+        while len(_recognised) > KEPT:
+            _recognised.popitem(last=False)
 
 
 def _unsuited(found: DenseAnswer) -> bool:

@@ -174,7 +174,7 @@ class Recorders:
     @contextmanager
     def of(self, key: Hashable, device: torch.device) -> Iterator[Eager]:
         """One for this key, and for this call alone; an eager one where nothing can be recorded."""
-        if device.type != "cuda" or key in self.failed or torch.cuda.is_current_stream_capturing():
+        if device.type != "cuda" or key in self.failed:
             yield Eager()
             return
         with self.lock:
@@ -186,6 +186,11 @@ class Recorders:
             if mine:
                 recorder.vacate()
             yield recorder if mine else Eager()  # another thread is at it
+
+    def clear(self) -> None:
+        """Keep none."""
+        with self.lock:
+            self.found.clear()
 
     def give_up(self, key: Hashable, error: Exception) -> None:
         """Run what belongs to this key eagerly from now on."""

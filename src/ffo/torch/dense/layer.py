@@ -27,7 +27,7 @@ def worthwhile(given: Given) -> bool:
 
     What is not finite shows in the residual of any point; the core then says what is wrong.
     """
-    if given.form.device.type == "cpu" or not given.form.dense:
+    if given.form.device.type == "cpu" or not given.form.dense or given.form.batch == 0:
         return False
     # torch.func and forward mode go through the core
     return torch._C._functorch.peek_interpreter_stack() is None and torch.autograd.forward_ad._current_level < 0

@@ -25,12 +25,13 @@ def solve_in_parts(
 ) -> tuple[Tensor, ...]:
     """The outputs of `DenseSolve`, half of the samples at a time where memory runs out on all of them."""
     batch, shared = plan.form.batch or 1, plan.form.shared
-    try:
-        return DenseSolve.apply(plan, remembered, receive, *tensors.values())
-    except torch.OutOfMemoryError:
-        if batch == 1:
-            raise
-    release()
+    for again in (False, True):
+        try:
+            return DenseSolve.apply(plan, remembered, receive, *tensors.values())
+        except torch.OutOfMemoryError:
+            if batch == 1 and again:
+                raise
+        release()  # what is kept for other shapes may be what is lacking
     if plan.reduction == "mean":
         tensors = {name: Weighted.apply(t, 1 / batch) if name in shared else t for name, t in tensors.items()}
     outputs, reports = [], list[DenseReport | Parts]()
