@@ -13,7 +13,7 @@ from ffo.program.quadratic import Name
 from ffo.torch.dense.answer import release
 from ffo.torch.dense.layer import DensePlan, DenseSolve
 from ffo.torch.dense.program import Tensor
-from ffo.torch.dense.report import DenseReport
+from ffo.torch.dense.report import DenseReport, itself
 from ffo.torch.dense.warm import Remembered
 
 #: what is added to the names of solvers
@@ -86,8 +86,4 @@ class Parts:
         self.changed()
 
     def __reduce__(self) -> tuple[object, tuple[Info]]:
-        return _itself, (self.info(),)
-
-
-def _itself(info: Info) -> Info:
-    return info
+        return itself, (self.info(),)

@@ -118,8 +118,9 @@ class DenseReport:
             info.certificate = info.certificate.put(self.left.cpu().numpy(), self.core.certificate)
 
     def __reduce__(self) -> tuple[object, tuple[Info]]:
-        return _itself, (self.info(),)  # copies and pickles are of numbers, not of a device's tensors
+        return itself, (self.info(),)  # copies and pickles are of numbers, not of a device's tensors
 
 
-def _itself(info: Info) -> Info:
+def itself(info: Info) -> Info:
+    """What a report is copied and pickled as."""
     return info

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ffo.ghost.certificate import ERROR
 from ffo.kernels.point import MARGIN_RATIO, WEAK
 from ffo.torch.dense import pivoting, separable
 from ffo.torch.dense.ghost import DenseGhost, factorize
@@ -26,8 +27,6 @@ from ffo.torch.dense.verify import Verdict, judge
 STEPS = 6
 #: natural residual up to which a point on an active set is the solution
 ACCEPT = 1e-10
-#: estimated relative error up to which a gradient is called good (`ffo.ghost.certificate`)
-ERROR = 1e-5
 #: how solutions of it are reported
 INTERIOR_POINT = "batched interior point"
 
