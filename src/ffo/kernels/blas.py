@@ -2,13 +2,12 @@
 
 All matrices are row-major (C-contiguous), and the functions work on the leading rows and columns of an array that
 may be larger, so that one workspace serves many sizes. Symmetric matrices and triangular factors are their lower
-triangles; the upper ones are neither read nor written. All but eigenvectors is done in place: nothing is allocated.
+triangles; the upper ones are neither read nor written. Everything is done in place: nothing is allocated.
 
     cholesky                    A = LL'
     solve_lower, solve_upper    L^-1 x, L^-T x
     solve_lower_rows            L^-1 applied to every row of a matrix
     multiply, multiply_transposed, row_products, subtract_products, add_gram
-    eigenvectors                of a symmetric matrix, which is copied
 
 BLAS is column-major: it sees the transpose of every matrix, hence "upper" below for the lower triangles.
 
@@ -56,7 +55,6 @@ _dtrsm = _external("cython_blas", "dtrsm", 11)
 _dgemv = _external("cython_blas", "dgemv", 11)
 _dgemm = _external("cython_blas", "dgemm", 13)
 _dsyrk = _external("cython_blas", "dsyrk", 10)
-_dsyevd = _external("cython_lapack", "dsyevd", 11)
 
 
 def _stack_address(typing: Any, value: Any) -> Any:
@@ -70,7 +68,7 @@ def _stack_address(typing: Any, value: Any) -> Any:
 
 _at: Any = intrinsic(_stack_address)
 
-_LEFT, _UPPER, _PLAIN, _TRANSPOSED, _VECTORS = (np.uint8(ord(c)) for c in "LUNTV")
+_LEFT, _UPPER, _PLAIN, _TRANSPOSED = (np.uint8(ord(c)) for c in "LUNT")
 _ONE = np.int32(1)
 
 # The routines as functions of row-major arrays. Only arrays that are arguments have their addresses taken: the
@@ -134,21 +132,6 @@ if not numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
             _at(np.int32(U.shape[1])), _at(np.float64(beta)), S.ctypes.data, _at(np.int32(S.shape[1])),
         )  # fmt: skip
 
-    @inner_kernel
-    def _eigen(a: Array, values: Array, work: Array, whole: Array, info: Array) -> None:
-        size, many, some = np.int32(values.size), np.int32(work.size), np.int32(whole.size)
-        _dsyevd(
-            _at(_VECTORS), _at(_UPPER), _at(size), a.ctypes.data, _at(size), values.ctypes.data, work.ctypes.data,
-            _at(many), whole.ctypes.data, _at(some), info.ctypes.data,
-        )  # fmt: skip
-
-    @inner_kernel
-    def _aligned(size: int) -> Array:
-        """(size,) at an address that vector registers like best: where arrays lie must not decide how sums round."""
-        room = np.empty(size + 7)
-        first = (-(room.ctypes.data // 8)) % 8
-        return room[first : first + size]
-
 else:  # the same in SciPy and NumPy: an external function cannot be called from Python
 
     def _factor(a: Array, n: int) -> bool:
@@ -177,34 +160,10 @@ else:  # the same in SciPy and NumPy: an external function cannot be called from
     def _subtract_products(M: Array, first: int, last: int, other: Array) -> None:
         M[first:last, first:last] -= M[first:last, :first] @ other[: last - first, :first].T
 
-    def _eigen(a: Array, values: Array, work: Array, whole: Array, info: Array) -> None:
-        values[:], vectors = np.linalg.eigh(a)
-        a[:] = vectors.T
-
-    def _aligned(size: int) -> Array:
-        return np.empty(size)
-
     def _rank_update(U: Array, k: int, r: int, S: Array, alpha: float, beta: float) -> None:
         lower = np.tril_indices(r)
         value = alpha * (U[:k, :r].T @ U[:k, :r])[lower]
         S[lower] = value + (beta * S[lower] if beta != 0.0 else 0.0)
-
-
-@inner_kernel
-def eigenvectors(A: Array) -> tuple[Array, Array]:
-    """Eigenvalues (n,), ascending, and eigenvectors, the rows of an (n, n) array, of a finite symmetric A; NaN if they
-    are not found. The same bits wherever A lies, which Numba's eigh does not promise (OpenBLAS's kernels for AVX-512
-    sum in an order that depends on addresses: of 2,566 runs of a small program 410 differed in the last bit)."""
-    n = A.shape[0]
-    a, values = _aligned(n * n).reshape(n, n), _aligned(n)
-    for i in range(n):
-        for j in range(n):
-            a[i, j] = A[i, j]
-    work, whole, info = _aligned(1 + 6 * n + 2 * n * n), np.empty(3 + 5 * n, np.int32), np.zeros(1, np.int32)
-    _eigen(a, values, work, whole, info)
-    if info[0] != 0:
-        values[:] = np.nan
-    return values, a
 
 
 @inner_reducing_kernel

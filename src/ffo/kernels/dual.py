@@ -139,6 +139,7 @@ def load_matrices(m: DualMatrices) -> float:
         v = 0.0
         for j in range(n):
             R[i, j] *= column[j]
+        for j in range(n):
             v += R[i, j] * R[i, j]
         row[i] = power_of_two(v)
         for j in range(n):

@@ -190,5 +190,9 @@ def inner_kernel(function: F) -> F:
 
 
 def inner_reducing_kernel(function: F) -> F:
-    """An `inner_kernel` in which sums may be reordered."""
+    """An `inner_kernel` in which sums may be reordered.
+
+    A loop that sums does not write arrays too: LLVM then asks where these lie, and takes the sum in another order if
+    they are neighbours. The same call would not always give the same bits.
+    """
     return _compiled(function, **_REDUCING, **_INNER)

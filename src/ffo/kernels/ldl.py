@@ -293,9 +293,9 @@ def multiply(Kp: Array, Ki: Array, Kx: Array, z: Array, out: Array) -> None:
         if last - first >= RUN and Ki[last - 1] - Ki[first] == last - first - 1:
             begin = np.int64(Ki[first])
             for t in range(last - first):
-                v = Kx[first + t]
-                total += v * z[begin + t]
-                out[begin + t] += v * zj
+                total += Kx[first + t] * z[begin + t]
+            for t in range(last - first):
+                out[begin + t] += Kx[first + t] * zj
         else:
             for p in range(first, last):
                 i = Ki[p]

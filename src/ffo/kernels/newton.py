@@ -56,8 +56,9 @@ SETTLED, STILL = 1e-7, 1e-14
 #: natural residual that Newton's method passes unless the face is wrong or its equations have no solution; with 1e-8,
 #: three rows that do not meet in a point of the plane count as a vertex
 CONVERGED = 1e-10
-#: natural residual below which rounding decides whether a step was an improvement
-ROUNDING = 1e-13
+#: natural residual below which rounding decides whether a step was an improvement; that which a settled step may leave
+#: although there was less before it (matrices of order 5 leave up to 4e-13, by chance 1e-13)
+ROUNDING, NOISE = 1e-13, 1e-12
 #: share of the residual that a step should leave at most, and shares of the step that are tried where it does not
 FALLING, SHORTER = 0.9, (0.5, 0.25, 0.1)
 #: relative residual that factors of the point before must reach, or new ones are made
@@ -210,7 +211,7 @@ def _measure(
     evidence[NEAREST] = nearest
     still = (stale <= SETTLED or moved <= STILL) and unsolved <= SETTLED
     same = _same(S, before, after) or (new <= ROUNDING and _alike(S, z, before, after, w, weak))
-    settled = still and same and new <= min(max(old, ROUNDING), CONVERGED)
+    settled = still and same and new <= min(max(old, NOISE), CONVERGED)
     evidence[IS_SETTLED] = 1.0 if settled else 0.0
     return settled
 

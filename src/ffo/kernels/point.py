@@ -258,13 +258,15 @@ def _full_column(
 ) -> None:  # fmt: skip
     """The terms of a column j without gaps: of its rows and its own (dense, 100 variables and 100 rows: 12 us a point
     instead of 42)."""
+    for i in range(count):
+        v = values[first + i] * own
+        r[i] -= v
+        a[i] += abs(v)
     total = size = 0.0
     for i in range(count):
-        v = values[first + i]
-        r[i] -= v * own
-        a[i] += abs(v * own)
-        total += v * other[i]
-        size += abs(v * other[i])
+        v = values[first + i] * other[i]
+        total += v
+        size += abs(v)
     r_own[j] -= total
     a_own[j] += size
 

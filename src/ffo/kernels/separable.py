@@ -110,13 +110,15 @@ def _evaluate(U: Array, sample: SeparableSample, it: DualIterate) -> tuple[float
         value = raw[j] - c[j]
         w[j] = min(max(value, lo[j]), hi[j])
         free[j] = lo[j] < value < hi[j]
-        phi -= w[j] * (0.5 * w[j] - value)
         size = max(size, abs(w[j]))
         raw[j] = value
+    for j in range(n):
+        phi -= w[j] * (0.5 * w[j] - raw[j])
     multiply_transposed(U, n, r, w, gradient, 1.0, 0.0)
     left = 0.0
     for i in range(r):
         phi += b[i] * lam[i]
+    for i in range(r):
         gradient[i] -= b[i]
         left = max(left, abs(gradient[i]) / (abs(b[i]) + size + TINY))
     return phi, left if np.isfinite(phi) else np.inf

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ffo.kernels import ldl
-from ffo.kernels.blas import eigenvectors
 from ffo.kernels.bundle import refer
 from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import KI, KP, LI, LP, RI, RP, Full, Structure, part
@@ -305,8 +304,7 @@ def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Ar
     where that is rounding), and the relative error of z."""
     Kp, Ki = part(S.wide, KP), part(S.slim, KI)
     K = _dense(S, F, at)
-    values, rows = eigenvectors(K)
-    vectors = rows.T
+    values, vectors = np.linalg.eigh(K)
     r, found, step = np.empty(at.size), np.zeros(at.size), np.zeros(at.size)
     fill(z, 0.0)
     copy(left, rhs)

@@ -57,9 +57,9 @@ def _factor_rows(
             M[i, j] = v
         d = M[i, i]
         for k in range(first, i):
-            v = M[i, k]
-            M[i, k] = v * Dinv[at[k]]
-            d -= v * M[i, k]
+            d -= M[i, k] * M[i, k] * Dinv[at[k]]
+        for k in range(first, i):
+            M[i, k] *= Dinv[at[k]]
         d = pivot(d, sign[at[i]], shift)
         M[i, i], Dinv[at[i]], smallest = 1.0, 1.0 / d, min(smallest, abs(d))
     return smallest

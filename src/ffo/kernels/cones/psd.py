@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ffo.kernels.blas import eigenvectors
 from ffo.kernels.cones.rows import clear, hold, is_finite, weight
 from ffo.kernels.jit import inner_kernel, kernel
 from ffo.kernels.vectors import fill
@@ -52,7 +51,11 @@ def eigen(w: Array) -> tuple[Array, Array]:
     k = order_of(w.size)
     W = np.empty((k, k))
     smat(w, W)
-    return eigenvectors(W)
+    eig, Q = np.linalg.eigh(W)
+    for i in range(k):
+        for j in range(k):
+            W[i, j] = Q[j, i]
+    return eig, W
 
 
 @inner_kernel
