@@ -212,6 +212,8 @@ REPLAYED = {
     ("dependent equalities", 101, 3520),
     # the residual of a re-solve was small, its error was not: two rows at an angle of 1e-5
     ("large forces", 71, 253),
+    # functions: the Gram matrix of two rows at an angle of 1e-6 knew their multipliers to four digits
+    ("large forces", 404, 487),
     # three rows of the plane that do not quite meet in a point
     ("large forces, scaled", 101, 3140),
     # the fuzzer's judge: without any costs multipliers are rounding, so is 1e-17 times a direction of 1e16; smoothed

@@ -52,7 +52,7 @@ def _least_squares(constraints: Constraints, gradient: Tensor, candidate: Tensor
     """Multipliers on candidate rows, not negative on the first m."""
     held = candidate.clone()
     for _ in range(ROUNDS):
-        multipliers = Projection(constraints, held, torch.ones_like(gradient), rows).multipliers(-gradient)
+        _, multipliers = Projection(constraints, held, torch.ones_like(gradient), rows).reduce(-gradient)
         noise = 1e-12 * (multipliers * rows).abs().amax(1, keepdim=True) / rows
         dropped = held[:, :m] & (multipliers[:, :m] < -noise[:, :m])
         if bool(dropped.any()):

@@ -21,8 +21,8 @@ Product = Callable[[Tensor], Tensor]
 FEW, PER_UNKNOWN = 256, 8
 #: pivot, relative to the row's norm squared, below which rows count as dependent
 DEPENDENT = 1e-11
-#: pivot below which a solution of the Gram system is refined
-LOOSE = 1e-3
+#: pivot below which rows are at a small angle, and how often multipliers are refined there
+LOOSE, REFINEMENTS = 1e-3, 2
 
 
 class Projection:
@@ -38,9 +38,10 @@ class Projection:
         count = int(held.sum(1).max()) if held.numel() else 0
         unknowns = inverse.shape[1] + held.shape[1]
         self._factors: _Gram | _Iterative | None = None
+        self._refinements = 0
         if count and (count <= FEW or count**2 <= PER_UNKNOWN * unknowns):
             self._factors = _Gram(self._gram, held, count)
-            self.dependent = self._factors.dependent
+            self.dependent, self._refinements = self._factors.dependent, self._factors.refinements
         elif count:
             self._factors = _Iterative(self._gram, torch.where(held, 1.0 / rows**2, 0.0))
 
@@ -66,9 +67,18 @@ class Projection:
         return self.solve(self._down(self._inverse * r))
 
     def reduce(self, r: Tensor) -> tuple[Tensor, Tensor]:
-        """r - B't, and t: what of r no multiplier explains."""
+        """r - B't, and t: what of r no multiplier explains.
+
+        Rows at an angle a: the Gram matrix knows t to eps / a^2, each refinement is better by that factor, to eps / a.
+        """
         t = self.multipliers(r)
-        return (r - self._constraints.pull(t), t) if self._factors is not None else (r, t)
+        if self._factors is None:
+            return r, t
+        left = r - self._constraints.pull(t)
+        for _ in range(self._refinements):
+            more = self.multipliers(left)
+            left, t = left - self._constraints.pull(more), t + more
+        return left, t
 
     def null(self, b: Tensor) -> Tensor:
         """w with B'w = 0, b (batch, k) in part; zero where held rows are independent, or too many for their factors."""
@@ -95,7 +105,7 @@ class _Gram:
         self._lower, failed = torch.linalg.cholesky_ex(gram)
         pivots = self._lower.diagonal(dim1=1, dim2=2) ** 2
         self.dependent = (failed > 0) | (pivots < DEPENDENT).any(1) | ~pivots.isfinite().all(1)
-        self._matrix = gram if bool((pivots < LOOSE).any()) else None
+        self.refinements = REFINEMENTS if bool((pivots < LOOSE).any()) else 0
         self._spectrum: tuple[Tensor, Tensor] | None = None
         if bool(self.dependent.any()):
             values, vectors = torch.linalg.eigh(gram[self.dependent])
@@ -115,8 +125,6 @@ class _Gram:
     def solve(self, b: Tensor) -> Tensor:
         scaled = b.gather(1, self._index) * self._valid * self._unit
         t = self._once(scaled)
-        if self._matrix is not None:
-            t += self._once(scaled - (self._matrix @ t.unsqueeze(2)).squeeze(2))
         return torch.zeros_like(b).scatter_(1, self._index, t * self._unit * self._valid)
 
     def null(self, b: Tensor) -> Tensor:
