@@ -178,7 +178,7 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"acceleration_lookback": 0}, {"solve_method": "SCS"}, {"n_jobs_forward": 2}, {"mode": "lsqr"}]
+    "settings", [{"acceleration_lookback": 0}, {"warm_starts": None}, {"n_jobs_forward": 2}, {"mode": "lsqr"}]
 )
 def test_names_of_others_are_accepted_with_a_warning(settings: dict[str, object]) -> None:
     """The settings of cvxpylayers' users, whose default solver was another."""

@@ -43,7 +43,7 @@ from ffo.program.relaxation import Relaxation
 from ffo.program.scaling import Moderate, scaling
 from ffo.program.substitution import Definitions, Substitution
 from ffo.solvers.base import Solver
-from ffo.solvers.registry import choose, further, get_solver
+from ffo.solvers.registry import choose, further, get_solver, named_in_settings
 
 Array = np.ndarray
 
@@ -73,10 +73,11 @@ class Engine:
         self.matrices, self._moderate = Matrices(), Moderate()
         self._slack: Engine | None = None  # remembers relaxed programs
         # Complain now, not at the first call.
-        if isinstance(options.solver, str):
-            self._configured(options.solver, options.solver_args)
-        elif options.solver is not None:
-            get_solver(options.solver, options.solver_args)
+        named, settings = named_in_settings(options.solver, options.solver_args)
+        if isinstance(named, str):
+            self._configured(named, settings)
+        elif named is not None:
+            get_solver(named, settings)
         for other in options.retry or ():
             get_solver(other)
 
@@ -88,10 +89,10 @@ class Engine:
 
     def solver(self, program: ConeProgram, overrides: dict[str, object] | None = None) -> Solver:
         """The configured solver for a program."""
-        chosen = self.options.solver or self.matrices.once(choose, program)
-        if isinstance(chosen, str):
-            return self._configured(chosen, {**self.options.solver_args, **(overrides or {})})
-        return get_solver(chosen, overrides)
+        given = {**self.options.solver_args, **(overrides or {})}
+        named, settings = named_in_settings(self.options.solver, given) if given else (self.options.solver, given)
+        chosen = named or self.matrices.once(choose, program)
+        return self._configured(chosen, settings) if isinstance(chosen, str) else get_solver(chosen, settings)
 
     def _configured(self, name: str, settings: Mapping[str, object]) -> Solver:
         """A solver by name, made once for the same settings (and so warning once of idle ones)."""

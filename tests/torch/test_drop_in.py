@@ -1,0 +1,89 @@
+"""What users of cvxpylayers and qpth write works after changing the import."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import cvxpy as cp
+import pytest
+import torch
+import zoo
+from layers import make_layer, tensors
+
+from ffo.errors import InputError, SettingWarning
+from ffo.solvers import get_solver
+from ffo.torch import FFOQPLayer
+
+
+class QPSolvers(Enum):
+    """As in qpth."""
+
+    PDIPM_BATCHED = 1
+    CVXPY = 2
+
+
+CASE = "constrained_least_squares"
+
+
+@pytest.mark.parametrize("key", ["solver", "solve_method"])
+@pytest.mark.parametrize("first", [None, cp.DIFFCP])
+@pytest.mark.parametrize("name", ["SCS", "ECOS", "Clarabel"])
+def test_settings_may_name_the_solver(key: str, first: str | None, name: str) -> None:
+    case = zoo.build(CASE)
+    expected = make_layer(case)(*tensors(case.values))[0]
+    layer = make_layer(case, solver=first, solver_args={key: name, "eps": 1e-7})
+    (x,) = layer(*tensors(case.values))
+    assert layer.info.solver == (name.upper(),)
+    torch.testing.assert_close(x, expected, rtol=0, atol=1e-6)
+    layer = make_layer(case, solver=first)
+    layer(*tensors(case.values), solver_args={key: name})
+    assert layer.info.solver == (name.upper(),)
+
+
+def test_a_solver_named_in_settings_is_checked_when_the_layer_is_made() -> None:
+    with pytest.raises(InputError, match=r"unknown solver 'CLARABLE'; did you mean CLARABEL\?"):
+        make_layer(zoo.build(CASE), solver_args={"solve_method": "CLARABLE"})
+
+
+def test_a_named_solver_stays() -> None:
+    case = zoo.build(CASE)
+    with pytest.warns(SettingWarning, match="'solve_method' has no effect on OSQP"):
+        layer = make_layer(case, solver="OSQP", solver_args={"solve_method": "SCS"})
+    layer(*tensors(case.values))
+    assert layer.info.solver == ("OSQP",)
+
+
+@pytest.mark.parametrize(
+    ("settings", "eps"),
+    [({"tol": 1e-4}, 1e-4), ({"eps_abs": 1e-5, "eps_rel": 1e-6}, 1e-6), ({"tol_gap_abs": 1e-3}, 1e-3)],
+)
+def test_accuracy_in_the_words_of_another_solver(settings: dict[str, float], eps: float) -> None:
+    assert get_solver("INTERIOR", settings).eps == eps
+
+
+def test_eps_wins_over_the_words_of_another_solver() -> None:
+    with pytest.warns(SettingWarning, match="'eps_abs' has no effect on INTERIOR"):
+        assert get_solver("INTERIOR", {"eps": 1e-9, "eps_abs": 1e-3}).eps == 1e-9
+
+
+def test_iteration_limits_in_the_words_of_another_solver() -> None:
+    assert get_solver("SCS", {"max_iter": 77}).settings["max_iters"] == 77
+    with pytest.raises(InputError, match="max_iter must be a positive number"):
+        get_solver("SCS", {"max_iter": "many"})
+
+
+def test_arguments_of_qpth(capfd: pytest.CaptureFixture) -> None:
+    Q, p, G, h = torch.eye(3), torch.randn(5, 3, requires_grad=True), torch.ones(1, 3), torch.ones(1)
+    expected = FFOQPLayer()(Q, p, G, h)
+    for solver in QPSolvers:
+        function = FFOQPLayer(eps=1e-12, verbose=-1, notImprovedLim=3, maxIter=20, solver=solver, check_Q_spd=False)
+        z = function(Q, p, G, h, torch.Tensor(), torch.Tensor())
+        torch.testing.assert_close(z, expected)
+        assert function.engine.options.solver_args == {"eps": 1e-12}
+    z.sum().backward()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_other_enumerations_are_refused() -> None:
+    with pytest.raises(InputError, match="solver must be a name or an ffo Solver, not Colour"):
+        FFOQPLayer(solver=Enum("Colour", "RED").RED)
