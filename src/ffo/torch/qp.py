@@ -1,4 +1,4 @@
-"""FFOQPLayer: quadratic programs by their matrices (FFOQP of the paper)."""
+"""FFOQPLayer: quadratic programs given by matrices (FFOQP of the paper)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class QPSolution(NamedTuple):
     """A solution with its multipliers.
 
     z (*batch, n); nu (*batch, p) of Az = b; lam (*batch, m) of lower <= Gz <= h and mu (*batch, n) of
-    lb <= z <= ub, both negative where the lower side is active: Qz + p + A'nu + G'lam + mu = 0.
+    lb <= z <= ub, both negative where the lower bound is active: Qz + p + A'nu + G'lam + mu = 0.
     """
 
     z: torch.Tensor
@@ -38,15 +38,15 @@ class QPSolution(NamedTuple):
 class FFOQPLayer(OptimizationLayer):
     """Solves  minimize 1/2 z'Qz + p'z  subject to  Az = b, lower <= Gz <= h, lb <= z <= ub.
 
-    Arguments of a call stand in qpth's order. Gradients of blocks that the batch shares are sums over
-    the batch; qpth returns means, as `reduction="mean"` does here.
+    The argument order of a call is qpth's. Gradients of blocks shared by the batch are sums over the batch; qpth
+    returns means, as `reduction="mean"` does here.
 
     Args:
         duals: whether to return a `QPSolution` instead of z alone; multipliers are differentiable.
         reduction: "sum" or "mean", for gradients of blocks without a batch dimension.
         solver, solver_args, backward, delta, on_fail, warm_start, retry, smoothing, verbose, time_limit: as in
-            `FFOLayer` (what solves dense programs on a device takes a bounded number of steps, which are not
-            interrupted).
+            `FFOLayer` (dense programs on a device take a bounded number of steps, which `time_limit` does not
+            interrupt).
 
     Example:
         >>> import torch
@@ -108,24 +108,24 @@ class FFOQPLayer(OptimizationLayer):
         keys: Sequence[Hashable] | torch.Tensor | None = None,
         warm_start: bool | None = None,
     ) -> torch.Tensor | QPSolution:
-        """Solve for the given blocks, each with or without a batch dimension in front.
+        """Solve for the given blocks, each with or without a leading batch dimension.
 
         Args:
-            Q: (n, n) positive semidefinite, its symmetric part is used; None: a linear program.
+            Q: (n, n) positive semidefinite; its symmetric part is used. None: a linear program.
             p: (n,).
             G, h: (m, n) and (m,); A, b: (p, n) and (p,); None or empty tensors where absent.
-            lb, ub: (n,) bounds; lower: (m,) lower sides of the rows of G. Infinite entries are no
-                constraint, for all samples or for some.
+            lb, ub: (n,) bounds; lower: (m,) lower bounds of the rows of G. Infinite bounds are ignored; they may
+                differ between samples.
             solver_args, keys, warm_start: as in `FFOLayer`.
 
-        Matrices may be sparse tensors (COO, CSR, CSC); their gradients then live on the nonzeros.
+        Matrices may be sparse tensors (COO, CSR, CSC); their gradients are then on the nonzeros.
 
         Returns:
             z (*batch, n), or a `QPSolution` if the layer was made with `duals=True`.
         """
         blocks: dict[Name, torch.Tensor | None]
         blocks = {"Q": Q, "p": p, "G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub, "lower": lower}
-        if torch.compiler.is_compiling():  # a solve is no part of a graph: torch.compile breaks it here
+        if torch.compiler.is_compiling():  # a solve cannot be part of a graph: torch.compile breaks it here
             return torch.compiler.disable(self._solve)(blocks, solver_args, keys, warm_start)
         return self._solve(blocks, solver_args, keys, warm_start)
 
@@ -160,7 +160,7 @@ class FFOQPLayer(OptimizationLayer):
         return self._run(canonical, values, batched, blocks.batch, solver_args, keys, receive=receive)
 
     def _dense(self, given: Given, keys: list[Hashable] | None) -> tuple[torch.Tensor, ...] | None:
-        """The solution by dense batched algebra on a device; None where that does not apply or does not verify."""
+        """The solution by dense batched algebra on a device; None if that does not apply or is not verified."""
         options = self.engine.options
         plain = not (options.solver_args or options.smoothing or options.verbose)
         if not plain or options.solver is not None or options.backward not in ("auto", "direct"):

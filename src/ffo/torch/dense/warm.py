@@ -1,4 +1,4 @@
-"""Active sets remembered by sample, to be tried before a solver is asked."""
+"""Active sets remembered by sample, tried before a solver is called."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class ActiveSets:
-    """The last active set of each key, one byte for every row and variable; and whether they are worth trying."""
+    """The last active set of each key, one byte per row and variable; and whether they are worth trying."""
 
     memory: Memory = field(default_factory=lambda: Memory(dtype=np.int8))
     attempts: Attempts = field(default_factory=Attempts)
@@ -29,7 +29,7 @@ class ActiveSets:
 
 @dataclass(frozen=True)
 class Remembered:
-    """What is remembered of the samples of one call."""
+    """The remembered active sets of the samples of one call."""
 
     sets: ActiveSets
     keys: list[Hashable]
