@@ -229,7 +229,7 @@ def test_only_the_named_constraints_are_violated() -> None:
     assert z.isnan().all()
     assert last.info is not None
     assert last.info.status == [Status.INFEASIBLE]
-    with pytest.raises(InputError, match="none of the problem's constraints"):
+    with pytest.raises(InputError, match="is not one of the problem's constraints"):
         FFOLayer(problem, [p], [x], on_fail=Relax([x <= 1]))
 
 

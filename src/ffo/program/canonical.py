@@ -1,4 +1,4 @@
-"""A user's problem, reduced: how parameters enter and how answers come back."""
+"""A user's problem in canonical form: how parameters enter and how solutions are mapped back."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class CanonicalProblem:
         recovery: cone program solution -> requested quantities.
         shapes: shape of each parameter, in the user's order.
         open_sides: whether +inf as the right-hand side of an inequality means no constraint.
-        declared: what the problem was told about parameters.
-        names: what the user calls constraints and variables.
+        declared: declared attributes of the parameters.
+        names: the user's names of constraints and variables.
     """
 
     map: AffineMap
