@@ -266,7 +266,7 @@ class AffineMap:
 
     @cached_property
     def _magnitudes(self) -> AffineMap:
-        """The map with magnitudes of its entries, so that nothing cancels."""
+        """The map of magnitudes: nothing cancels in it."""
         entries = [Entry(e.parameter, e.log, {name: abs(M) for name, M in e.maps.items()}) for e in self.entries]
         return AffineMap(self.sizes, entries, self.constants, self.P, self.A, self.cones)
 

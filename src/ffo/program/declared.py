@@ -30,8 +30,8 @@ class Declaration:
         signs: whether entries must be nonnegative (+1) or nonpositive (-1), and the name of that attribute.
         bounds: lower and upper bounds of the entries, or None.
         symmetric, diagonal: whether it must be.
-        definite: +1 if it must be positive semidefinite, -1 if negative, 0 if neither, or if that is checked elsewhere.
-            For asymmetric values the symmetric part is checked.
+        definite: +1 if it must be positive semidefinite, -1 if negative, 0 if neither, or if that is checked anyway.
+            Asymmetric values stand for their symmetric part.
     """
 
     parameter: int
@@ -83,7 +83,7 @@ class Declaration:
 
 
 def declarations(parameters: Sequence[cp.Parameter], only_in_P: Sequence[bool]) -> tuple[Declaration, ...]:
-    """The checks to make; `only_in_P`: parameters of the quadratic term only, whose convexity is checked elsewhere."""
+    """What is to be checked; `only_in_P`: parameters of the quadratic term alone, whose convexity is checked anyway."""
     found = []
     for i, (parameter, quadratic) in enumerate(zip(parameters, only_in_P, strict=True)):
         said = parameter.attributes

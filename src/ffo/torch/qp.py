@@ -26,7 +26,7 @@ class QPSolution(NamedTuple):
     """A solution with its multipliers.
 
     z (*batch, n); nu (*batch, p) of Az = b; lam (*batch, m) of lower <= Gz <= h and mu (*batch, n) of
-    lb <= z <= ub, both negative where the lower bound is active: Qz + p + A'nu + G'lam + mu = 0.
+    lb <= z <= ub, both negative where the lower side is active: Qz + p + A'nu + G'lam + mu = 0.
     """
 
     z: torch.Tensor
@@ -108,7 +108,7 @@ class FFOQPLayer(OptimizationLayer):
         keys: Sequence[Hashable] | torch.Tensor | None = None,
         warm_start: bool | None = None,
     ) -> torch.Tensor | QPSolution:
-        """Solve for the given blocks, each with or without a leading batch dimension.
+        """Solve for the given blocks, each with or without a batch dimension in front.
 
         Args:
             Q: (n, n) positive semidefinite; its symmetric part is used. None: a linear program.
