@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ffo.engine.memory import Attempts, Memory
+from ffo.engine.memory import Backoff, Memory
 from ffo.torch.dense.program import DenseProgram
 from ffo.torch.dense.solve import Guess
 
@@ -24,7 +24,7 @@ class ActiveSets:
     """The last active set of each key, one byte per row and variable; and whether they are worth trying."""
 
     memory: Memory = field(default_factory=lambda: Memory(dtype=np.int8))
-    attempts: Attempts = field(default_factory=Attempts)
+    backoff: Backoff = field(default_factory=Backoff)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Remembered:
     def guess(self, program: DenseProgram) -> Guess | None:
         """The active sets, if most samples have one and those of the last calls were right."""
         known, rows, bounds = self.sets.memory.recall(self.keys, program.r, program.n)
-        if 2 * len(known) < program.batch or not self.sets.attempts.due():
+        if 2 * len(known) < program.batch or not self.sets.backoff.due():
             return None
         device = program.p.device
         spread = lambda v: torch.from_numpy(_spread(v, known, program.batch)).to(device)  # noqa: E731
