@@ -258,5 +258,5 @@ def _require_installed(name: str) -> None:
         package = _PACKAGES.get(name)
         how = f"pip install {package}" if package else "see https://www.cvxpy.org/install for its package"
         raise MissingSolverError(
-            f"CVXPY supports the solver {name}, but it is not installed: {how}; commercial solvers also need a licence"
+            f"CVXPY supports the solver {name} but cannot use it here: {how}; commercial solvers also need a licence"
         )

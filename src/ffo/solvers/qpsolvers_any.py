@@ -237,6 +237,6 @@ def _require_installed(name: str) -> None:
         return
     if known(name):
         raise MissingSolverError(
-            f"qpsolvers supports the solver {name}, but it is not installed: pip install 'qpsolvers[{name}]'"
+            f"qpsolvers supports the solver {name} but cannot use it here: pip install 'qpsolvers[{name}]'"
         )
     raise InputError(f"qpsolvers has no solver {name!r}; available here: {', '.join(installed())}")

@@ -133,7 +133,7 @@ def trade_off(results: Results, look: Looks) -> Plot:
     return Plot(
         "trade-off",
         "Accuracy",
-        "Accuracy beside speed",
+        "Accuracy against speed",
         "",
         "Lower left is better: fast and accurate. In the shaded part the gradient is wrong, however fast. The error is "
         "the worst over seeds and over the tensors that are differentiated; errors below 10⁻¹⁶ are drawn there.",
@@ -219,7 +219,7 @@ def qpth_on_a_gpu(results: Results, look: Looks) -> Plot:
     return Plot(
         "qpth",
         "QPTH",
-        "FFOQP beside QPTH",
+        "FFOQP and QPTH",
         "Figure 9",
         "QPTH on the CPU and on a GPU, compared with FFOQP: loss by epoch, and time per step.",
         panels,
