@@ -88,7 +88,7 @@ def bound(value: float) -> str:
 
 def bound_note(built: bool, reason: str) -> str:
     """Why and when a run was stopped."""
-    return f"{reason} (in its first step)" if built else f"{reason} (while building, which our time includes)"
+    return f"{reason} (in its first step)" if built else f"{reason} (while it was being built, which our time includes)"
 
 
 def percent(value: float) -> str:
