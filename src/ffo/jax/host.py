@@ -14,7 +14,7 @@ import numpy as np
 from ffo.engine.call import LayerCall, sample_keys
 from ffo.engine.info import Info
 from ffo.errors import DerivativeError
-from ffo.jax.records import NOTHING, Records, Solved
+from ffo.jax.records import NOTHING, Records, SolvedCall
 
 Array = np.ndarray
 #: codes of `ffo.errors.Status`, residual, error estimate, certificate
@@ -74,7 +74,7 @@ class Site:
         """Outputs, a token for the derivative, and the report where it is wanted."""
         call = self._shaped_call(values, keys)
         outputs, record = call.solve([owned(v) for v in values])
-        token = self.records.keep(Solved(call, record)) if keep else NOTHING
+        token = self.records.keep(SolvedCall(call, record)) if keep else NOTHING
         found = [in_dtype(v, dtype) for v in outputs]
         if self.report:
             shape = self.report_shape(call.batch)
@@ -128,7 +128,7 @@ class Site:
             named = list(range(batch or 1))
         return replace(self.call, batched=batched, batch=batch, keys=named)
 
-    def _solved(self, values: Sequence[Array], token: Array) -> Solved:
+    def _solved(self, values: Sequence[Array], token: Array) -> SolvedCall:
         """The record of a token, or a new one: the same solve again."""
         call = replace(self._shaped_call(values, None), keys=None, receive=_ignore)
         found = self.records.find(token)
@@ -136,7 +136,7 @@ class Site:
             return found
         if call.sampler is not None:
             raise DerivativeError(GONE)
-        return Solved(call, call.solve([owned(v) for v in values])[1])
+        return SolvedCall(call, call.solve([owned(v) for v in values])[1])
 
 
 def _ignore(_: Info) -> None:

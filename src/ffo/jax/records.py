@@ -26,7 +26,7 @@ FEWEST, MOST, MOST_BYTES = 8, 256, 2**30
 
 
 @dataclass(frozen=True)
-class Solved:
+class SolvedCall:
     """A call, and what its derivatives need."""
 
     call: LayerCall
@@ -41,8 +41,8 @@ class Records:
     """
 
     def __init__(self) -> None:
-        self._open: OrderedDict[int, Solved] = OrderedDict()
-        self._used: tuple[int, Solved] | None = None
+        self._open: OrderedDict[int, SolvedCall] = OrderedDict()
+        self._used: tuple[int, SolvedCall] | None = None
         self._lock = Lock()
         self._origin = int.from_bytes(os.urandom(4), "little") or 1
         self._count = 0
@@ -53,7 +53,7 @@ class Records:
     def __len__(self) -> int:
         return len(self._open) + (self._used is not None)
 
-    def keep(self, solved: Solved) -> Array:
+    def keep(self, solved: SolvedCall) -> Array:
         """The token of a record."""
         with self._lock:
             self._count = (self._count + 1) % 2**32
@@ -64,7 +64,7 @@ class Records:
                     self._open.popitem(last=False)
             return np.array([self._origin, self._count], dtype=np.uint32)
 
-    def find(self, token: Array) -> Solved | None:
+    def find(self, token: Array) -> SolvedCall | None:
         """The record of a token; None: it is gone, or was never here."""
         origin, number = token.tolist()
         if origin != self._origin:
