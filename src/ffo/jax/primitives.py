@@ -121,15 +121,29 @@ def _device(arguments: Sequence[Any]) -> Any:
     return None
 
 
+try:  # on which of several devices a callback runs, of which JAX has no public word
+    from jax._src.callback import _callback_op_sharding as _placement
+except ImportError:  # another release of JAX
+    _placement = None  # type: ignore[assignment]
+
+
 def _lower(host: Callable[..., tuple[np.ndarray, ...]], ctx: Any, *operands: Any, **params: Any) -> Any:
-    """A callback that is handed NumPy arrays. JAX's own `pure_callback` first puts them on a device, a quarter of a
-    millisecond a call, and is left to programs that run on several devices, whose placement it knows."""
+    """A callback that is handed NumPy arrays.
+
+    JAX's own `pure_callback` first puts them on a device: a quarter of a millisecond a call, and a deadlock where all
+    threads of the runtime wait, each for a copy that one of them would have to make. It is left to programs for
+    several devices under a release of JAX that places callbacks in another way.
+    """
     call = partial(host, **params)
     context = ctx.module_context.axis_context
-    if isinstance(context, mlir.ShardingContext) and context.num_devices == 1:
-        return mlir.emit_python_callback(
-            ctx, call, None, list(operands), ctx.avals_in, ctx.avals_out, has_side_effect=False, returns_token=False
-        )[0]
+    alone = isinstance(context, mlir.ShardingContext) and context.num_devices == 1
+    if alone or _placement is not None:
+        sharding = None if alone else _placement(context, None, ctx.avals_out)
+        found, *_ = mlir.emit_python_callback(
+            ctx, call, None, list(operands), ctx.avals_in, ctx.avals_out, has_side_effect=False, returns_token=False,
+            sharding=sharding,
+        )  # fmt: skip
+        return found
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in ctx.avals_out]
 
     def portable(*arrays: jax.Array) -> Any:
@@ -342,8 +356,12 @@ def bind_solve(
 
 
 def _alike(arrays: list[jax.Array]) -> list[jax.Array]:
-    """Inside `jax.shard_map`, arrays that vary over the same axes of the mesh: those that are the same on all devices
-    are cast, so that their cotangents are summed over the devices."""
+    """Arrays whose types say the same about devices.
+
+    Inside `jax.shard_map` they vary over the same axes of the mesh: those that are the same on all devices are cast,
+    so that their cotangents are summed over the devices. Shards of explicit axes are brought together.
+    """
+    arrays = [_whole(a) for a in arrays]
     varying = [_varying(a) for a in arrays]
     axes = frozenset().union(*varying)
     if not axes:
@@ -352,6 +370,16 @@ def _alike(arrays: list[jax.Array]) -> list[jax.Array]:
         a if axes <= own else jax.lax.pcast(a, tuple(sorted(axes - own, key=str)), to="varying")
         for a, own in zip(arrays, varying, strict=True)
     ]
+
+
+def _whole(a: jax.Array) -> jax.Array:
+    kind = jax.typeof(a).sharding
+    if not isinstance(a, jax.core.Tracer) or all(axis is None for axis in kind.spec):
+        return a
+    try:
+        return jax.sharding.reshard(a, NamedSharding(kind.mesh, PartitionSpec(*(None,) * a.ndim)))
+    except ValueError:  # nothing is compiled: arrays are read where they are, wherever their shards lie
+        return a
 
 
 def _varying(a: jax.Array) -> frozenset[Any]:
