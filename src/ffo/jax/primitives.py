@@ -207,23 +207,26 @@ def _tangent_transpose(cotangents: Sequence[Any], *arguments: Any, site: Site, *
     wanted, rows = params["given"], params["rows"]
     if not any(given):
         return [*nothing, *(ad.Zero(t.aval) if ad.is_undefined_primal(t) else None for t in tangents)]
-    shapes = iter([t.aval.shape if ad.is_undefined_primal(t) else None for t in tangents])
-    expected = [next(shapes) if w else None for w in wanted]
+    avals = iter([t.aval if ad.is_undefined_primal(t) else None for t in tangents])
+    expected = [next(avals) if w else None for w in wanted]
     lead = int(rows is not None)
     # a tangent may differ between samples that share the parameter
     apart = any(
-        e is not None and len(e) - lead > d >= v.ndim for e, v, d in zip(expected, values, site.dims, strict=True)
+        e is not None and e.ndim - lead > d >= v.ndim for e, v, d in zip(expected, values, site.dims, strict=True)
     )
     asked = tuple(e is not None for e in expected)
     found = adjoint_p.bind(*values, token, *vectors, site=site, given=given, wanted=asked, apart=apart, rows=rows)
     gradients = iter(found)
-    summed = [None if e is None else _summed(next(gradients), e, lead) for e in expected]
+    summed = [None if e is None else _like(next(gradients), e, lead) for e in expected]
     return [*nothing, *(g for g, w in zip(summed, wanted, strict=True) if w)]
 
 
-def _summed(gradient: jax.Array, shape: tuple[int, ...], lead: int) -> jax.Array:
-    """Over the batch, where the tangent had none."""
-    return gradient.sum(lead) if gradient.ndim > len(shape) else gradient
+def _like(gradient: jax.Array, aval: ShapedArray, lead: int) -> jax.Array:
+    """Summed over the batch where the tangent had none, and in shards of explicit axes where it was."""
+    found = gradient.sum(lead) if gradient.ndim > aval.ndim else gradient
+    if isinstance(found, jax.core.Tracer) and any(axis is not None for axis in aval.sharding.spec):
+        return jax.sharding.reshard(found, aval.sharding)
+    return found
 
 
 def _adjoint_transpose(cotangents: Sequence[Any], *arguments: Any, site: Site, **params: Any) -> list[Any]:
@@ -356,12 +359,8 @@ def bind_solve(
 
 
 def _alike(arrays: list[jax.Array]) -> list[jax.Array]:
-    """Arrays whose types say the same about devices.
-
-    Inside `jax.shard_map` they vary over the same axes of the mesh: those that are the same on all devices are cast,
-    so that their cotangents are summed over the devices. Shards of explicit axes are brought together.
-    """
-    arrays = [_whole(a) for a in arrays]
+    """Inside `jax.shard_map`, arrays that vary over the same axes of the mesh: those that are the same on all devices
+    are cast, so that their cotangents are summed over the devices."""
     varying = [_varying(a) for a in arrays]
     axes = frozenset().union(*varying)
     if not axes:
@@ -370,16 +369,6 @@ def _alike(arrays: list[jax.Array]) -> list[jax.Array]:
         a if axes <= own else jax.lax.pcast(a, tuple(sorted(axes - own, key=str)), to="varying")
         for a, own in zip(arrays, varying, strict=True)
     ]
-
-
-def _whole(a: jax.Array) -> jax.Array:
-    kind = jax.typeof(a).sharding
-    if not isinstance(a, jax.core.Tracer) or all(axis is None for axis in kind.spec):
-        return a
-    try:
-        return jax.sharding.reshard(a, NamedSharding(kind.mesh, PartitionSpec(*(None,) * a.ndim)))
-    except ValueError:  # nothing is compiled: arrays are read where they are, wherever their shards lie
-        return a
 
 
 def _varying(a: jax.Array) -> frozenset[Any]:
