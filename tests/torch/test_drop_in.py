@@ -87,3 +87,36 @@ def test_arguments_of_qpth(capfd: pytest.CaptureFixture) -> None:
 def test_other_enumerations_are_refused() -> None:
     with pytest.raises(InputError, match="solver must be a name or an ffo Solver, not Colour"):
         FFOQPLayer(solver=Enum("Colour", "RED").RED)
+
+
+def test_dtypes_are_promoted_as_by_torch() -> None:
+    """cvxpylayers returns float64 for anything."""
+    case = zoo.build(CASE)
+    A, b = (t.detach() for t in tensors(case.values))
+    layer = make_layer(case)
+    narrow, wide = A.float().requires_grad_(), b.clone().requires_grad_()
+    (x,) = layer(narrow, wide)
+    assert x.dtype == torch.float64
+    x.square().sum().backward()
+    assert (narrow.grad.dtype, wide.grad.dtype) == (torch.float32, torch.float64)
+    expected = A.float().double().requires_grad_()
+    layer(expected, b)[0].square().sum().backward()
+    torch.testing.assert_close(narrow.grad, expected.grad.float())
+    counts = torch.arange(6)
+    assert layer(A.float(), counts)[0].dtype == torch.float32
+    torch.testing.assert_close(layer(A, counts)[0], layer(A, counts.double())[0])
+    assert layer(torch.ones(6, 4, dtype=torch.int64), counts > 2)[0].dtype == torch.get_default_dtype()
+
+
+def test_dtypes_of_blocks_are_promoted_as_by_torch() -> None:
+    p = torch.tensor([1.0, -3.0], dtype=torch.float64, requires_grad=True)
+    h = torch.ones(1, dtype=torch.float32, requires_grad=True)
+    G = torch.ones(1, 2, dtype=torch.int64)
+    z = FFOQPLayer()(torch.eye(2, dtype=torch.int32), p, G, h, torch.Tensor(), torch.Tensor())
+    assert z.dtype == torch.float64
+    z[0].backward()
+    assert (p.grad.dtype, h.grad.dtype) == (torch.float64, torch.float32)
+    sparse = FFOQPLayer()(torch.eye(2), p.detach(), G.to_sparse(), h.detach())
+    torch.testing.assert_close(sparse, z.detach())
+    half = FFOQPLayer()(torch.eye(2).half(), p.detach().half(), None, None, torch.Tensor(), torch.Tensor())
+    assert half.dtype == torch.float16
