@@ -44,7 +44,7 @@ _announced = False
 
 
 class Values:
-    """The data of a batch in the kernels' layout: Pv, q, Av, b (batch or 1, ·), C-contiguous and writable."""
+    """The data of a batch as kernels take it: Pv, q, Av, b (batch or 1, ·), C-contiguous and writable."""
 
     def __init__(self, Pv: Array, q: Array, Av: Array, b: Array) -> None:
         self.arrays = tuple([_ready(v if v.ndim == 2 else v[None]) for v in (Pv, q, Av, b)])
@@ -159,10 +159,10 @@ class KernelPlan:
         return iterations
 
     def newton(self, values: Values, start: Triple, state: State, steps: int) -> Triple:
-        """Polish all samples: x, y, s from starting points; the evidence is NaN for samples on which memory or time ran
-        out."""
+        """Polish all samples: x, y, s from points to start at; the evidence of those that memory or time did not
+        suffice for is NaN."""
         given = [_ready(v) for v in start]
-        # kernels copy the points, so that all threads, not just one, touch the memory of the new arrays first
+        # kernels copy the points: the memory of new arrays is then claimed by all threads, not by one
         moved = [np.empty(v.shape) for v in start]
         taken, seconds = np.empty(len(state.samples)), 3.0 * self._seconds(state) if steps else 0.0
         arrays, allowed = (*values.arrays, *moved, *given), allowed_steps(steps, seconds)
@@ -257,9 +257,9 @@ class KernelPlan:
         self, task: int, state: State, rows: Array, samples: Array, arrays: tuple[Array, ...], answer: Array,
         allowed: Array, seconds: float,
     ) -> list[int]:  # fmt: skip
-        """Run a task on some rows of its answer, row i for the sample samples[i], each of about so many seconds: first
-        with the light kernels, then, where these do not suffice, with the full ones. Returns rows that Newton's method
-        left out (see `run_samples`); no other task leaves any out."""
+        """A task on some rows of its answer, row i about the sample samples[i], each of about so many seconds: first
+        with the light kernels, then, where these do not know, with the full ones. Returns rows that Newton's method
+        left out (see `run_samples`); no other task leaves any."""
         batch = (*arrays, *state.face, *state.factors, state.evidence, samples, answer, allowed)
         left: list[int] = []
         if len(rows) and not self.full and not state.full.iterations:
