@@ -31,6 +31,7 @@ STEP, SMALL = 2e-4, 4e-6
 WRONG = 1e-2
 #: error of a solution on curved cones, beyond the disagreement of the other solvers
 SOLUTION = 1e-3
+FLAGGED = ", flagged"
 BATCH = 3
 SOLVERS = ("INTERIOR", "CLARABEL", "SCS", "PIQP", "DENSE", "OSQP", "QOCO", "DAQP", "ECOS")
 TIGHT = {
@@ -300,6 +301,7 @@ def _run(
 
 
 def judge(found: FoundHere, known: Known) -> Verdict:
+    """Judge a solution and its derivative. A note ends with FLAGGED if a derivative without a verdict is flagged."""
     if known.x is None or known.other is None:
         return Verdict(Outcome.UNJUDGED)
     if found.status != "solved":
@@ -317,11 +319,11 @@ def judge(found: FoundHere, known: Known) -> Verdict:
     if not np.abs(known.gaps).max() <= WRONG * scale:
         # the gap of a smooth function vanishes with the step, and noise differs each time
         if np.abs(np.diff(known.gaps)).max() > 0.05 * np.abs(known.gaps).max():
-            return Verdict(Outcome.UNJUDGED, "the differences disagree")
+            return Verdict(Outcome.UNJUDGED, f"the differences disagree{'' if found.good else FLAGGED}")
         return Verdict(Outcome.WRONG_GRADIENT if found.good else Outcome.FLAGGED, f"a kink: {known.gaps}")
     doubt = max(abs(slope - known.slopes[0]), abs(known.slopes[0] - known.slopes[2]))
     if not doubt <= WRONG / 4 * scale:
-        return Verdict(Outcome.UNJUDGED, "the differences disagree")
+        return Verdict(Outcome.UNJUDGED, f"the differences disagree{'' if found.good else FLAGGED}")
     wrong = not abs(value - slope) <= WRONG * scale
     if found.good:
         return Verdict(Outcome.WRONG_GRADIENT if wrong else Outcome.RIGHT, f"{value:.6g} called good, {slope:.6g}")

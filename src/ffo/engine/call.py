@@ -71,9 +71,13 @@ class LayerCall:
         """The call with a mapped dimension of `samples` joined to the batch."""
         if self.keys is not None:
             raise InputError("keys= and warm_start= cannot be used under torch.func.vmap: pass a batch instead")
-        if not self._averages:
-            raise InputError("smoothing with average=False cannot be used under torch.func.vmap: pass a batch instead")
+        self.check_foldable("torch.func.vmap")
         return replace(self, batched=tuple(batched), batch=samples * (self.batch or 1))
+
+    def check_foldable(self, transform: str) -> None:
+        """Whether a mapped dimension may join the batch; `transform` is for the message."""
+        if not self._averages:
+            raise InputError(f"smoothing with average=False cannot be used under {transform}: pass a batch instead")
 
     def solve(self, values: list[Array]) -> tuple[list[Array], LayerRecord]:
         flat = self._flat(values)
@@ -185,6 +189,51 @@ class LayerCall:
             return by_draw.swapaxes(0, 1).reshape(len(g) * by_draw.shape[1], *by_draw.shape[2:])
         full = g if self.batch is not None else g[None]
         return np.repeat(full / draws, draws, axis=0) if draws > 1 else full
+
+
+def read_batch(
+    given: Sequence[Sequence[int]], shapes: Sequence[tuple[int, ...]]
+) -> tuple[tuple[bool, ...], int | None]:
+    """Which arrays of these shapes are batched, and the batch size (None: unbatched).
+
+    The checks and their wording are those of CvxpyLayer.
+
+    Args:
+        given: shapes of the arrays of a call; shapes: those of the parameters they are for.
+    """
+    if len(given) != len(shapes):
+        raise InputError(
+            f"A tensor must be provided for each CVXPY parameter; received {len(given)} tensors, expected {len(shapes)}"
+        )
+    sizes: list[int | None] = []
+    for i, (found, shape) in enumerate(zip(given, shapes, strict=True)):
+        if len(found) == len(shape):
+            if tuple(found) != shape:
+                raise InputError(f"Invalid parameter shape for parameter {i}. Expected: {shape}, Got: {found}")
+            sizes.append(None)
+        elif len(found) == len(shape) + 1:
+            if tuple(found[1:]) != shape:
+                raise InputError(
+                    f"Invalid parameter shape for parameter {i}. "
+                    f"Expected batched shape: (batch_size, {', '.join(map(str, shape))}), Got: {found}"
+                )
+            if found[0] == 0:
+                raise InputError(
+                    f"Parameter {i} has an empty batch dimension: {tuple(found)}. Skip empty batches before the layer."
+                )
+            sizes.append(found[0])
+        else:
+            raise InputError(
+                f"Invalid parameter dimensionality for parameter {i}. "
+                f"Expected {len(shape)} or {len(shape) + 1} dimensions, Got: {len(found)} dimensions"
+            )
+    distinct = {s for s in sizes if s is not None}
+    if len(distinct) > 1:
+        raise InputError(
+            "Inconsistent batch sizes. Expected all batched parameters to have the same batch size, "
+            f"but got: {[s or 0 for s in sizes]}"
+        )
+    return tuple(s is not None for s in sizes), next(iter(distinct), None)
 
 
 def call_keys(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from ffo.errors import InputError
 from ffo.ghost.oracle import Way
+from ffo.program.names import Names
 from ffo.solvers.base import Solver
 
 BACKWARDS = ("auto", "direct", "iterative", "resolve")
@@ -149,3 +150,11 @@ class Options:
     def raises(self) -> bool:
         """Whether failures are raised."""
         return (self.on_fail.rest if isinstance(self.on_fail, Relax) else self.on_fail) == "raise"
+
+
+def numbered_relaxation(options: Options, names: Names, constraints: Sequence[Any]) -> Options:
+    """The options in which constraints that may be violated are named by their numbers in the problem."""
+    relax = options.relax
+    if relax is None or relax.constraints is None:
+        return options
+    return replace(options, on_fail=replace(relax, constraints=names.numbers(relax.constraints, constraints)))

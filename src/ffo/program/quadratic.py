@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
@@ -25,9 +25,23 @@ from ffo.program.pattern import Pattern
 from ffo.program.recovery import Output, Recovery
 
 Array = np.ndarray
+T = TypeVar("T")
 Name = Literal["Q", "p", "G", "h", "A", "b", "lb", "ub", "lower"]
 #: the order in which blocks are given
 NAMES: tuple[Name, ...] = ("Q", "p", "G", "h", "A", "b", "lb", "ub", "lower")
+
+
+class QPSolution(NamedTuple, Generic[T]):
+    """A solution with its multipliers.
+
+    z (*batch, n); nu (*batch, p) of Az = b; lam (*batch, m) of lower <= Gz <= h and mu (*batch, n) of
+    lb <= z <= ub, both negative where the lower side is active: Qz + p + A'nu + G'lam + mu = 0.
+    """
+
+    z: T
+    nu: T
+    lam: T
+    mu: T
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,9 +10,8 @@ import cvxpy as cp
 import torch
 
 from ffo.engine import Options, Smoothing
-from ffo.engine.call import call_keys
-from ffo.engine.options import OnFail
-from ffo.errors import InputError
+from ffo.engine.call import call_keys, read_batch
+from ffo.engine.options import OnFail, numbered_relaxation
 from ffo.ghost.oracle import Way
 from ffo.program.cvxpy import canonicalize
 from ffo.solvers.base import Solver
@@ -107,10 +105,7 @@ class FFOLayer(OptimizationLayer):
             time_limit=time_limit,
         )
         canonical = canonicalize(problem, parameters, variables, gp=gp, canon_backend=canon_backend)
-        if options.relax is not None and options.relax.constraints is not None:
-            numbers = canonical.names.numbers(options.relax.constraints, problem.constraints)
-            options = replace(options, on_fail=replace(options.relax, constraints=numbers))
-        super().__init__(options)
+        super().__init__(numbered_relaxation(options, canonical.names, problem.constraints))
         self.canonical = canonical
 
     def forward(
@@ -155,42 +150,6 @@ class FFOLayer(OptimizationLayer):
 
 @lru_cache(maxsize=256)  # during training all calls of a layer are of one kind
 def validate(kinds: tuple[Kind, ...], shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[bool, ...], int | None]:
-    """Which parameters are batched, and the batch size (None: unbatched).
-
-    The checks and their wording are those of CvxpyLayer.
-    """
+    """Which parameters are batched, and the batch size (None: unbatched)."""
     check_kinds(kinds, [f"Parameter {i}" for i in range(len(kinds))], range(len(kinds)))
-    if len(kinds) != len(shapes):
-        raise InputError(
-            f"A tensor must be provided for each CVXPY parameter; received {len(kinds)} tensors, expected {len(shapes)}"
-        )
-    sizes: list[int | None] = []
-    for i, (kind, shape) in enumerate(zip(kinds, shapes, strict=True)):
-        given = kind.shape
-        if len(given) == len(shape):
-            if tuple(given) != shape:
-                raise InputError(f"Invalid parameter shape for parameter {i}. Expected: {shape}, Got: {given}")
-            sizes.append(None)
-        elif len(given) == len(shape) + 1:
-            if tuple(given[1:]) != shape:
-                raise InputError(
-                    f"Invalid parameter shape for parameter {i}. "
-                    f"Expected batched shape: (batch_size, {', '.join(map(str, shape))}), Got: {given}"
-                )
-            if given[0] == 0:
-                raise InputError(
-                    f"Parameter {i} has an empty batch dimension: {tuple(given)}. Skip empty batches before the layer."
-                )
-            sizes.append(given[0])
-        else:
-            raise InputError(
-                f"Invalid parameter dimensionality for parameter {i}. "
-                f"Expected {len(shape)} or {len(shape) + 1} dimensions, Got: {len(given)} dimensions"
-            )
-    distinct = {s for s in sizes if s is not None}
-    if len(distinct) > 1:
-        raise InputError(
-            "Inconsistent batch sizes. Expected all batched parameters to have the same batch size, "
-            f"but got: {[s or 0 for s in sizes]}"
-        )
-    return tuple(s is not None for s in sizes), next(iter(distinct), None)
+    return read_batch([kind.shape for kind in kinds], shapes)

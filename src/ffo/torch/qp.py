@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 
@@ -12,7 +12,7 @@ from ffo.engine.call import call_keys
 from ffo.engine.options import OnFail, check_relaxed
 from ffo.errors import InputError
 from ffo.ghost.oracle import Way
-from ffo.program.quadratic import Name, quadratic_problem
+from ffo.program.quadratic import Name, QPSolution, quadratic_problem
 from ffo.solvers.base import Solver
 from ffo.torch.base import OptimizationLayer
 from ffo.torch.blocks import Given, read_blocks, read_given
@@ -20,19 +20,6 @@ from ffo.torch.dense.answer import UnverifiedError
 from ffo.torch.dense.layer import DensePlan, worthwhile
 from ffo.torch.dense.parts import solve_in_parts
 from ffo.torch.dense.warm import ActiveSets, Remembered
-
-
-class QPSolution(NamedTuple):
-    """A solution with its multipliers.
-
-    z (*batch, n); nu (*batch, p) of Az = b; lam (*batch, m) of lower <= Gz <= h and mu (*batch, n) of
-    lb <= z <= ub, both negative where the lower side is active: Qz + p + A'nu + G'lam + mu = 0.
-    """
-
-    z: torch.Tensor
-    nu: torch.Tensor
-    lam: torch.Tensor
-    mu: torch.Tensor
 
 
 class FFOQPLayer(OptimizationLayer):
@@ -107,7 +94,7 @@ class FFOQPLayer(OptimizationLayer):
         solver_args: Mapping[str, Any] | None = None,
         keys: Sequence[Hashable] | torch.Tensor | None = None,
         warm_start: bool | None = None,
-    ) -> torch.Tensor | QPSolution:
+    ) -> torch.Tensor | QPSolution[torch.Tensor]:
         """Solve for the given blocks, each with or without a batch dimension in front.
 
         Args:
@@ -135,7 +122,7 @@ class FFOQPLayer(OptimizationLayer):
         solver_args: Mapping[str, Any] | None,
         keys: Sequence[Hashable] | torch.Tensor | None,
         warm_start: bool | None,
-    ) -> torch.Tensor | QPSolution:
+    ) -> torch.Tensor | QPSolution[torch.Tensor]:
         given = read_given(tensors)
         named = call_keys(keys, warm_start, self.engine.options.warm_start, given.form.batch)
         if not solver_args:
