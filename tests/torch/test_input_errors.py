@@ -1,4 +1,4 @@
-"""Wrong input: the exceptions and the words that users of CvxpyLayer know, and clear ones beyond."""
+"""Wrong input: the exceptions and messages of CvxpyLayer, and further ones."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_parameter_named_twice() -> None:
         FFOLayer(problem, [a, b, a], [x])
 
 
-# Beyond the peer: what a tensor must be
+# Beyond CvxpyLayer: requirements on tensors
 
 
 @pytest.mark.parametrize("value", [None, 1.0, np.ones(6), [1.0] * 6], ids=lambda v: type(v).__name__)

@@ -1,4 +1,4 @@
-"""FFOQPLayer and bad input: what is wrong, and with which block or sample, is said; nothing is silently wrong."""
+"""FFOQPLayer and bad input: errors name the block or sample; nothing is silently wrong."""
 
 from __future__ import annotations
 

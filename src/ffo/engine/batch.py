@@ -35,8 +35,8 @@ _AS_IT_IS = Presolve()
 
 @lru_cache(maxsize=8)
 def _nothing(batch: int) -> tuple[Array, ...]:
-    """Initial status, solver, residual, iterations, retried and rescued; cached, because copying them is several times
-    faster than making them."""
+    """Status, solver, residual, iterations, retried and rescued of samples of which nothing is known: copies are made
+    several times faster than these."""
     no, unknown = np.zeros(batch, dtype=bool), np.full(batch, OPEN, dtype=int)
     return unknown, np.full(batch, "", dtype=object), np.full(batch, np.nan, dtype=float), unknown, no, no
 
@@ -74,7 +74,7 @@ class Batch:
 
     @classmethod
     def of(cls, program: ConeProgram) -> Batch:
-        """A batch without answers."""
+        """Nothing is known yet."""
         status, solver, residual, iterations, retried, rescued = [v.copy() for v in _nothing(program.batch)]
         return cls(program, status, solver, residual, iterations, retried, rescued)
 
@@ -129,7 +129,7 @@ class Batch:
         return found
 
     def accept(self, samples: Array, found: Linearization, good: Array) -> bool:
-        """Store the good ones of some samples' solutions; returns whether all are good."""
+        """Take over the good ones of some samples' solutions; whether they all are."""
         residual, whole = found.certificate.natural_residual, bool(good.all())
         if not whole:
             if not good.any():

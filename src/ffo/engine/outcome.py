@@ -131,7 +131,7 @@ class Outcome:
     def _report(
         self, found: Sensitivity, start: float, ambiguous: Array | None = None, dependent: Array | None = None
     ) -> None:
-        """Report a pass; verdicts on samples with null vectors are expanded to the batch."""
+        """Verdicts on samples with null vectors are spread over the batch."""
         spread = [self._spread(v) for v in (dependent, ambiguous)]
         self.info.add_pass(time.perf_counter() - start, found.residual, *spread, found.kinked)
 

@@ -70,7 +70,7 @@ class Certificate:
         dependent: Array | None = None,
         indefinite: Array | None = None,
     ) -> Certificate:
-        """The evidence of a forward pass; what was not checked yet is treated as good."""
+        """What a forward pass found out; nothing is held against a gradient of which nobody looked for it."""
         nothing, unknown = np.zeros(len(unsettled), dtype=bool), np.full(len(unsettled), np.nan, dtype=float)
         return cls(
             unsettled=unsettled,
@@ -111,10 +111,8 @@ class Certificate:
         self, residual: Array, dependent: Array | None = None, ambiguous: Array | None = None,
         kinked: Array | None = None,
     ) -> Certificate:  # fmt: skip
-        """The certificate after another backward or forward-mode pass, keeping the worst verdict of all passes.
-
-        `residual` is that of the pass's ghost solve (NaN: none); `kinked` says which weakly active samples remain so.
-        """
+        """The same after another pass through the derivative: with the residual of its ghost solve (NaN: none), and
+        what speaks against it; `kinked`: which weakly active samples stay so. The worst of all passes stays."""
         known = dict(vars(self))
         known["ghost_residual"] = np.fmax(self.ghost_residual, residual)
         if dependent is not None:

@@ -1,4 +1,4 @@
-"""Kernels over the samples of a batch: what the rest of the package calls."""
+"""Kernels over the samples of a batch: the interface to the rest of the package."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger = logging.getLogger("ffo")
 #: tasks of `_ghost_chunk`, and arrays that a task does not need
 _NEWTON, _SENSITIVITY, _NULL, _OTHER, _DISTANCES = range(5)
 _NOTHING, _NONE = np.empty((0, 0)), np.zeros(1, int)
-#: seconds for one multiplication in a sparse factorization, about
+#: approximate seconds for one multiplication in a sparse factorization
 FLOP = 3e-9
 #: iterations of samples that the interior point left out
 LEFT_OUT = -(2**62)
@@ -58,15 +58,15 @@ def _ready(v: Array) -> Array:
 
 #: ghost systems are solved by their factors
 FACTORS = Full(0, 0.0, 0)
-#: faces and factors of batches that are gone, and bytes up to which they are kept: memory that goes back to the system
-#: and comes again costs a batch of 512 QPs with 200 variables several milliseconds, whatever the number of cores
+#: faces and factors of freed batches, kept for reuse up to SPARE bytes: returning the memory to the system and getting
+#: it back costs a batch of 512 QPs with 200 variables several milliseconds, whatever the number of cores
 _spare: deque[tuple[Structure, bool, tuple[Array, ...], tuple[Array, ...]]] = deque(maxlen=2)
 SPARE = 2**26
 
 
 class State:
-    """Faces, factors and evidence of a batch: what Newton's method leaves for the derivatives; and how it was asked
-    to solve ghost systems."""
+    """Faces, factors and evidence that Newton's method leaves for the derivatives of a batch; and how ghost systems are
+    solved."""
 
     factors: tuple[Array, ...] = ()
 
@@ -75,7 +75,7 @@ class State:
         self.evidence = np.empty((batch, EVIDENCE))
         self.face, self.factors = _room(S, batch, full.iterations == 0)
 
-    def __del__(self, most: int = SPARE, spare: deque[Any] = _spare) -> None:  # globals may be gone at the end
+    def __del__(self, most: int = SPARE, spare: deque[Any] = _spare) -> None:  # globals may be gone at shutdown
         if 0 < sum([v.nbytes for v in self.factors]) <= most:
             spare.append((self.structure, self.full.iterations == 0, self.face, self.factors))
 
@@ -88,7 +88,7 @@ def state_bytes(S: Structure, full: Full = FACTORS) -> float:
 
 
 def _room(S: Structure, batch: int, factorized: bool) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """Arrays for faces and factors: those of a batch that is gone, where they fit."""
+    """Arrays for faces and factors: those of a freed batch if they fit."""
     try:
         last, before, face, factors = _spare.pop()
     except IndexError:
@@ -109,8 +109,8 @@ class KernelPlan:
     """The structures of a program, and whether it needs the full kernels.
 
     Kernels exist twice: with everything, and without the code of curved cones and singular systems, which most
-    programs never need, and which takes as long to compile as all the rest. The first sample that turns out to need
-    it is done again, and later calls know.
+    programs never need, and which takes as long to compile as all the rest. If a sample turns out to need it, it is
+    repeated with the full kernels, which later calls then use at once.
     """
 
     def __init__(self, build: Callable[[bool], Structure]) -> None:
@@ -124,12 +124,12 @@ class KernelPlan:
 
     @cached_property
     def pattern(self) -> Structure:
-        """Without factors, and without what it takes to foresee them."""
+        """Without factors, and without their symbolic analysis."""
         return self._build(False)
 
     @cached_property
     def seconds(self) -> float:
-        """About how long one factorization takes, sparse throughout."""
+        """Approximate seconds of one fully sparse factorization."""
         S = self.structure
         columns = np.diff(part(S.wide, LP)).astype(float)
         return FLOP * float((columns * columns).sum() + 10 * len(part(S.slim, KI)) + 100)
@@ -149,8 +149,8 @@ class KernelPlan:
         return self.__dict__.get("structure") or self.pattern
 
     def interior(self, values: Values, x: Array, y: Array, s: Array, eps: float, limit: int) -> Array:
-        """Solve all samples from nothing, in place; (batch,) iterations, negative where it failed, `LEFT_OUT` where
-        memory or time did not suffice."""
+        """Solve all samples by the interior-point method, in place; (batch,) iterations, negative where it failed,
+        `LEFT_OUT` where memory or time ran out."""
         iterations = np.empty(len(x), np.int64)
         curved, seconds = self.curved or None, 20.0 * self.seconds  # None: as `full` elsewhere
         arguments = (self.structure, *values.arrays, x, y, s, iterations, eps, limit, allowed_steps(limit, seconds))
@@ -203,9 +203,9 @@ class KernelPlan:
     def null(self, values: Values, state: State, near: Array, weak: Array) -> tuple[Array, Array, Array]:
         """Null vectors, drawn at random, of singular ghost systems: samples, u and w of these.
 
-        All that `sensitivity` has not found to be regular are asked: a null vector with a small share in the row that
-        is eliminated last leaves no small pivot. Of samples `near` also on the face with or without
-        the rows that `weak` (near, m) names, as in `on_other_face`: a sample may come more than once.
+        All samples that `sensitivity` has not found to be regular are examined: a null vector with a small component in
+        the row that is eliminated last leaves no small pivot. Samples `near` are also examined on the face with or
+        without the rows that `weak` (near, m) names, as in `on_other_face`: a sample may occur more than once.
         """
         S, samples = state.structure, state.evidence[:, loop.SINGULAR].nonzero()[0]
         u, w = np.empty((len(samples), S.n)), np.empty((len(samples), S.m))
@@ -235,20 +235,20 @@ class KernelPlan:
         return u, w, answer
 
     def scales(self, state: State, samples: Array) -> tuple[Array, Array]:
-        """(samples, n), (samples, m): what multiplies the unknowns of equilibrated ghost systems."""
+        """(samples, n), (samples, m): factors of the unknowns of equilibrated ghost systems."""
         S = state.structure
         scale = state.factors[1][samples][:, part(S.wide, INV)[: S.n + S.m]]
         return scale[:, : S.n], scale[:, S.n :]
 
     def distances(self, values: Values, x: Array, y: Array, s: Array, state: State, samples: Array) -> Array:
-        """(samples, m) relative distance of each row to another face; of each block, where it is curved."""
+        """(samples, m) relative distance of each row to another face; for curved cones, of each block."""
         out, done = np.empty((len(samples), state.structure.m)), np.empty(len(samples))
         arrays = (*values.arrays, x, y, s, _NOTHING, out, _NOTHING)
         self._ghost(_DISTANCES, state, np.arange(len(samples)), samples, arrays, done, _NONE, 0.0)
         return out
 
     def _seconds(self, state: State) -> float:
-        """About how long one solve of a ghost system takes."""
+        """Approximate seconds of one solve of a ghost system."""
         if state.full.iterations:
             return FLOP * len(part(state.structure.slim, KI)) * len(state.structure.sign)
         return self.seconds
@@ -272,13 +272,13 @@ class KernelPlan:
                 more = _run(_ghost_chunk, len(rows), seconds, state.structure, task, *batch, rows, state.full)
             left += rows[more].tolist()
         if left and task != _NEWTON:
-            raise MemoryError("there is not enough memory for a derivative")
+            raise MemoryError("not enough memory for a derivative")
         return left
 
 
 def _run(function: Any, count: int, seconds: float, *arguments: Any) -> list[int]:
-    """A kernel on `count` samples, each of which takes about so many seconds; the structure is its first argument.
-    Returns those that were left out (see `run_samples`)."""
+    """Run a kernel on `count` samples of about so many seconds each; its first argument is the structure. Returns the
+    samples that were left out (see `run_samples`)."""
     if not _announced:
         _announce(function)
     S: Structure = arguments[0]
@@ -289,13 +289,13 @@ def _run(function: Any, count: int, seconds: float, *arguments: Any) -> list[int
 
 
 def _announce(function: Any) -> None:
-    """Say once that compiling takes a while, where nothing is cached yet."""
+    """Log once that compiling takes a while, if nothing is cached yet."""
     global _announced
     _announced = True
     stats = getattr(function, "stats", None)
     path = Path(stats.cache_path) if stats is not None and stats.cache_path else None
     if path is not None and not any(path.glob(f"*{function.__name__}*.nbi")):
-        logger.warning("ffo compiles its kernels, once for this environment: this takes up to a minute")
+        logger.warning("compiling ffo's kernels, once for this environment: this takes up to a minute")
 
 
 @inner_kernel
@@ -320,7 +320,7 @@ def _interior_chunk(
     start: int, stop: int, S: Structure, Pv: Array, q: Array, Av: Array, b: Array, x: Array, y: Array, s: Array,
     iterations: Array, eps: float, limit: int, allowed: Array, curved: bool | None,
 ) -> None:  # fmt: skip
-    """Groups of LANES samples; the last one is filled up with copies of the last sample."""
+    """Groups of LANES samples; the last group is padded with copies of the last sample."""
     S = refer(S)
     G = empty_group(S, Pv.shape[1], Av.shape[1])
     _interior_groups(start, stop, S, G, refer(Data(Pv, q, Av, b)), x, y, s, iterations, eps, limit, allowed, curved)
@@ -352,7 +352,7 @@ def _ghost_chunk(
     Kx: Array, scale: Array, Lx: Array, Dinv: Array, unit: Array,
     evidence: Array, samples: Array, answer: Array, allowed: Array, rows: Array, full: Full | None,
 ) -> None:  # fmt: skip
-    """All that is done with ghost systems, in one: they share most of their code, which is compiled once so.
+    """All tasks on ghost systems in one kernel: they share most of their code, which is then compiled once.
 
     Newton's method goes from r_x, r_s, r_t to x, y, s. Sensitivities with the right-hand sides r_x, r_s are written to
     x and y, and so are null vectors, also on other faces, with the rows that s names; distances of x, y, s to r_s.

@@ -1,4 +1,4 @@
-"""The ghost system of one sample by MINRES: products with K alone, memory of a few vectors, no factors.
+"""The ghost system of one sample by MINRES: only products with K, memory of a few vectors, no factors.
 
 K is formed (it has as many entries as the data, times the rows of a block where T is a rotation), and equilibrated,
 which is the diagonal preconditioner. Where K is singular, MINRES minimizes the residual, and where a solution exists it

@@ -144,14 +144,14 @@ class AffineMap:
         """
         last = {} if last is None else last
         batch = next((len(v) for v in values if v.ndim == 2), 1)
-        # matrix parameters that were expanded over the batch cost no more than shared ones
+        # Parameters of matrices that were expanded over the batch cost what shared ones do.
         values = [equal_rows(v) if v.ndim == 2 and k in self._of_matrices else v for k, v in enumerate(values)]
         logs = self._logarithms(values)
         P, q, A, b = (self._once(name, values, logs, last) for name in BLOCKS)
         return ConeProgram(P, _rows(q, batch), A, _rows(b, batch), self.cones)
 
     def _once(self, name: Block, values: Sequence[Array], logs: dict[int, Array], last: Made) -> Any:
-        """A block from the parameters that enter it; the last one if the parameters are the same."""
+        """A block from the parameters that enter it; the one made last where the same come again."""
         thetas = [logs[e.parameter] if e.log else values[e.parameter] for e in self._entering[name]]
         before = last.get(name)
         if before is not None and all(map(_Known.comes_again, before[0], thetas)):

@@ -22,7 +22,7 @@ KEPT = 32
 
 
 def plan_of(program: ConeProgram) -> KernelPlan:
-    """The plan of a program's structure, made on first use."""
+    """The plan of a program's structure, made when it is first seen."""
     return structure_plan(program.cones, program.P.pattern, program.A.pattern)
 
 
@@ -43,7 +43,7 @@ def _build(cones: Product, P: Pattern, A: Pattern, factors: bool) -> kkt.Structu
 
 
 def values_of(program: ConeProgram) -> Values:
-    """The data of a program in the kernels' layout, cached."""
+    """The data of a program, brought into shape once."""
     found: Values | None = vars(program).get("_values")
     if found is None:
         from ffo.kernels.batch import Values

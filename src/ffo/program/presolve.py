@@ -164,7 +164,7 @@ class MissingRows(PresolveStep):
 
 
 def missing_rows(program: ConeProgram) -> list[tuple[Array, MissingRows]] | None:
-    """The samples grouped by their missing rows, and the step that removes these; None if no rows are missing."""
+    """The samples by the rows they lack, and the step that removes these; None where no sample lacks any."""
     if not np.isposinf(distinct(program.b)).any():
         return None
     missing = np.isposinf(program.b)

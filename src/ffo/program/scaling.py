@@ -83,7 +83,7 @@ class Moderate:
         self._last: _Extent | None = None
 
     def holds(self, program: ConeProgram) -> bool:
-        """Whether a program is known to need no scaling."""
+        """Whether a program is known to be left alone."""
         P, A, b = program.P, program.A, distinct(program.b)
         if not (P.own and A.own and program.shared_matrices and program.n):
             return False
@@ -122,7 +122,7 @@ class _Extent:
         return bool(((force >= low) & (force <= high)).all())
 
     def _remember(self, b: Array, low: Size, high: Size) -> tuple[Array, Size, Size]:
-        """A single right-hand side, and the range of sizes of q that are moderate with it."""
+        """A single right-hand side, and the sizes of q between which all is moderate with it."""
         if len(b) == 1:
             self._known = b.copy(), low, high
         return b, low, high
