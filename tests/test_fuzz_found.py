@@ -57,6 +57,16 @@ FOUND = {
         ),
         (Route(backward="iterative", wanted=("Q",)),),
     ),
+    # a residual of rounding, by MINRES, is a large error where two rows are nearly one
+    "two rows at an angle of 3e-7": Found(
+        QP(
+            p=array([-1.0, 1.0]),
+            Q=array([[2.25, -2.25], [-2.25, 2.25]]),
+            G=array([[-6.014960437951461, 24.059841751805845], [0.04019480515853018, -0.16077942893205407]]),
+            h=array([19.548621423342247, -0.13063337713763978]),
+        ),
+        (Route(backward="iterative", wanted=("p",)),),
+    ),
     # x diverges, and with it the sizes by which stationarity was judged
     "a flat direction": Found(QP(p=array([4.0, -1.0]), Q=np.diag([4.0, 0.0]))),
     "a flat direction off the axes": Found(

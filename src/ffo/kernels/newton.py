@@ -161,7 +161,7 @@ def _direction(
     _gather(S, face, r_x, r_s, rhs)
     if full is not None and full.iterations > 0:
         minres.equilibrate(S, F)
-        relative = minres.solve(S, F, rhs, z, max(target, full.rtol), full)
+        relative, _ = minres.solve(S, F, rhs, z, max(target, full.rtol), full)
         scatter(S, face, z, dx, dy)
         return relative, 0.0, True
     pivot, fresh = np.inf, not borrowed

@@ -89,7 +89,7 @@ def _solve_random(S: Structure, F: Factors, face: Face, rhs: Array, z: Array, le
     if full is None or full.iterations == 0:
         relative, _ = system.refine(S, F, rhs, z, left, MET, np.inf, system.STALLED)
         return relative
-    relative = minres.solve(S, F, rhs, z, MET, full)
+    relative, _ = minres.solve(S, F, rhs, z, MET, full)
     _multiply(S, F, z, left)
     for i in range(left.size):
         left[i] = rhs[i] - left[i]
