@@ -93,6 +93,10 @@ class Batch:
         """Numbers of the samples that nobody has answered yet."""
         return (self.status == OPEN).nonzero()[0]
 
+    def finished(self, most: float) -> bool:
+        """Whether all samples are solved, to a natural residual of at most this."""
+        return not np.count_nonzero(self.status) and not np.count_nonzero(self.residual > most)
+
     @property
     def proven(self) -> Array:
         """(batch,) whether a sample provably has no solution."""
@@ -130,16 +134,26 @@ class Batch:
 
     def accept(self, samples: Array, found: Linearization, good: Array) -> bool:
         """Take over the good ones of some samples' solutions; whether they all are."""
-        residual, whole = found.certificate.natural_residual, bool(good.all())
+        residual, whole = found.certificate.natural_residual, np.count_nonzero(good) == len(good)
         if not whole:
             if not good.any():
                 return False
             samples, residual, found = samples[good], residual[good], found.take(np.flatnonzero(good))
         self.pieces.append(SolvedPart(samples, _AS_IT_IS, found))
         self.put_point(samples, (found.x, found.y, found.s))
-        self.status[samples], self.residual[samples] = SOLVED, residual
+        at = self._at(samples)
+        self.status[at], self.residual[at] = SOLVED, residual
         self._forget_details(samples)
         return whole
+
+    def answered_by(self, name: str, samples: Array, iterations: Array) -> None:
+        """Note who answered about some samples."""
+        at = self._at(samples)
+        self.solver[at], self.iterations[at] = name, iterations
+
+    def _at(self, samples: Array) -> Array | slice:
+        """Places of some samples."""
+        return samples if len(samples) < len(self.status) else slice(None)
 
     def only(self, kept: Array) -> Batch:
         """The batch with all answers withdrawn but those of some samples; (batch,) mask."""
@@ -245,7 +259,7 @@ class Batch:
     def outcome(self, seconds: float) -> Outcome:
         """What became of the samples, NaN where they failed; `seconds`: that the call took."""
         solved = None
-        if self.status.any():
+        if np.count_nonzero(self.status):
             solved = self.status == SOLVED
             for v in (*self.point, self.residual):
                 v[~solved] = np.nan

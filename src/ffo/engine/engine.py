@@ -52,6 +52,7 @@ PAYING = 0.5
 #: unknowns of one sample's ghost system beyond which factors are no longer tried by default
 DIRECT_LIMIT = 200_000
 _NOBODY: Mapping[int, str] = {}
+_DIRECT = Direct()
 
 
 class _How(NamedTuple):
@@ -72,6 +73,7 @@ class Engine:
         self._memory, self._newton, self._pace = Memory(), Attempts(), Pace()
         self.matrices, self._moderate = Matrices(), Moderate()
         self._slack: Engine | None = None  # remembers relaxed programs
+        self._own = options.solver is None and options.solver_args.keys() <= {"eps"}
         # Complain now, not at the first call.
         if isinstance(options.solver, str):
             self._configured(options.solver, options.solver_args)
@@ -102,7 +104,7 @@ class Engine:
 
     def _ours(self, overrides: dict[str, object] | None) -> bool:
         """Whether who solves is left to this package, and how but for the accuracy."""
-        return self.options.solver is None and not {*self.options.solver_args, *(overrides or {})} - {"eps"}
+        return self._own and (not overrides or overrides.keys() <= {"eps"})
 
     def others(self, program: ConeProgram, solver: Solver, overrides: dict[str, object] | None) -> list[Solver]:
         """Whom to ask about samples that the solver fails on: those in `retry=`; others of this
@@ -120,7 +122,7 @@ class Engine:
         if choice == "auto":
             choice = "direct" if program.n + program.m <= DIRECT_LIMIT and fits(program) else "iterative"
         if choice == "direct":
-            return Direct()
+            return _DIRECT
         if choice == "iterative":
             return Iterative()
         return Resolve(find_solver().solve, delta=self.options.delta)
@@ -161,8 +163,8 @@ class Engine:
         deadline = None if self.options.time_limit is None else Deadline(self.options.time_limit, self._pace)
         how = _How(overrides, check_convexity, open_sides, deadline)
         batch = self._solve(given, known, hidden, how)
-        batch.detail.update(refused)
-        if batch.status.any():
+        if np.count_nonzero(batch.status):
+            batch.detail.update(refused)
             if self.options.relax is not None and names is not None:
                 self._relax(batch, self.options.relax, names, hidden, how)
             if names is not None:
@@ -183,9 +185,7 @@ class Engine:
         groups = missing_rows(program) if how.open_sides else None
         lids = None if groups else epigraphs(program, hidden)
         parts: list[tuple[Array, MissingRows | None]] = [*groups] if groups else [(np.arange(program.batch), None)]
-        stages: Callable[..., None] = partial(self._stages, overrides=how.overrides)
-        if how.deadline is not None:
-            stages = how.deadline.around(stages)
+        stages: Callable[..., None] = self._stages if how.deadline is None else how.deadline.around(self._stages)
         solved = []
         for samples, rows in parts:
             before, rest, origin, reduced = Presolve.of(first), Presolve.of(units, rows, lids), given, program
@@ -193,11 +193,11 @@ class Engine:
                 before, rest = before.take(samples), rest.take(samples)
                 origin, reduced = origin.take(samples), reduced.take(samples)
             presolve, part = before.then(rest), Batch.of(rest.apply(reduced))
-            stages(part, check_convexity=how.check_convexity, recalled=_recalled(known, samples, presolve))
+            stages(part, how.overrides, how.check_convexity, _recalled(known, samples, presolve))
             solved.append((samples, part.undo(presolve, origin)))
         batch = Batch.joined(given, solved)
         if units is not None:
-            self._in_given_units(batch, parts, first, lids, stages)
+            self._in_given_units(batch, parts, first, lids, partial(stages, overrides=how.overrides))
         return batch
 
     def _relax(self, batch: Batch, relax: Relax, names: Names, hidden: Array | None, how: _How) -> None:
@@ -252,7 +252,7 @@ class Engine:
         if self._ours(overrides) and way.factorizes:
             self._try_newton(batch)
         ask(batch, self._in_turn(program, overrides), way)
-        if batch.status.any():
+        if np.count_nonzero(batch.status):
             rescue(batch, way)
             seek_proofs(batch)
         if expired():

@@ -102,7 +102,10 @@ def run_samples(
     """The same; returns those of 0..count that were left out: memory ran out on them, or time before."""
     if deadline is None:
         try:
-            run_chunks(function, count, seconds, *arguments)
+            if seconds < WORTH:
+                function(0, count, *arguments)
+            else:
+                run_chunks(function, count, seconds, *arguments)
             return []
         except MemoryError:
             pass  # which sample it is shows when they are alone

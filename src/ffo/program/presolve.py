@@ -93,7 +93,7 @@ class Presolve:
 
     def then(self, other: Presolve) -> Presolve:
         """These steps and those of another presolve after them."""
-        return Presolve(self.steps + other.steps)
+        return Presolve(self.steps + other.steps) if self.steps and other.steps else other if other.steps else self
 
     def take(self, samples: Array) -> Presolve:
         return Presolve(tuple(step.take(samples) for step in self.steps)) if self.steps else self
