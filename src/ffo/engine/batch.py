@@ -35,10 +35,10 @@ _AS_IT_IS = Presolve()
 
 @lru_cache(maxsize=8)
 def _nothing(batch: int) -> tuple[Array, ...]:
-    """Status, solver, residual, iterations, retried and rescued of samples of which nothing is known: copies are made
-    several times faster than these."""
-    no, unknown = np.zeros(batch, dtype=bool), np.full(batch, OPEN, dtype=int)
-    return unknown, np.full(batch, "", dtype=object), np.full(batch, np.nan, dtype=float), unknown, no, no
+    """Status or iterations, solver, residual, and whether something was done, of samples of which nothing is known:
+    copies are made several times faster than these."""
+    nobody, unmeasured = np.full(batch, "", dtype=object), np.full(batch, np.nan)
+    return np.full(batch, OPEN, dtype=int), nobody, unmeasured, np.zeros(batch, dtype=bool)
 
 
 @dataclass
@@ -75,8 +75,8 @@ class Batch:
     @classmethod
     def of(cls, program: ConeProgram) -> Batch:
         """Nothing is known yet."""
-        status, solver, residual, iterations, retried, rescued = [v.copy() for v in _nothing(program.batch)]
-        return cls(program, status, solver, residual, iterations, retried, rescued)
+        unknown, nobody, unmeasured, no = _nothing(len(program.q))
+        return cls(program, unknown.copy(), nobody.copy(), unmeasured.copy(), unknown.copy(), no.copy(), no.copy())
 
     @classmethod
     def joined(cls, program: ConeProgram, parts: Sequence[tuple[Array, Batch]]) -> Batch:

@@ -99,11 +99,11 @@ class _Known:
             self.values = theta.copy()
 
     def comes_again(self, theta: Array) -> bool:
-        if self.few is None:
-            return np.array_equal(theta, self.values)
-        if theta.ndim > 1 or np.count_nonzero(theta != 0) != len(self.few):
-            return False
-        return np.array_equal(theta[self.few], self.values)
+        if self.few is not None:
+            if theta.ndim > 1 or np.count_nonzero(theta != 0) != len(self.few):
+                return False
+            theta = theta[self.few]
+        return theta.shape == self.values.shape and not np.count_nonzero(theta != self.values)
 
 
 #: blocks that were made last, and the parameters that they were made of

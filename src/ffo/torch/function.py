@@ -339,10 +339,6 @@ class Kind(NamedTuple):
     device: torch.device
     layout: torch.layout
 
-    @classmethod
-    def of(cls, t: torch.Tensor) -> Kind:
-        return cls(t.shape, t.dtype, t.device, t.layout)
-
 
 def check_kinds(
     kinds: Sequence[Kind], labels: Sequence[str], short: Sequence[Any], sparse: Collection[str] = ()
