@@ -10,7 +10,7 @@ from problems import Known, known_program, random_semidefinite, with_pair
 
 from ffo.cones import Product
 from ffo.ghost.direct import Compiled, newton
-from ffo.kernels.newton import PIVOT
+from ffo.kernels.evidence import PIVOT
 from ffo.kernels.system import SMALL_PIVOT
 from ffo.program.sparse import SparseBatch
 

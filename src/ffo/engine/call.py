@@ -89,12 +89,14 @@ class LayerCall:
             program, score = sampler.perturb(program)
             keys = None if keys is None else [(k, d) for k in keys for d in range(draws)]
         bad = refused(self.canonical.declared, flat, self.batch or 1)
+        if bad and draws > 1:
+            bad = {k * draws + d: text for k, text in bad.items() for d in range(draws)}
         outcome = self.engine.run(
             program,
             keys,
             self.overrides,
-            refused={k * draws + d: text for k, text in bad.items() for d in range(draws)},
-            check_convexity=self.canonical.map.touches("P"),
+            refused=bad,
+            check_convexity=self.canonical.map.parametric_P,
             copies=draws,
             open_sides=self.canonical.open_sides,
             hidden=self.canonical.recovery.hidden,
@@ -269,9 +271,9 @@ def sample_keys(keys: Iterable[Hashable] | None, batch: int | None) -> list[Hash
 def warn_of_doubt(info: Info) -> None:
     """Warn if a gradient that was just computed cannot be fully trusted."""
     certificate = info.certificate
-    if certificate is None or (good := certificate.good).all():
+    if certificate is None or certificate.all_good:
         return
-    doubtful = np.flatnonzero(~good & info.answered)
+    doubtful = np.flatnonzero(~certificate.good & info.answered)
     if len(doubtful):
         first = int(doubtful[0])
         warnings.warn(

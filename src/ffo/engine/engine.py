@@ -55,6 +55,7 @@ PAYING = 0.5
 #: most unknowns of one sample's ghost system for which factors are tried by default
 DIRECT_LIMIT = 200_000
 _NOBODY: Mapping[int, str] = {}
+_DIRECT = Direct()
 
 
 class _How(NamedTuple):
@@ -75,6 +76,7 @@ class Engine:
         self._memory, self._newton, self._pace = Memory(), Backoff(), Pace()
         self.matrices, self._moderate = Matrices(), Moderate()
         self._slack: Engine | None = None  # remembers relaxed programs
+        self._own = options.solver is None and options.solver_args.keys() <= {"eps"}
         # raise errors now, not at the first call
         named, settings = named_in_settings(options.solver, options.solver_args)
         if isinstance(named, str):
@@ -106,7 +108,7 @@ class Engine:
 
     def _ours(self, overrides: dict[str, object] | None) -> bool:
         """Whether who solves is left to this package, and how but for the accuracy."""
-        return self.options.solver is None and not {*self.options.solver_args, *(overrides or {})} - {"eps"}
+        return self._own and (not overrides or overrides.keys() <= {"eps"})
 
     def others(self, program: ConeProgram, solver: Solver, overrides: dict[str, object] | None) -> list[Solver]:
         """The solvers to try on samples that the first one fails on: those in `retry=`, else this package's own choice
@@ -124,7 +126,7 @@ class Engine:
         if choice == "auto":
             choice = "direct" if program.n + program.m <= DIRECT_LIMIT and fits(program) else "iterative"
         if choice == "direct":
-            return Direct()
+            return _DIRECT
         if choice == "iterative":
             return Iterative()
         return Resolve(find_solver().solve, delta=self.options.delta)
@@ -165,8 +167,8 @@ class Engine:
         deadline = None if self.options.time_limit is None else Deadline(self.options.time_limit, self._pace)
         how = _How(overrides, check_convexity, open_sides, deadline)
         batch = self._solve(given, known, hidden, how)
-        batch.detail.update(refused)
-        if batch.status.any():
+        if np.count_nonzero(batch.status):
+            batch.detail.update(refused)
             if self.options.relax is not None and names is not None:
                 self._relax(batch, self.options.relax, names, hidden, how)
             if names is not None:
@@ -187,9 +189,7 @@ class Engine:
         groups = missing_rows(program) if how.open_sides else None
         lids = None if groups else epigraphs(program, hidden)
         parts: list[tuple[Array, MissingRows | None]] = [*groups] if groups else [(np.arange(program.batch), None)]
-        stages: Callable[..., None] = partial(self._stages, overrides=how.overrides)
-        if how.deadline is not None:
-            stages = how.deadline.around(stages)
+        stages: Callable[..., None] = self._stages if how.deadline is None else how.deadline.around(self._stages)
         solved = []
         for samples, rows in parts:
             before, rest, origin, reduced = Presolve.of(first), Presolve.of(units, rows, lids), given, program
@@ -197,11 +197,11 @@ class Engine:
                 before, rest = before.take(samples), rest.take(samples)
                 origin, reduced = origin.take(samples), reduced.take(samples)
             presolve, part = before.then(rest), Batch.of(rest.apply(reduced))
-            stages(part, check_convexity=how.check_convexity, recalled=_recalled(known, samples, presolve))
+            stages(part, how.overrides, how.check_convexity, _recalled(known, samples, presolve))
             solved.append((samples, part.undo(presolve, origin)))
         batch = Batch.joined(given, solved)
         if units is not None:
-            self._in_given_units(batch, parts, first, lids, stages)
+            self._in_given_units(batch, parts, first, lids, partial(stages, overrides=how.overrides))
         return batch
 
     def _relax(self, batch: Batch, relax: Relax, names: Names, hidden: Array | None, how: _How) -> None:
@@ -256,7 +256,7 @@ class Engine:
         if self._ours(overrides) and way.factorizes:
             self._try_newton(batch)
         ask(batch, self._in_turn(program, overrides), way)
-        if batch.status.any():
+        if np.count_nonzero(batch.status):
             rescue(batch, way)
             seek_proofs(batch)
         if expired():

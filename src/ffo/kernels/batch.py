@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ffo.kernels import evidence as columns
 from ffo.kernels import newton as loop
 from ffo.kernels.blas import SMALL
 from ffo.kernels.bundle import refer
@@ -21,11 +22,11 @@ from ffo.kernels.jit import inner_kernel, kernel
 from ffo.kernels.kkt import INV, KI, KIND, LP, NONNEG, Face, Full, Structure, from_face, onto_face, part
 from ffo.kernels.lanes import LANES
 from ffo.kernels.ldl import room
-from ffo.kernels.newton import EVIDENCE
 from ffo.kernels.null import distances, is_singular, null, on_other_face
 from ffo.kernels.point import Data
 from ffo.kernels.pool import one_blas_thread, run_samples
 from ffo.kernels.system import UNKNOWN, Factors
+from ffo.kernels.values import Values, ready
 from ffo.kernels.vectors import copy, fill
 
 Array = np.ndarray
@@ -41,19 +42,6 @@ FLOP = 3e-9
 #: iterations of samples that the interior point left out
 LEFT_OUT = -(2**62)
 _announced = False
-
-
-class Values:
-    """The data of a batch as kernels take it: Pv, q, Av, b (batch or 1, ·), C-contiguous and writable."""
-
-    def __init__(self, Pv: Array, q: Array, Av: Array, b: Array) -> None:
-        self.arrays = tuple([_ready(v if v.ndim == 2 else v[None]) for v in (Pv, q, Av, b)])
-
-
-def _ready(v: Array) -> Array:
-    if len(v) and v.strides[0] == 0:
-        v = v[:1]  # one row for all samples
-    return v if v.dtype == np.float64 and v.flags.carray else np.array(v, dtype=np.float64, order="C")
 
 
 #: ghost systems are solved by their factors
@@ -72,7 +60,7 @@ class State:
 
     def __init__(self, S: Structure, batch: int, full: Full = FACTORS) -> None:
         self.structure, self.full, self.samples = S, full, np.arange(batch)
-        self.evidence = np.empty((batch, EVIDENCE))
+        self.evidence, self.flags = np.empty((batch, columns.EVIDENCE)), np.empty((batch, columns.FLAGS), bool)
         self.face, self.factors = _room(S, batch, full.iterations == 0)
 
     def __del__(self, most: int = SPARE, spare: deque[Any] = _spare) -> None:  # globals may be gone at shutdown
@@ -161,30 +149,29 @@ class KernelPlan:
     def newton(self, values: Values, start: Triple, state: State, steps: int) -> Triple:
         """Polish all samples: x, y, s from points to start at; the evidence of those that memory or time did not
         suffice for is NaN."""
-        given = [_ready(v) for v in start]
         # kernels copy the points: the memory of new arrays is then claimed by all threads, not by one
-        moved = [np.empty(v.shape) for v in start]
+        moved = np.empty(start[0].shape), np.empty(start[1].shape), np.empty(start[2].shape)
         taken, seconds = np.empty(len(state.samples)), 3.0 * self._seconds(state) if steps else 0.0
-        arrays, allowed = (*values.arrays, *moved, *given), allowed_steps(steps, seconds)
+        arrays, allowed = (*values.arrays, *moved, *map(ready, start)), allowed_steps(steps, seconds)
         left = self._ghost(_NEWTON, state, state.samples, state.samples, arrays, taken, allowed, seconds)
         if left:
-            state.evidence[left] = np.nan
+            state.evidence[left], state.flags[left] = np.nan, False
             for new, old in zip(moved, start, strict=True):
                 new[left] = old[left]
-        x, y, s = moved
-        return x, y, s
+        return moved
 
     def judge(self, values: Values, x: Array, y: Array, s: Array) -> Array:
         """(batch,) natural residuals: each of the point as it is, or of its cleaned pair if that is better."""
         state = State(self._any, len(x))
         self.newton(values, (x, y, s), state, 0)
-        return state.evidence[:, loop.RESIDUAL].copy()
+        return state.evidence[:, columns.RESIDUAL].copy()
 
     def sensitivity(self, state: State, samples: Array, r_x: Array, r_s: Array) -> tuple[Array, Array, Array]:
         """(u, w, doubt) of the ghost systems of some samples; right-hand sides (samples, n), (samples, m)."""
         u, w, doubt = np.empty(r_x.shape), np.empty(r_s.shape), np.empty(len(r_x))
-        arrays = (*(_NOTHING,) * 4, u, w, _NOTHING, _ready(r_x), _ready(r_s), _NOTHING)
-        self._ghost(_SENSITIVITY, state, np.arange(len(r_x)), samples, arrays, doubt, _NONE, 0.5 * self._seconds(state))
+        arrays = (*(_NOTHING,) * 4, u, w, _NOTHING, ready(r_x), ready(r_s), _NOTHING)
+        rows = state.samples if len(r_x) == len(state.samples) else np.arange(len(r_x))
+        self._ghost(_SENSITIVITY, state, rows, samples, arrays, doubt, _NONE, 0.5 * self._seconds(state))
         return u, w, doubt
 
     def onto_face(self, state: State, samples: Array, v: Array) -> Array:
@@ -197,7 +184,7 @@ class KernelPlan:
 
     def _turned(self, state: State, samples: Array, v: Array, onto: bool) -> Array:
         out = np.empty(v.shape)
-        _run(_face_chunk, len(v), 0.0, state.structure, *state.face, samples, _ready(v), out, onto)
+        _run(_face_chunk, len(v), 0.0, state.structure, *state.face, samples, ready(v), out, onto)
         return out
 
     def null(self, values: Values, state: State, near: Array, weak: Array) -> tuple[Array, Array, Array]:
@@ -207,7 +194,7 @@ class KernelPlan:
         the row that is eliminated last leaves no small pivot. Samples `near` are also examined on the face with or
         without the rows that `weak` (near, m) names, as in `on_other_face`: a sample may occur more than once.
         """
-        S, samples = state.structure, state.evidence[:, loop.SINGULAR].nonzero()[0]
+        S, samples = state.structure, state.evidence[:, columns.SINGULAR].nonzero()[0]
         u, w = np.empty((len(samples), S.n)), np.empty((len(samples), S.m))
         if len(samples):
             arrays, found = (*(_NOTHING,) * 4, u, w, *(_NOTHING,) * 4), np.empty(len(samples))
@@ -229,7 +216,7 @@ class KernelPlan:
         where it is negative; without right-hand sides (samples, 0) null vectors there, and whether there are any."""
         S = state.structure
         u, w, answer = np.empty((len(samples), S.n)), np.empty((len(samples), S.m)), np.empty(len(samples))
-        arrays = (*values.arrays, u, w, _ready(more), _ready(r_x), _ready(r_s), _NOTHING)
+        arrays = (*values.arrays, u, w, ready(more), ready(r_x), ready(r_s), _NOTHING)
         seconds = 4.0 * self._seconds(state)
         self._ghost(_OTHER, state, np.arange(len(samples)), samples, arrays, answer, _NONE, seconds)
         return u, w, answer
@@ -260,11 +247,12 @@ class KernelPlan:
         """A task on some rows of its answer, row i about the sample samples[i], each of about so many seconds: first
         with the light kernels, then, where these do not know, with the full ones. Returns rows that Newton's method
         left out (see `run_samples`); no other task leaves any."""
-        batch = (*arrays, *state.face, *state.factors, state.evidence, samples, answer, allowed)
+        batch = (*arrays, *state.face, *state.factors, state.evidence, state.flags, samples, answer, allowed)
         left: list[int] = []
         if len(rows) and not self.full and not state.full.iterations:
             left = _run(_ghost_chunk, len(rows), seconds, state.structure, task, *batch, rows, None)
-            answer[left] = 0.0
+            if left:
+                answer[left] = 0.0
             rows = (answer == UNKNOWN).nonzero()[0]
             self.full = len(rows) > 0
         if len(rows):
@@ -350,7 +338,7 @@ def _ghost_chunk(
     x: Array, y: Array, s: Array, r_x: Array, r_s: Array, r_t: Array,
     on: Array, delta: Array, u: Array, R: Array, case: Array, margin: Array,
     Kx: Array, scale: Array, Lx: Array, Dinv: Array, unit: Array,
-    evidence: Array, samples: Array, answer: Array, allowed: Array, rows: Array, full: Full | None,
+    evidence: Array, flags: Array, samples: Array, answer: Array, allowed: Array, rows: Array, full: Full | None,
 ) -> None:  # fmt: skip
     """All tasks on ghost systems in one kernel: they share most of their code, which is then compiled once.
 
@@ -367,12 +355,12 @@ def _ghost_chunk(
             D = refer(Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k)))
             _start(_row(r_x, k), _row(r_s, k), _row(r_t, k), x[k], y[k], s[k], face)
             loop.newton(S, D, x[k], y[k], s[k], face, F, evidence[k], allowed, full)
-            evidence[k, loop.SINGULAR] = np.nan
-            answer[i] = evidence[k, loop.STEPS]
+            columns.conclude(evidence[k], flags[k])
+            answer[i] = evidence[k, columns.STEPS]
         elif task == _SENSITIVITY:
             answer[i] = loop.sensitivity(S, F, face, _row(r_x, i), _row(r_s, i), x[i], y[i], full)
-            if np.isnan(evidence[k, loop.SINGULAR]):
-                evidence[k, loop.SINGULAR] = 1.0 if is_singular(S, F, face, full) else 0.0
+            if np.isnan(evidence[k, columns.SINGULAR]):
+                evidence[k, columns.SINGULAR] = 1.0 if is_singular(S, F, face, full) else 0.0
         elif task == _NULL:
             answer[i] = null(S, F, face, x[i], y[i], full)
         elif task == _OTHER:

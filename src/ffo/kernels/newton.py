@@ -15,6 +15,7 @@ import numpy as np
 
 from ffo.kernels import minres, system
 from ffo.kernels.bundle import refer
+from ffo.kernels.evidence import ERROR, IS_SETTLED, NEAREST, PIVOT, RATIO, RESIDUAL, START_RESIDUAL, STEPS
 from ffo.kernels.iterate import (
     Iterate,
     arrive,
@@ -67,10 +68,6 @@ BORROWED = 1e-6
 ROUGH = 1e-3
 #: consecutive steps without a new best merit after which to give up, as a fraction of those allowed
 PATIENCE = 0.4
-
-#: columns of the evidence; the start is measured as solvers do, in the largest terms of the program
-RESIDUAL, ERROR, RATIO, NEAREST, PIVOT, STEPS, IS_SETTLED, START_RESIDUAL, SINGULAR = range(9)
-EVIDENCE = 9
 
 
 @inner_kernel

@@ -102,7 +102,10 @@ def run_samples(
     """The same; returns those of 0..count that were left out because memory or time ran out."""
     if deadline is None:
         try:
-            run_chunks(function, count, seconds, *arguments)
+            if seconds < WORTH:
+                function(0, count, *arguments)
+            else:
+                run_chunks(function, count, seconds, *arguments)
             return []
         except MemoryError:
             pass  # the samples are tried one by one below

@@ -52,8 +52,8 @@ def read_given(given: Mapping[Name, torch.Tensor | None]) -> Given:
     for name, t in tensors.items():
         if not isinstance(t, torch.Tensor):
             raise InputError(f"{name} must be a torch tensor, got {type(t).__name__}")
-    form = _checked(tuple((name, Kind.of(t)) for name, t in tensors.items()))
-    return Given({name: tensors[name] for name in form.names}, form)
+    form = _checked(tuple([(name, Kind(t.shape, t.dtype, t.device, t.layout)) for name, t in tensors.items()]))
+    return Given({name: tensors[name] for name in form.names} if len(form.names) < len(tensors) else tensors, form)
 
 
 @lru_cache(maxsize=256)  # of a layer in training, all calls are of one kind

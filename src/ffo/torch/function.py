@@ -86,7 +86,8 @@ def refuse_legacy_batches(t: torch.Tensor) -> None:
 
 
 def to_numpy(t: torch.Tensor) -> NumpyArray:
-    refuse_legacy_batches(t)
+    if _is_legacy_batched(t):
+        raise DerivativeError(_LEGACY)
     if t.ndim and t.shape[0] > 1 and t.stride(0) == 0:  # expanded over the batch: one sample is copied, not all
         return np.broadcast_to(to_numpy(t[:1]), tuple(t.shape))
     if t.dtype is not torch.float64:
@@ -107,7 +108,7 @@ class Solve(torch.autograd.Function):
     @staticmethod
     def forward(slot: Slot, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs, slot.record = slot.call.solve([to_numpy(p) for p in parameters])
-        return tuple(_like(v, parameters[0]) for v in outputs)
+        return tuple([_like(v, parameters[0]) for v in outputs])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -118,16 +119,14 @@ class Solve(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        wanted = tuple(ctx.needs_input_grad[1:])
-        if all(g is None for g in gradients) or not any(wanted):
+        wanted, given = tuple(ctx.needs_input_grad[1:]), [g is not None for g in gradients]
+        if True not in given or True not in wanted:
             return (None,) * (1 + len(wanted))
-        given = tuple(g is not None for g in gradients)
         # Only where derivatives of this one, or torch.func, may follow does autograd have to know of it.
         watched = torch.is_grad_enabled() or inside_transform()
         adjoint = Adjoint.apply if watched else Adjoint.forward
-        found = adjoint(ctx.slot, wanted, given, False, *ctx.saved_tensors, *_present(gradients))
-        result = iter(found)
-        return (None, *(next(result) if w else None for w in wanted))
+        result = iter(adjoint(ctx.slot, wanted, given, False, *ctx.saved_tensors, *_present(gradients)))
+        return (None, *[next(result) if w else None for w in wanted])
 
     @staticmethod
     def jvp(ctx: Any, _slot: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
@@ -171,7 +170,7 @@ class Adjoint(torch.autograd.Function):
         parameters, rest = arguments[: len(wanted)], iter(arguments[len(wanted) :])
         values = [to_numpy(next(rest)) if g else None for g in given]
         found = slot.call.adjoint(slot.record, values, wanted, apart)
-        return tuple(_like(v, p) for v, p in zip(found, parameters, strict=True) if v is not None)
+        return tuple([_like(v, p) for v, p in zip(found, parameters, strict=True) if v is not None])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -330,7 +329,7 @@ def kinds_of(parameters: Sequence[Any], name: str = "Parameter") -> tuple[Kind, 
     for i, p in enumerate(parameters):
         if not isinstance(p, torch.Tensor):
             raise NotATensorError(f"{name} {i} must be a torch tensor, got {type(p).__name__}")
-    return tuple(Kind(p.shape, p.dtype, p.device, p.layout) for p in parameters)
+    return tuple([Kind(p.shape, p.dtype, p.device, p.layout) for p in parameters])
 
 
 def in_one_dtype(tensors: Sequence[Any]) -> Sequence[Any]:
@@ -355,10 +354,6 @@ class Kind(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     layout: torch.layout
-
-    @classmethod
-    def of(cls, t: torch.Tensor) -> Kind:
-        return cls(t.shape, t.dtype, t.device, t.layout)
 
 
 def check_kinds(

@@ -150,9 +150,8 @@ class FFOQPLayer(OptimizationLayer):
     ) -> tuple[torch.Tensor, ...]:
         blocks = read_blocks(given)
         canonical = quadratic_problem(blocks.structure, self.duals)
-        names = blocks.structure.parameters
-        values = [blocks.values[name] for name in names]
-        batched = tuple(v.ndim == 2 for v in values)
+        values = [blocks.values[name] for name in blocks.structure.parameters]
+        batched = tuple([v.ndim == 2 for v in values])
         return self._run(canonical, values, batched, blocks.batch, solver_args, keys, receive=receive)
 
     def _dense(self, given: Given, keys: list[Hashable] | None) -> tuple[torch.Tensor, ...] | None:
