@@ -7,7 +7,7 @@ import os
 
 import numpy as np
 import pytest
-from benchmarks import cores, families, forms, latency, peers, problems, trust
+from benchmarks import cores, families, forms, jax_layers, latency, peers, problems, trust
 from benchmarks.accuracy import Accuracy, compare, probes
 from benchmarks.family_problems import FAMILIES
 from benchmarks.screen import PlainScreen
@@ -98,3 +98,23 @@ def test_shares_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plain_tables(capsys: pytest.CaptureFixture[str]) -> None:
     PlainScreen().table("title", {"name": False, "value": True}, [["[bold red]a[/]", "1"], ["bc", "20"]])
     assert capsys.readouterr().out == "\ntitle\nname  value\na         1\nbc       20\n"
+
+
+def test_the_contenders_of_jax_have_the_same_gradients() -> None:
+    with jax_layers.double_precision():
+        case = problems.small_least_squares(batch=2)
+        ours = jax_layers.contest(case, jax_layers.with_torch, "torch", 1, lambda _: None, warmup=1)
+        theirs = jax_layers.contest(case, jax_layers.with_cvxpylayers, "cvxpylayers", 1, lambda _: None, warmup=0)
+        broken = jax_layers.contest(case, lambda *_: 1 / 0, "broken", 1, lambda _: None)
+    assert not ours.reason + theirs.reason
+    assert ours.difference < 1e-12
+    assert 1e-12 < theirs.difference < 1e-2
+    assert math.isnan(broken.ratio)
+    assert "ZeroDivisionError" in broken.reason
+
+
+def test_overheads_and_ratios_of_jax() -> None:
+    contest = jax_layers.Contest("a", "b", jax=0.011, other=0.1, jax_best=0.005, other_best=0.004)
+    assert math.isclose(contest.overhead, 1.0)
+    assert math.isclose(contest.ratio, 0.8)
+    assert math.isclose(contest.share, 25.0)
