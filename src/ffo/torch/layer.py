@@ -18,6 +18,7 @@ from ffo.ghost.oracle import Way
 from ffo.program.cvxpy import canonicalize
 from ffo.solvers.base import Solver
 from ffo.torch.base import OptimizationLayer
+from ffo.torch.expressions import with_expressions
 from ffo.torch.function import Kind, check_kinds, kinds_of
 
 
@@ -144,8 +145,10 @@ class FFOLayer(OptimizationLayer):
         keys: Sequence[Hashable] | torch.Tensor | None,
         warm_start: bool | None,
     ) -> tuple[torch.Tensor, ...]:
-        batched, batch = validate(kinds_of(params), self.canonical.shapes)
+        batched, batch = validate(kinds_of(params), self.canonical.shapes[: self.canonical.given])
         named = call_keys(keys, warm_start, self.engine.options.warm_start, batch)
+        if self.canonical.lifted is not None:
+            params, batched = with_expressions(self.canonical, params, batched)
         return self._run(self.canonical, params, batched, batch, solver_args, named)
 
     def extra_repr(self) -> str:
