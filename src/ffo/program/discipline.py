@@ -11,7 +11,7 @@ from cvxpy.utilities import scopes
 
 from ffo.errors import InputError
 from ffo.program.lift import Lifted, lifted
-from ffo.program.rewriting import nested_form, subexpressions, text_of
+from ffo.program.rewriting import hidden_parameters, nested_form, subexpressions, text_of
 
 OTHERWISE = "For problems beyond these rules there is ffo.torch.FFOFunctionLayer, which takes functions of tensors."
 
@@ -20,11 +20,13 @@ def lifted_if_needed(problem: cp.Problem, parameters: Sequence[cp.Parameter], gp
     """What a problem that is not DPP is rewritten to; None: it is DPP."""
     if _disciplined(problem, gp):
         return None
-    if not (problem.is_dgp() if gp else problem.is_dcp()):
+    if not gp and not problem.is_dcp():
         raise InputError(_undisciplined(problem, gp))
     found = lifted(problem, parameters, gp)
     if not _disciplined(found.problem, gp):
-        raise InputError(_not_rewritten(problem, found.problem, gp))
+        # Of an expression of parameters, CVXPY says whether it may occur in a geometric program only if it has a value.
+        whole = found.problem.is_dgp() if gp else True
+        raise InputError(_not_rewritten(problem, found.problem, gp) if whole else _undisciplined(found.problem, gp))
     return found
 
 
@@ -32,8 +34,10 @@ def _disciplined(problem: cp.Problem, gp: bool) -> bool:
     if gp:
         return bool(problem.is_dpp("dgp"))
     if problem.is_dpp():
-        return True
-    return problem.is_dpp(quad_form_dpp="qp") and not nested_form(problem.objective.args[0])
+        return not hidden_parameters(problem)
+    if hidden_parameters(problem) or not problem.is_dpp(quad_form_dpp="qp"):
+        return False
+    return not nested_form(problem.objective.args[0])
 
 
 def _undisciplined(problem: cp.Problem, gp: bool) -> str:

@@ -39,7 +39,17 @@ from cvxpy.expressions.constants.parameter import is_param_affine
 from cvxpy.utilities import scopes
 
 from ffo.program.expressions.evaluate import Expressions, Signatures, compiled
-from ffo.program.rewriting import DefinedVariable, Multiplication, nested_form, plain, scalar, spread, text_of, toeplitz
+from ffo.program.rewriting import (
+    DefinedVariable,
+    Multiplication,
+    hidden_parameters,
+    nested_form,
+    plain,
+    scalar,
+    spread,
+    text_of,
+    toeplitz,
+)
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,8 @@ class Rewriter:
 
     def disciplined(self, part: Any) -> bool:
         """Whether a constraint, objective or expression is DPP; quadratic forms may be terms of the objective."""
+        if hidden_parameters(part):
+            return False
         if not isinstance(part, cp.Minimize | cp.Maximize):
             return bool(part.is_dcp(dpp=True))
         with scopes.quad_form_dpp_scope():

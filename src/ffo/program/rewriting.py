@@ -12,7 +12,9 @@ from cvxpy.atoms.affine.affine_atom import AffAtom
 from cvxpy.atoms.affine.binary_operators import MulExpression, multiply
 from cvxpy.atoms.affine.kron import kron
 from cvxpy.atoms.affine.promote import Promote
+from cvxpy.atoms.elementwise.huber import huber
 from cvxpy.atoms.quad_form import QuadForm
+from cvxpy.expressions.constants.parameter import is_param_affine
 
 #: letters of an expression that are shown
 SHOWN = 120
@@ -115,6 +117,15 @@ def nested_form(e: Any, term: bool = True) -> bool:
     return any(nested_form(arg, term and isinstance(e, AffAtom)) for arg in e.args)
 
 
+def hidden_parameters(part: Any) -> bool:
+    """Whether parameters occur where CVXPY does not look for them: a bound of `huber` that is not affine in them."""
+    if huber not in part.atoms():
+        return False
+    parts = [part.objective, *part.constraints] if isinstance(part, cp.Problem) else [part]
+    found = (e for one in parts for e in subexpressions(one) if isinstance(e, huber))
+    return any(e.M.parameters() and not is_param_affine(e.M) for e in found)
+
+
 def text_of(e: Any) -> str:
     """An expression on one line, shortened."""
     text = " ".join(str(e).split())
@@ -122,7 +133,7 @@ def text_of(e: Any) -> str:
 
 
 def subexpressions(e: Any) -> Iterator[Any]:
-    """An expression and its parts, inner ones first."""
+    """An expression (constraint, objective) and its parts, inner ones first."""
     for arg in e.args:
         yield from subexpressions(arg)
     yield e
