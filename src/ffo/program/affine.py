@@ -122,6 +122,7 @@ class AffineMap:
         constants: block name -> z_0 of that block.
         P, A: patterns of the matrices (P: upper triangle).
         cones: the product cone.
+        labels: what parameters are called in messages, from the last one backwards as far as they go.
     """
 
     def __init__(
@@ -132,7 +133,9 @@ class AffineMap:
         P: Pattern,
         A: Pattern,
         cones: Product,
+        labels: Sequence[str] = (),
     ) -> None:
+        self.labels = (*(f"Parameter {i}" for i in range(len(sizes) - len(labels))), *labels)
         self.sizes = tuple(sizes)
         self.entries = tuple(entries)
         self.constants = constants
@@ -225,7 +228,7 @@ class AffineMap:
         for i in self._logged:
             if not (values[i] > 0).all():
                 raise InputError(
-                    f"Parameter {i} of a geometric program must be positive; "
+                    f"{self.labels[i]} of a geometric program must be positive; "
                     "it has entries that are zero, negative or NaN."
                 )
             logs[i] = np.log(values[i])

@@ -127,7 +127,7 @@ def canonicalize(
     whole = lift.problem if lift else problem
     chain, program, stuffing = _reduce(whole, gp, canon_backend or cp.settings.COO_CANON_BACKEND)
     every = [*given, *(form.M for form in lift.forms)] if lift else given
-    canonical = _affine_map(program, stuffing, _parameter_columns(program, chain, every), every)
+    canonical = _affine_map(program, stuffing, _parameter_columns(program, chain, every), every, len(parameters))
     if lift and lift.forms:
         canonical = _with_factors(canonical, lift.forms, program, chain, given)
     n, m = canonical.P.shape[0], canonical.A.shape[0]
@@ -204,9 +204,10 @@ def _parameter_columns(
 
 
 def _affine_map(
-    program: ParamConeProg, stuffing: _Stuffing, columns: Sequence[Columns], parameters: Sequence[cp.Parameter]
+    program: ParamConeProg, stuffing: _Stuffing, columns: list[Columns], parameters: Sequence[cp.Parameter], given: int
 ) -> AffineMap:
-    """The map, block by block; what one block needs is gone before the next is begun."""
+    """The map, block by block; what one block needs is gone before the next is begun. The first `given` parameters are
+    the user's."""
     n, last = program.x.size, program.total_param_size
     constants: dict[Block, Array] = {}
     maps: list[dict[Block, sp.csc_array]] = [{} for _ in columns]
@@ -222,7 +223,8 @@ def _affine_map(
     P = _quadratic(stuffing, n, take)
     A = _constraints(program, stuffing, n, take)
     entries = [Entry(c.parameter, c.log, own) for c, own in zip(columns, maps, strict=True)]
-    return AffineMap([p.size for p in parameters], entries, constants, P, A, _cones(program))
+    labels = [f"The parameter expression {p.name()}" for p in parameters[given:]]
+    return AffineMap([p.size for p in parameters], entries, constants, P, A, _cones(program), labels)
 
 
 def _with_factors(

@@ -83,7 +83,7 @@ class Declaration:
 
     def _text(self, declared: str, fact: str) -> str:
         if self.derived:
-            return f"the parameter expression {self.name} must be {declared} for the problem to be convex but {fact}"
+            return f"the parameter expression {self.name} must be {declared} for the problem to be convex, and {fact}"
         return f"parameter {self.parameter} ({self.name}) was declared {declared} but {fact}"
 
 
@@ -117,5 +117,6 @@ def refused(declared: Sequence[Declaration], values: Sequence[Array], batch: int
     for one in declared:
         value = values[one.parameter]
         bad = one.refused(np.atleast_2d(value))
-        found.update(bad if value.ndim == 2 else dict.fromkeys(range(batch), bad[0]) if bad else {})
+        mine = bad if value.ndim == 2 else dict.fromkeys(range(batch), bad[0]) if bad else {}
+        found = mine | found  # what is wrong with a parameter, rather than with expressions of it
     return found

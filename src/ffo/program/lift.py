@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,15 +82,8 @@ class Lifted:
 def lifted(problem: cp.Problem, parameters: Sequence[cp.Parameter], gp: bool) -> Lifted:
     """The problem, rewritten; it is DCP (DGP if `gp`), and whether all of it became DPP is for the caller to see."""
     rewriter = Geometric() if gp else Rewriter()
-    objective, constraints = problem.objective, []
-    if not rewriter.disciplined(objective):
-        objective = type(objective)(rewriter.of(objective.args[0], term=not gp))
-    for c in problem.constraints:
-        if not rewriter.disciplined(c):
-            own = c.copy([rewriter.of(arg) for arg in c.args])
-            own.label = c.label
-            c = own
-        constraints.append(c)
+    objective = rewriter.part(problem.objective)
+    constraints = [rewriter.part(c) for c in problem.constraints]
     phi = rewriter.lifted
     expressions = compiled([e for e, _ in phi], parameters, [text_of(e) for e, _ in phi])
     whole = cp.Problem(objective, [*constraints, *rewriter.definitions])
@@ -99,7 +93,8 @@ def lifted(problem: cp.Problem, parameters: Sequence[cp.Parameter], gp: bool) ->
 class Rewriter:
     """Rewrites expressions of one problem; equal subexpressions share parameters and variables."""
 
-    context = "dcp"
+    #: whether fresh parameters are told their sign
+    signs = False
 
     def __init__(self) -> None:
         self.lifted: list[tuple[cp.Expression, cp.Parameter]] = []
@@ -117,6 +112,30 @@ class Rewriter:
             return bool(part.is_dcp(dpp=True))
         with scopes.quad_form_dpp_scope():
             return bool(part.is_dcp(dpp=True)) and not nested_form(part.args[0])
+
+    def part(self, part: Any) -> Any:
+        """The objective or a constraint, rewritten; as it is, if it is DPP.
+
+        Signs of fresh parameters are used only where nothing else helps: they are checked at each call, since
+        CVXPY infers them as if parameters were in the domains of its atoms (the cube of a negative number).
+        """
+        if self.disciplined(part):
+            return part
+        before = self._state()
+        for self.signs in (False, True):
+            self._parameters, self._variables, *lists = (copy(one) for one in before)
+            self.lifted, self.definitions, self.forms = lists
+            if isinstance(part, cp.Minimize | cp.Maximize):
+                found = type(part)(self.of(part.args[0], term=True))
+            else:
+                found = part.copy([self.of(arg) for arg in part.args])
+                found.label = part.label
+            if all(self.disciplined(one) for one in (found, *self.definitions[len(before[3]) :])):
+                break
+        return found
+
+    def _state(self) -> tuple[Any, ...]:
+        return self._parameters, self._variables, self.lifted, self.definitions, self.forms
 
     def affine(self, e: cp.Expression) -> bool:
         return bool(e.is_affine())
@@ -151,7 +170,7 @@ class Rewriter:
     def rebuilt(self, e: Any, args: Sequence[Any]) -> Any:
         """An atom with other arguments; what is kept beside them is rewritten, too."""
         if isinstance(e, huber) and e.M.parameters() and not self.disciplined_parameters(e.M):
-            return huber(args[0], self.parameter(e.M))
+            return huber(args[0], self.parameter(e.M, {"nonneg": True}))
         if isinstance(e, gmatmul) and e.A.parameters() and not is_param_affine(e.A):
             return gmatmul(self.parameter(e.A, {}), args[0])
         if all(new is old for new, old in zip(args, e.args, strict=True)):
@@ -179,7 +198,7 @@ class Rewriter:
 
     def attributes(self, e: cp.Expression) -> dict[str, bool]:
         """What CVXPY knows about an expression, as a parameter is told it."""
-        found = {"nonneg": e.is_nonneg(), "nonpos": e.is_nonpos() and not e.is_nonneg()}
+        found = {"nonneg": self.signs and e.is_nonneg(), "nonpos": self.signs and not e.is_nonneg() and e.is_nonpos()}
         if e.ndim == 2 and e.shape[0] == e.shape[1] > 1:
             definite = {"PSD": e.is_psd(), "NSD": e.is_nsd() and not e.is_psd()}
             found |= definite if any(definite.values()) else {"symmetric": e.is_symmetric()}
