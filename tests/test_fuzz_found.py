@@ -243,8 +243,11 @@ DOUBTED = {
 @pytest.mark.filterwarnings("ignore")  # solvers have words about accuracy
 @pytest.mark.parametrize("name", DOUBTED)
 def test_right_and_not_in_doubt(name: str) -> None:
+    """The accuracy of the other solvers depends on the processor. That nothing is flagged must not."""
     for _, way, verdicts in families.play(*DOUBTED[name], name):
-        assert not [f"{way}: {v}" for v in verdicts if v.outcome is not Outcome.RIGHT]
+        unjudged = [v for v in verdicts if v.outcome is Outcome.UNJUDGED and not v.note.endswith(families.FLAGGED)]
+        assert not [f"{way}: {v}" for v in verdicts if v.outcome is not Outcome.RIGHT and v not in unjudged]
+        assert len(unjudged) < len(verdicts)
 
 
 @pytest.mark.parametrize("name", FOUND)

@@ -125,11 +125,18 @@ def test_nothing_that_is_read_is_executed(path: Path) -> None:
         assert (owner, name) != ("torch", "load") or keywords.get("weights_only") is True, where
 
 
+#: the same layer for two frameworks, under the same name in both
+FRONT_ENDS, LAYERS = ["torch", "jax"], {"FFOLayer", "FFOQPLayer"}
+
+
 def test_a_class_name_means_one_class() -> None:
-    names = [
-        node.name for path in FILES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
-    ]
-    assert {name for name in names if names.count(name) > 1} == set()
+    where: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                where.setdefault(node.name, []).append(part_of(path))
+    twice = {name: sorted(parts) for name, parts in where.items() if len(parts) > 1}
+    assert twice == dict.fromkeys(LAYERS, sorted(FRONT_ENDS))
 
 
 def test_import_ffo_imports_no_framework_and_no_solver() -> None:
@@ -153,6 +160,20 @@ def test_import_ffo_torch_imports_no_solver_of_its_own() -> None:
     loaded = fresh_modules("import ffo.torch")
     assert "jax" not in loaded - by_others
     assert (loaded - by_others).isdisjoint(SOLVER_PACKAGES)
+
+
+def test_import_ffo_jax_imports_neither_torch_nor_a_solver_of_its_own() -> None:
+    by_others = fresh_modules("import jax, cvxpy")
+    loaded = fresh_modules("import ffo.jax")
+    assert "torch" not in loaded - by_others
+    assert "jax" in loaded
+    assert (loaded - by_others).isdisjoint(SOLVER_PACKAGES)
+
+
+def test_import_ffo_jax_leaves_the_configuration_of_jax_alone() -> None:
+    state = "(dict(jax.config.values), dict(os.environ), list(warnings.filters))"
+    code = f"import os, warnings, cvxpy, jax\nbefore = {state}\nimport ffo.jax\nassert {state} == before"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_bilevel_needs_neither_cvxpy_nor_a_progress_bar() -> None:

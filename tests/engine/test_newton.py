@@ -11,7 +11,7 @@ from ghost.yardstick import tight
 
 import ffo.engine.stages as stages_module
 from ffo.engine import Engine, Options
-from ffo.engine.memory import LONGEST_PAUSE, Attempts
+from ffo.engine.memory import LONGEST_PAUSE, Backoff
 from ffo.engine.outcome import Outcome
 from ffo.errors import Status
 from ffo.program.cone import ConeProgram
@@ -155,21 +155,21 @@ def test_it_is_given_up_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch) -
     assert calls == [1, 1, 2, 2, 2, 3]
 
 
-def test_attempts_pause_longer_and_longer_until_they_pay() -> None:
-    attempts = Attempts()
+def test_backoff_pauses_longer_and_longer_until_an_attempt_succeeds() -> None:
+    backoff = Backoff()
     pauses = []
     for _ in range(9):
         waited = 0
-        while not attempts.due():
+        while not backoff.due():
             waited += 1
         pauses.append(waited)
-        attempts.record(paid=False)
+        backoff.record(paid=False)
     assert pauses == [0, 1, 2, 4, 8, 16, 32, LONGEST_PAUSE, LONGEST_PAUSE]
     for _ in range(LONGEST_PAUSE):
-        assert not attempts.due()
-    assert attempts.due()
-    attempts.record(paid=True)
-    assert attempts.due()
-    attempts.record(paid=False)
-    assert not attempts.due()
-    assert attempts.due()
+        assert not backoff.due()
+    assert backoff.due()
+    backoff.record(paid=True)
+    assert backoff.due()
+    backoff.record(paid=False)
+    assert not backoff.due()
+    assert backoff.due()

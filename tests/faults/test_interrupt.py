@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -19,6 +20,16 @@ from ffo.errors import InputError
 from ffo.kernels import pool
 
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="this platform sends no SIGINT to itself")
+
+
+@pytest.fixture(autouse=True)
+def listening() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt here and in child processes, also where a shell started the tests in the
+    background, which makes them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
 
 #: with each solver, solves until SIGINT comes, then reports: seconds until it was heard, processor time afterwards, how
 #: far the next answer is off, other threads

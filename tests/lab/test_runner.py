@@ -216,7 +216,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert "goes on from there" in said
+    assert "resumes the run" in said
     assert not any(worker.is_running() for worker in workers)
     done = [entry["job"] for entry in read_lines(tmp_path / DONE)]
     assert done

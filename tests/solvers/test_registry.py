@@ -44,11 +44,11 @@ def test_solvers_of_qpsolvers_come_by_their_prefix() -> None:
     pytest.importorskip("qpsolvers", reason="qpsolvers is an extra")
     assert get_solver("QPsolvers:Clarabel").name == "qpsolvers:clarabel"
     assert "qpsolvers:clarabel" in available()
-    with pytest.raises(InputError, match=r"qpsolvers knows no solver 'nosuch'.*qpsolvers:clarabel"):
+    with pytest.raises(InputError, match=r"qpsolvers has no solver 'nosuch'.*qpsolvers:clarabel"):
         get_solver("qpsolvers:nosuch")
     with pytest.raises(MissingSolverError, match=r"pip install 'qpsolvers\[qpoases\]'"):
         get_solver("qpsolvers:qpoases")
-    with pytest.raises(InputError, match="say 'qpsolvers:qpoases'"):
+    with pytest.raises(InputError, match="use 'qpsolvers:qpoases'"):
         get_solver("qpOASES")
 
 

@@ -1,7 +1,7 @@
-"""What a call of a layer is, whatever the framework of its tensors.
+"""A call of a layer, independent of the framework of its tensors.
 
-A front end turns tensors into arrays and back, and registers the two derivatives with its autograd; everything
-between stands here: smoothing by draws, keys, averages and their derivatives, doubts about gradients.
+A front end converts tensors to arrays and back, and registers the two derivatives with its autograd. Everything in
+between is here: smoothing by draws, keys, averages and their derivatives, warnings about gradients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """What backward needs of a forward pass."""
+    """What backward needs from a forward pass."""
 
     outcome: Outcome
     values: list[Array]
@@ -46,11 +46,11 @@ class LayerCall:
     """One call of a layer, in NumPy: parameters in, outputs out, and both derivatives.
 
     Attributes:
-        batched: which parameters have a batch dimension; batch: its size, None without any.
+        batched: which parameters have a batch dimension; batch: its size, or None.
         keys: under which the samples are remembered; None: they are not.
         overrides: solver settings for this call.
         sampler: draws of a smoothed layer.
-        mean: whether gradients of parameters that the batch shares are means over it, not sums.
+        mean: whether gradients of shared parameters are means over the batch instead of sums.
         receive: takes the report on the call, to which derivatives add later.
     """
 
@@ -68,12 +68,16 @@ class LayerCall:
         return [len(s) for s in self.canonical.shapes]
 
     def folded(self, samples: int, batched: Sequence[bool]) -> LayerCall:
-        """The call in which a mapped dimension of `samples` has joined the batch."""
+        """The call with a mapped dimension of `samples` joined to the batch."""
         if self.keys is not None:
             raise InputError("keys= and warm_start= cannot be used under torch.func.vmap: pass a batch instead")
-        if not self._averages:
-            raise InputError("smoothing with average=False cannot be used under torch.func.vmap: pass a batch instead")
+        self.check_foldable("torch.func.vmap")
         return replace(self, batched=tuple(batched), batch=samples * (self.batch or 1))
+
+    def check_foldable(self, transform: str) -> None:
+        """Whether a mapped dimension may join the batch; `transform` is for the message."""
+        if not self._averages:
+            raise InputError(f"smoothing with average=False cannot be used under {transform}: pass a batch instead")
 
     def solve(self, values: list[Array]) -> tuple[list[Array], LayerRecord]:
         flat = self._flat(values)
@@ -101,7 +105,7 @@ class LayerCall:
         return [self._averaged(v, draws) for v in outputs], LayerRecord(outcome, flat, draws, score)
 
     def adjoint(
-        self, record: LayerRecord, gradients: list[Array | None], wanted: Sequence[bool], apart: bool
+        self, record: LayerRecord, gradients: list[Array | None], wanted: Sequence[bool], per_sample: bool
     ) -> list[Array | None]:
         outcome, recovery = record.outcome, self.canonical.recovery
         spread = [None if g is None else self._spread(g, record.draws) for g in gradients]
@@ -110,15 +114,15 @@ class LayerCall:
         if record.score is None or self.canonical.map.touches("P", "A", "b", wanted=wanted):
             data = outcome.adjoint(only(solved, c_x), only(solved, c_y), lambda g: self.canonical.map.feels(g, wanted))
             warn_of_doubt(outcome.info)
-        else:  # the solutions alone say it all
+        else:  # the solutions suffice
             data = DataGradient(outcome.x, outcome.y, np.zeros_like(c_x), np.zeros_like(c_y))
         if record.score is not None:
             data = replace(data, other_q=self._score_gradient(record, spread))
         values = record.values
-        if apart:  # as if every parameter were batched
+        if per_sample:  # as if every parameter were batched
             values = [np.broadcast_to(v, (self.batch or 1, v.shape[-1])) for v in values]
         found = self.canonical.map.adjoint(data, values, wanted)
-        if self.mean and not apart:
+        if self.mean and not per_sample:
             size = self.batch or 1
             found = [g if g is None or b else g / size for g, b in zip(found, self.batched, strict=True)]
         return [
@@ -176,24 +180,69 @@ class LayerCall:
 
     def _averaged(self, v: Array, draws: int) -> Array:
         if self.sampler is not None:
-            apart = v.reshape(len(v) // draws, draws, *v.shape[1:])
+            by_draw = v.reshape(len(v) // draws, draws, *v.shape[1:])
             if not self._averages:
-                return apart.swapaxes(0, 1) if self.batch is not None else apart[0]
-            v = apart.mean(axis=1)
+                return by_draw.swapaxes(0, 1) if self.batch is not None else by_draw[0]
+            v = by_draw.mean(axis=1)
         return v if self.batch is not None else v[0]
 
     def _spread(self, g: Array, draws: int) -> Array:
         if not self._averages:
-            apart = g if self.batch is not None else g[:, None]
-            return apart.swapaxes(0, 1).reshape(len(g) * apart.shape[1], *apart.shape[2:])
+            by_draw = g if self.batch is not None else g[:, None]
+            return by_draw.swapaxes(0, 1).reshape(len(g) * by_draw.shape[1], *by_draw.shape[2:])
         full = g if self.batch is not None else g[None]
         return np.repeat(full / draws, draws, axis=0) if draws > 1 else full
+
+
+def read_batch(
+    given: Sequence[Sequence[int]], shapes: Sequence[tuple[int, ...]]
+) -> tuple[tuple[bool, ...], int | None]:
+    """Which arrays of these shapes are batched, and the batch size (None: unbatched).
+
+    The checks and their wording are those of CvxpyLayer.
+
+    Args:
+        given: shapes of the arrays of a call; shapes: those of the parameters they are for.
+    """
+    if len(given) != len(shapes):
+        raise InputError(
+            f"A tensor must be provided for each CVXPY parameter; received {len(given)} tensors, expected {len(shapes)}"
+        )
+    sizes: list[int | None] = []
+    for i, (found, shape) in enumerate(zip(given, shapes, strict=True)):
+        if len(found) == len(shape):
+            if tuple(found) != shape:
+                raise InputError(f"Invalid parameter shape for parameter {i}. Expected: {shape}, Got: {found}")
+            sizes.append(None)
+        elif len(found) == len(shape) + 1:
+            if tuple(found[1:]) != shape:
+                raise InputError(
+                    f"Invalid parameter shape for parameter {i}. "
+                    f"Expected batched shape: (batch_size, {', '.join(map(str, shape))}), Got: {found}"
+                )
+            if found[0] == 0:
+                raise InputError(
+                    f"Parameter {i} has an empty batch dimension: {tuple(found)}. Skip empty batches before the layer."
+                )
+            sizes.append(found[0])
+        else:
+            raise InputError(
+                f"Invalid parameter dimensionality for parameter {i}. "
+                f"Expected {len(shape)} or {len(shape) + 1} dimensions, Got: {len(found)} dimensions"
+            )
+    distinct = {s for s in sizes if s is not None}
+    if len(distinct) > 1:
+        raise InputError(
+            "Inconsistent batch sizes. Expected all batched parameters to have the same batch size, "
+            f"but got: {[s or 0 for s in sizes]}"
+        )
+    return tuple(s is not None for s in sizes), next(iter(distinct), None)
 
 
 def call_keys(
     keys: Iterable[Hashable] | None, warm_start: bool | None, by_position: bool, batch: int | None
 ) -> list[Hashable] | None:
-    """Under which keys the samples of a call are remembered; None: they are not.
+    """The keys under which the samples of a call are remembered; None: they are not.
 
     Args:
         keys, warm_start: as in `FFOLayer.forward`; by_position: the layer's own `warm_start`.
@@ -221,7 +270,7 @@ def sample_keys(keys: Iterable[Hashable] | None, batch: int | None) -> list[Hash
 
 
 def warn_of_doubt(info: Info) -> None:
-    """Say so when a gradient that was just computed cannot be fully trusted."""
+    """Warn if a gradient that was just computed cannot be fully trusted."""
     certificate = info.certificate
     if certificate is None or (good := certificate.good).all():
         return

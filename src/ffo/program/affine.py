@@ -6,8 +6,8 @@ through its logarithm):
 
     z = z_0 + sum_i M_i f_i(theta_i)
 
-Unbatched parameters are mapped once, not once per sample; a block of z that no batched parameter
-touches stays shared by the whole batch.
+Unbatched parameters are mapped once, not once per sample. A block of z without batched parameters is shared
+by the whole batch.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from ffo.program.sparse import SparseBatch, SymmetricBatch, equal_rows, repeated
 Array = np.ndarray
 Block = Literal["P", "q", "A", "b"]
 BLOCKS: tuple[Block, ...] = ("P", "q", "A", "b")
-#: entries of a parameter up to which its zeros are not looked at
+#: most entries of a parameter whose zeros are not exploited
 SMALL = 64
-#: terms of a gradient cancel to this share of their magnitudes; gradients, relative to the largest, that are rounding
+#: a gradient below this fraction of its terms' magnitudes has cancelled; below this fraction of the largest, rounding
 CANCELLED, ROUNDING = 1e-6, 1e-10
 
 
 @dataclass(frozen=True)
 class Entry:
-    """How one parameter enters: through `log` or as it is, into each block it touches.
+    """How one parameter enters each block: through `log` or unchanged.
 
     Attributes:
         parameter: position in the user's parameter list.
@@ -55,7 +55,7 @@ class Entry:
 
     @cached_property
     def into(self) -> dict[Block, EntryMap]:
-        """The maps, ready for products."""
+        """The maps, prepared for products."""
         return {name: EntryMap(M) for name, M in self.maps.items()}
 
 
@@ -63,7 +63,7 @@ class Entry:
 class DataGradient:
     """Gradient of a loss in the data of every sample, in factored form (see `ghost.oracle`).
 
-    dL/dq = u, dL/db = -v (or other_q and other_b, where these are known otherwise), dL/dP = sym(u x'),
+    dL/dq = u, dL/db = -v (or other_q and other_b, if these are known otherwise), dL/dP = sym(u x'),
     dL/dA = y u' + v x'; all (batch, ·).
     """
 
@@ -89,7 +89,7 @@ class DataGradient:
 
 
 class _Known:
-    """A parameter that was given once: its nonzeros, where they are few, or all of it."""
+    """A parameter given earlier: its nonzeros if they are few, else all of it."""
 
     def __init__(self, theta: Array) -> None:
         self.few: Array | None = None
@@ -109,12 +109,12 @@ class _Known:
         return np.array_equal(theta[self.few], self.values)
 
 
-#: blocks that were made last, and the parameters that they were made of
+#: the blocks made last, and the parameters they were made from
 Made = dict[Block, tuple[list[_Known], Any]]
 
 
 class AffineMap:
-    """The parametrisation of a cone program. Layers share it, and so do threads: it never changes.
+    """The parametrisation of a cone program. Immutable, and so shared by layers and threads.
 
     Args:
         sizes: number of entries of each parameter.
@@ -145,19 +145,19 @@ class AffineMap:
     def apply(self, values: Sequence[Array], last: Made | None = None) -> ConeProgram:
         """Data for parameter values of shape (size,) (shared) or (batch, size).
 
-        Matrices are returned on the pattern of their values where these are known to be few. Blocks in `last` are
-        returned again where the same parameters come again; those made here are added to it.
+        Matrices are returned on the pattern of their nonzeros if these are known to be few. Blocks in `last` are
+        reused if the same parameters are given again; new ones are added to it.
         """
         last = {} if last is None else last
         batch = next((len(v) for v in values if v.ndim == 2), 1)
-        # Parameters of matrices that were expanded over the batch cost what shared ones do.
+        # matrix parameters that were expanded over the batch cost no more than shared ones
         values = [equal_rows(v) if v.ndim == 2 and k in self._of_matrices else v for k, v in enumerate(values)]
         logs = self._logarithms(values)
         P, q, A, b = (self._once(name, values, logs, last) for name in BLOCKS)
         return ConeProgram(P, _rows(q, batch), A, _rows(b, batch), self.cones)
 
     def _once(self, name: Block, values: Sequence[Array], logs: dict[int, Array], last: Made) -> Any:
-        """A block from the parameters that enter it; the one made last where the same come again."""
+        """A block from the parameters that enter it; the last one if the parameters are the same."""
         thetas = [logs[e.parameter] if e.log else values[e.parameter] for e in self._entering[name]]
         if self.forms and name == "A":
             entering = zip(self._entering[name], thetas, strict=True)
@@ -172,12 +172,12 @@ class AffineMap:
         return made
 
     def _matrix(self, name: Block, thetas: list[Array], known: list[_Known] | None) -> SparseBatch:
-        """On the pattern of its nonzeros where all its parameters have many zeros: one declared dense (n x n) is often
+        """On the pattern of its nonzeros if all its parameters have many zeros: a dense (n x n) parameter is often
         filled with sparse values (an identity)."""
         kind, pattern = (SymmetricBatch, self.P) if name == "P" else (SparseBatch, self.A)
         if known is None:
             return kind.on(pattern, self._block(name, thetas))
-        if not all(one.few is not None for one in known):  # a sum, and so an array of its own
+        if not all(one.few is not None for one in known):  # a sum, and so a new array
             return kind.on(pattern, self._block(name, thetas), own=True)
         constant = self._constant_places[name]
         pairs = zip(self._entering[name], known, strict=True)
@@ -275,7 +275,7 @@ class AffineMap:
         return [np.zeros(v.shape) if w and g is None else g for g, v, w in zip(out, values, wanted, strict=True)]
 
     def feels(self, gradient: DataGradient, wanted: Sequence[bool]) -> Array:
-        """(batch,) whether a gradient in the data is one in any of the wanted parameters, more than rounding."""
+        """(batch,) whether a gradient in the data gives one in any wanted parameter above rounding."""
         ones = [np.ones((len(gradient.x), size)) for size in self.sizes]
         magnitudes = gradient.magnitudes
         found = np.zeros(len(gradient.x), dtype=bool)
@@ -300,7 +300,7 @@ class AffineMap:
         """Gradient in a parameter through one block: (size,) summed over the batch, or (batch, size)."""
         if name == "A":
             return into.back_sampled([(g.y, g.u), (g.v, g.x)], self.A, False, summed)
-        if name == "P":  # only the upper triangle is stored: an off-diagonal entry stands for two
+        if name == "P":  # only the upper triangle is stored: an off-diagonal entry counts twice
             return into.back_sampled([(g.u, g.x), (g.x, g.u)], self.P, True, summed)
         vector = g.dq if name == "q" else g.db
         return into.back(vector.sum(axis=0) if summed else vector)

@@ -1,4 +1,4 @@
-"""A user's problem, reduced: how parameters enter and how answers come back."""
+"""A user's problem in canonical form: how parameters enter and how solutions are mapped back."""
 
 from __future__ import annotations
 

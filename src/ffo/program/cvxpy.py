@@ -1,8 +1,8 @@
 """CVXPY problems as parametrised cone programs.
 
-CVXPY does the modelling: DPP analysis and the reduction to cones. What is asked of it here is the
-cone program before its coefficients are extracted, which `extraction` does, with CVXPY's COO backend for
-the small parts: the one whose time and memory stay proportional to the number of entries.
+CVXPY does the modelling: DPP analysis and the reduction to cones. It is stopped before it extracts the
+coefficients of the cone program. `extraction` does that, with CVXPY's COO backend for the small parts: its
+time and memory are proportional to the number of entries.
 """
 
 from __future__ import annotations
@@ -206,8 +206,8 @@ def _parameter_columns(
 def _affine_map(
     program: ParamConeProg, stuffing: _Stuffing, columns: list[Columns], parameters: Sequence[cp.Parameter], given: int
 ) -> AffineMap:
-    """The map, block by block; what one block needs is gone before the next is begun. The first `given` parameters are
-    the user's."""
+    """The map, block by block; the memory for one block is freed before the next. The first `given` parameters are the
+    user's."""
     n, last = program.x.size, program.total_param_size
     constants: dict[Block, Array] = {}
     maps: list[dict[Block, sp.csc_array]] = [{} for _ in columns]

@@ -1,4 +1,4 @@
-"""Cone programs as the kernels see them: one plan per structure, and the values of a batch."""
+"""Cone programs in the form of the kernels: one plan per structure, and the values of a batch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 
-#: plans that are kept: they are made once per sparsity pattern, and never change
+#: cached plans; they are made once per sparsity pattern, and never change
 KEPT = 32
 
 
 def plan_of(program: ConeProgram) -> KernelPlan:
-    """The plan of a program's structure, made when it is first seen."""
+    """The plan of a program's structure, made on first use."""
     return structure_plan(program.cones, program.P.pattern, program.A.pattern)
 
 
@@ -35,7 +35,7 @@ def structure_plan(cones: Product, P: Pattern, A: Pattern) -> KernelPlan:
 
 
 def _build(cones: Product, P: Pattern, A: Pattern, factors: bool) -> kkt.Structure:
-    from ffo.program.fill import check_memory  # which knows programs, too
+    from ffo.program.fill import check_memory
 
     check_memory(cones, P, A, factors)
     m, n = A.shape
@@ -43,7 +43,7 @@ def _build(cones: Product, P: Pattern, A: Pattern, factors: bool) -> kkt.Structu
 
 
 def values_of(program: ConeProgram) -> Values:
-    """The data of a program, brought into shape once."""
+    """The data of a program in the kernels' layout, cached."""
     found: Values | None = vars(program).get("_values")
     if found is None:
         from ffo.kernels.batch import Values

@@ -1,10 +1,10 @@
-"""Quadratic programs given by their matrices, as parametrised cone programs.
+"""Quadratic programs given by matrices, as parametrised cone programs.
 
     minimize 1/2 z'Qz + p'z   subject to  Az = b,  lower <= Gz <= h,  lb <= z <= ub
 
-Rows of the cone program: equalities, then Gz <= h, -Gz <= -lower, z <= ub, -z <= -lb; sides that are
-infinite in every sample are left out. A matrix enters through all of its entries, or through the nonzeros of a given
-pattern. Parameters are flattened in C order.
+Rows of the cone program: equalities, then Gz <= h, -Gz <= -lower, z <= ub, -z <= -lb; bounds that
+are infinite in every sample are left out. A matrix enters through all of its entries, or through the nonzeros of
+a given pattern. Parameters are flattened in C order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
@@ -25,9 +25,23 @@ from ffo.program.pattern import Pattern
 from ffo.program.recovery import Output, Recovery
 
 Array = np.ndarray
+T = TypeVar("T")
 Name = Literal["Q", "p", "G", "h", "A", "b", "lb", "ub", "lower"]
 #: the order in which blocks are given
 NAMES: tuple[Name, ...] = ("Q", "p", "G", "h", "A", "b", "lb", "ub", "lower")
+
+
+class QPSolution(NamedTuple, Generic[T]):
+    """A solution with its multipliers.
+
+    z (*batch, n); nu (*batch, p) of Az = b; lam (*batch, m) of lower <= Gz <= h and mu (*batch, n) of
+    lb <= z <= ub, both negative where the lower side is active: Qz + p + A'nu + G'lam + mu = 0.
+    """
+
+    z: T
+    nu: T
+    lam: T
+    mu: T
 
 
 @dataclass(frozen=True)
@@ -59,7 +73,7 @@ class QuadraticStructure:
     Attributes:
         n: number of variables.
         matrices: patterns of those of Q, G, A that are present.
-        sides: which entries of h, lower, ub, lb are finite in some sample; absent where not given.
+        sides: which entries of h, lower, ub, lb are finite in some sample; absent if not given.
     """
 
     n: int
@@ -94,7 +108,7 @@ class QuadraticStructure:
         return (self.matrices["A" if name == "b" else "G"].shape[0],)
 
 
-#: structures whose canonical form is kept
+#: structures whose canonical form is cached
 KEPT = 16
 
 
@@ -103,7 +117,7 @@ def quadratic_problem(structure: QuadraticStructure, duals: bool = False) -> Can
     """The parametrised cone program of a structure.
 
     Its output is z (n,). With `duals`, its outputs are z (n,), the multipliers nu of Az = b, lam of
-    Gz <= h (negative where the lower side is active) and mu of the bounds (negative where lb is active).
+    Gz <= h (negative where the lower bound is active) and mu of the bounds (negative where lb is active).
     """
     layout = _Layout(structure)
     maps: dict[Name, dict[Block, sp.csc_array]] = {name: {} for name in structure.parameters}
@@ -137,7 +151,7 @@ def _quadratic(structure: QuadraticStructure, maps: dict[Name, dict[Block, sp.cs
 
 
 class _Layout:
-    """Which rows of the cone program each side of each constraint takes."""
+    """Which row of the cone program belongs to each bound of each constraint."""
 
     def __init__(self, structure: QuadraticStructure) -> None:
         self.structure = structure
@@ -145,7 +159,7 @@ class _Layout:
         self.equalities = matrices["A"].shape[0] if "A" in matrices else 0
         self.inequalities = matrices["G"].shape[0] if "G" in matrices else 0
         start = self.equalities
-        #: name of a side -> its row in the cone program for each entry, -1 where it is infinite
+        #: name of a bound -> its row in the cone program for each entry, -1 if it is infinite
         self.rows: dict[Name, Array] = {}
         for name in ("h", "lower", "ub", "lb"):
             length = n if name in ("ub", "lb") else self.inequalities
@@ -206,7 +220,7 @@ class _Layout:
                 maps[name]["b"] = sp.csc_array(data, shape=(self.m, len(rows)))  # type: ignore[index]
 
     def names(self) -> Names:
-        """Rows of A and of G, by the name of their sides, and bounds by theirs."""
+        """Names of the rows of A and G, and of the bounds."""
         found = [Named("b", np.arange(self.equalities)[:, None], (self.equalities,), "row {index} of A")]
         for side, rows in self.rows.items():
             form = {"h": "row {index} of G", "lower": "row {index} of G (lower)"}.get(side, "{name}[{index}]")

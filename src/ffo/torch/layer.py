@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,9 +10,8 @@ import cvxpy as cp
 import torch
 
 from ffo.engine import Options, Smoothing
-from ffo.engine.call import call_keys
-from ffo.engine.options import OnFail
-from ffo.errors import InputError
+from ffo.engine.call import call_keys, read_batch
+from ffo.engine.options import OnFail, numbered_relaxation
 from ffo.ghost.oracle import Way
 from ffo.program.cvxpy import canonicalize
 from ffo.solvers.base import Solver
@@ -34,12 +32,12 @@ class FFOLayer(OptimizationLayer):
         variables: what to return: variables of the problem or dual variables of its constraints
             (`constraint.dual_variables[0]`), in this order.
         solver: a name in CVXPY's spelling, an `ffo.solvers.base.Solver`, or None for the default of
-            the problem's class and size (`ffo.solvers.registry.choose`: this package's own
-            kernels for all cones but power cones and large blocks, which are Clarabel's).
+            the problem's class and size (`ffo.solvers.registry.choose`: the built-in kernels, except for power
+            cones and large blocks, which go to Clarabel).
         gp: whether the problem is a geometric program.
         verbose: whether the solver may print.
         canon_backend: CVXPY's canonicalisation backend (default "COO").
-        solver_args: settings of the solver; `eps` and `max_iters` are understood by all.
+        solver_args: settings of the solver; every solver accepts `eps` and `max_iters`.
         backward: "direct" (factorize the ghost system), "iterative" (MINRES: no factors), "resolve"
             (re-solve the perturbed ghost problem with the solver itself), "auto", or an `ffo.ghost`
             way object.
@@ -50,13 +48,13 @@ class FFOLayer(OptimizationLayer):
             solution of the nearest feasible problem and its gradient, and the status RELAXED; other failures raise.
         warm_start: remember the last solution at each batch position (or for each of `keys`) and try
             its active set before calling the solver.
-        retry: solvers to ask, in order, about samples that the first one failed on or answered coarsely (natural
-            residual above 1e-8 after polish; the better answer stands). None: a second one where
-            the first is the default too and has its own settings (`layer.info` says who answered).
+        retry: solvers to try, in order, on samples that the first one failed on or solved too coarsely (natural
+            residual above 1e-8 after polish; the better answer is kept). None: a second solver if the first is
+            the default one with default settings (`layer.info` names the solver that answered).
         smoothing: radius of uniform perturbations of the right-hand sides (or an `ffo.torch.Smoothing`).
-        time_limit: seconds for the forward pass of a call. Samples that are not solved by then have the status
-            TIME_LIMIT and follow `on_fail`. It is looked at between samples, solvers and steps, and handed to
-            solvers that have a limit of their own; others finish the solve they are in. For a limit on each solve,
+        time_limit: seconds for the forward pass of a call. Samples not solved by then have the status TIME_LIMIT
+            and follow `on_fail`. It is checked between samples, solvers and steps, and passed to solvers that
+            have their own limit; others finish the current solve. For a limit on each solve use
             `solver_args={"time_limit": seconds}`.
 
     After a call, `layer.info` holds statuses, residuals, times and the gradient certificate.
@@ -108,10 +106,7 @@ class FFOLayer(OptimizationLayer):
             time_limit=time_limit,
         )
         canonical = canonicalize(problem, parameters, variables, gp=gp, canon_backend=canon_backend)
-        if options.relax is not None and options.relax.constraints is not None:
-            numbers = canonical.names.numbers(options.relax.constraints, problem.constraints)
-            options = replace(options, on_fail=replace(options.relax, constraints=numbers))
-        super().__init__(options)
+        super().__init__(numbered_relaxation(options, canonical.names, problem.constraints))
         self.canonical = canonical
 
     def forward(
@@ -124,9 +119,9 @@ class FFOLayer(OptimizationLayer):
         """Solve for the given parameter values.
 
         Args:
-            params: one tensor per parameter, each of the parameter's shape or with one batch
-                dimension in front; batched and unbatched tensors may be mixed.
-            solver_args: settings for this call, on top of the layer's.
+            params: one tensor per parameter, each of the parameter's shape or with a leading batch
+                dimension; batched and unbatched tensors may be mixed.
+            solver_args: settings for this call, in addition to the layer's.
             keys: one hashable per sample (say, its index in the data set), by which its solution is
                 remembered between calls whatever the order of batches.
             warm_start: as in the constructor, for this call.
@@ -134,7 +129,7 @@ class FFOLayer(OptimizationLayer):
         Returns:
             One tensor per variable, (*batch, *variable.shape).
         """
-        if torch.compiler.is_compiling():  # a solve is no part of a graph: torch.compile breaks it here
+        if torch.compiler.is_compiling():  # a solve cannot be part of a graph: torch.compile breaks it here
             return torch.compiler.disable(self._solve)(params, solver_args, keys, warm_start)
         return self._solve(params, solver_args, keys, warm_start)
 
@@ -156,44 +151,8 @@ class FFOLayer(OptimizationLayer):
         return f"n={m.P.shape[0]}, m={m.A.shape[0]}, cones={m.cones!r}, solver={self.engine.options.solver or 'auto'}"
 
 
-@lru_cache(maxsize=256)  # of a layer in training, all calls are of one kind
+@lru_cache(maxsize=256)  # during training all calls of a layer are of one kind
 def validate(kinds: tuple[Kind, ...], shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[bool, ...], int | None]:
-    """Which parameters are batched, and the batch size (None: unbatched).
-
-    The checks and their wording are those of CvxpyLayer.
-    """
+    """Which parameters are batched, and the batch size (None: unbatched)."""
     check_kinds(kinds, [f"Parameter {i}" for i in range(len(kinds))], range(len(kinds)))
-    if len(kinds) != len(shapes):
-        raise InputError(
-            f"A tensor must be provided for each CVXPY parameter; received {len(kinds)} tensors, expected {len(shapes)}"
-        )
-    sizes: list[int | None] = []
-    for i, (kind, shape) in enumerate(zip(kinds, shapes, strict=True)):
-        given = kind.shape
-        if len(given) == len(shape):
-            if tuple(given) != shape:
-                raise InputError(f"Invalid parameter shape for parameter {i}. Expected: {shape}, Got: {given}")
-            sizes.append(None)
-        elif len(given) == len(shape) + 1:
-            if tuple(given[1:]) != shape:
-                raise InputError(
-                    f"Invalid parameter shape for parameter {i}. "
-                    f"Expected batched shape: (batch_size, {', '.join(map(str, shape))}), Got: {given}"
-                )
-            if given[0] == 0:
-                raise InputError(
-                    f"Parameter {i} has an empty batch dimension: {tuple(given)}. Skip empty batches before the layer."
-                )
-            sizes.append(given[0])
-        else:
-            raise InputError(
-                f"Invalid parameter dimensionality for parameter {i}. "
-                f"Expected {len(shape)} or {len(shape) + 1} dimensions, Got: {len(given)} dimensions"
-            )
-    distinct = {s for s in sizes if s is not None}
-    if len(distinct) > 1:
-        raise InputError(
-            "Inconsistent batch sizes. Expected all batched parameters to have the same batch size, "
-            f"but got: {[s or 0 for s in sizes]}"
-        )
-    return tuple(s is not None for s in sizes), next(iter(distinct), None)
+    return read_batch([kind.shape for kind in kinds], shapes)

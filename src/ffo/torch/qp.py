@@ -1,9 +1,9 @@
-"""FFOQPLayer: quadratic programs by their matrices (FFOQP of the paper)."""
+"""FFOQPLayer: quadratic programs given by matrices (FFOQP of the paper)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 
@@ -12,7 +12,7 @@ from ffo.engine.call import call_keys
 from ffo.engine.options import OnFail, check_relaxed
 from ffo.errors import InputError
 from ffo.ghost.oracle import Way
-from ffo.program.quadratic import Name, quadratic_problem
+from ffo.program.quadratic import Name, QPSolution, quadratic_problem
 from ffo.solvers.base import Solver
 from ffo.torch.base import OptimizationLayer
 from ffo.torch.blocks import Given, read_blocks, read_given
@@ -22,31 +22,18 @@ from ffo.torch.dense.parts import solve_in_parts
 from ffo.torch.dense.warm import ActiveSets, Remembered
 
 
-class QPSolution(NamedTuple):
-    """A solution with its multipliers.
-
-    z (*batch, n); nu (*batch, p) of Az = b; lam (*batch, m) of lower <= Gz <= h and mu (*batch, n) of
-    lb <= z <= ub, both negative where the lower side is active: Qz + p + A'nu + G'lam + mu = 0.
-    """
-
-    z: torch.Tensor
-    nu: torch.Tensor
-    lam: torch.Tensor
-    mu: torch.Tensor
-
-
 class FFOQPLayer(OptimizationLayer):
     """Solves  minimize 1/2 z'Qz + p'z  subject to  Az = b, lower <= Gz <= h, lb <= z <= ub.
 
-    Arguments of a call stand in qpth's order. Gradients of blocks that the batch shares are sums over
-    the batch; qpth returns means, as `reduction="mean"` does here.
+    The argument order of a call is qpth's. Gradients of blocks shared by the batch are sums over the batch; qpth
+    returns means, as `reduction="mean"` does here.
 
     Args:
         duals: whether to return a `QPSolution` instead of z alone; multipliers are differentiable.
         reduction: "sum" or "mean", for gradients of blocks without a batch dimension.
         solver, solver_args, backward, delta, on_fail, warm_start, retry, smoothing, verbose, time_limit: as in
-            `FFOLayer` (what solves dense programs on a device takes a bounded number of steps, which are not
-            interrupted).
+            `FFOLayer` (dense programs on a device take a bounded number of steps, which `time_limit` does not
+            interrupt).
 
     Example:
         >>> import torch
@@ -107,25 +94,25 @@ class FFOQPLayer(OptimizationLayer):
         solver_args: Mapping[str, Any] | None = None,
         keys: Sequence[Hashable] | torch.Tensor | None = None,
         warm_start: bool | None = None,
-    ) -> torch.Tensor | QPSolution:
+    ) -> torch.Tensor | QPSolution[torch.Tensor]:
         """Solve for the given blocks, each with or without a batch dimension in front.
 
         Args:
-            Q: (n, n) positive semidefinite, its symmetric part is used; None: a linear program.
+            Q: (n, n) positive semidefinite; its symmetric part is used. None: a linear program.
             p: (n,).
             G, h: (m, n) and (m,); A, b: (p, n) and (p,); None or empty tensors where absent.
-            lb, ub: (n,) bounds; lower: (m,) lower sides of the rows of G. Infinite entries are no
-                constraint, for all samples or for some.
+            lb, ub: (n,) bounds; lower: (m,) lower bounds of the rows of G. Infinite bounds are ignored; they may
+                differ between samples.
             solver_args, keys, warm_start: as in `FFOLayer`.
 
-        Matrices may be sparse tensors (COO, CSR, CSC); their gradients then live on the nonzeros.
+        Matrices may be sparse tensors (COO, CSR, CSC); their gradients are then on the nonzeros.
 
         Returns:
             z (*batch, n), or a `QPSolution` if the layer was made with `duals=True`.
         """
         blocks: dict[Name, torch.Tensor | None]
         blocks = {"Q": Q, "p": p, "G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub, "lower": lower}
-        if torch.compiler.is_compiling():  # a solve is no part of a graph: torch.compile breaks it here
+        if torch.compiler.is_compiling():  # a solve cannot be part of a graph: torch.compile breaks it here
             return torch.compiler.disable(self._solve)(blocks, solver_args, keys, warm_start)
         return self._solve(blocks, solver_args, keys, warm_start)
 
@@ -135,7 +122,7 @@ class FFOQPLayer(OptimizationLayer):
         solver_args: Mapping[str, Any] | None,
         keys: Sequence[Hashable] | torch.Tensor | None,
         warm_start: bool | None,
-    ) -> torch.Tensor | QPSolution:
+    ) -> torch.Tensor | QPSolution[torch.Tensor]:
         given = read_given(tensors)
         named = call_keys(keys, warm_start, self.engine.options.warm_start, given.form.batch)
         if not solver_args:
@@ -160,7 +147,7 @@ class FFOQPLayer(OptimizationLayer):
         return self._run(canonical, values, batched, blocks.batch, solver_args, keys, receive=receive)
 
     def _dense(self, given: Given, keys: list[Hashable] | None) -> tuple[torch.Tensor, ...] | None:
-        """The solution by dense batched algebra on a device; None where that does not apply or does not verify."""
+        """The solution by dense batched algebra on a device; None if that does not apply or is not verified."""
         options = self.engine.options
         plain = not (options.solver_args or options.smoothing or options.verbose)
         if not plain or options.solver is not None or options.backward not in ("auto", "direct"):

@@ -1,0 +1,122 @@
+"""What all layers share: options, reports, and the way of a call through JAX."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ffo.engine import Engine, Info, Options, Smoothing
+from ffo.engine.call import LayerCall
+from ffo.engine.smoothing import Sampler
+from ffo.errors import SOLVED, InputError
+from ffo.jax.host import Site
+from ffo.jax.primitives import bind_solve
+from ffo.jax.records import Records
+from ffo.program.canonical import CanonicalProblem
+
+
+class CallReport(NamedTuple):
+    """What is known of a call before its derivatives: a pytree of arrays, (*batch,) each, in and out of traces.
+
+    Attributes:
+        status: codes of `ffo.errors.Status`, 0 where the sample was solved.
+        residual: natural residual of the returned point; NaN where the sample failed.
+        error: estimate of the relative error of the solution, and so of the gradient.
+        good: whether nothing speaks against the gradient so far (`layer.info.certificate.good` knows more once a
+            derivative has been taken).
+    """
+
+    status: jax.Array
+    residual: jax.Array
+    error: jax.Array
+    good: jax.Array
+
+    @property
+    def ok(self) -> jax.Array:
+        """(*batch,) true where the sample was solved."""
+        return self.status == SOLVED
+
+
+class LayerBase:
+    """A layer that solves a parametrised problem for each sample of a batch."""
+
+    def __init__(self, options: Options) -> None:
+        self.engine = Engine(options)
+        self.sampler = Sampler(options.smoothing) if options.smoothing else None
+        self.records = Records()
+        self._last: Info | None = None
+
+    @property
+    def info(self) -> Info | None:
+        """Report on the last call that has run; None before any.
+
+        Compiled programs run when their results are waited for, or before: call `jax.block_until_ready` first.
+        """
+        return self._last
+
+    def smoothed(self, smoothing: float | Smoothing | None) -> Self:
+        """The same layer with other smoothing, with draws and memories of its own."""
+        other = copy.copy(self)
+        other.engine = Engine(replace(self.engine.options, smoothing=smoothing))  # type: ignore[arg-type]
+        chosen = other.engine.options.smoothing
+        other.sampler = Sampler(chosen) if chosen else None
+        other.records, other._last = Records(), None
+        return other
+
+    def _receive(self, info: Info) -> None:
+        self._last = info
+
+    def _run(
+        self,
+        canonical: CanonicalProblem,
+        values: Sequence[jax.Array],
+        solver_args: Mapping[str, Any] | None,
+        keys: Any,
+        warm_start: bool | None,
+        report: bool,
+    ) -> tuple[list[jax.Array], CallReport | None]:
+        """Solve a canonical problem for arrays that have been checked."""
+        call = LayerCall(
+            self.engine, canonical, (), None, None, dict(solver_args or {}), self.sampler, False, self._receive
+        )
+        by_position = self.engine.options.warm_start if warm_start is None else warm_start
+        site = Site(call, self.records, by_position, report)
+        named = None if keys is None or warm_start is False else as_keys(keys)
+        if not values:
+            dtype = jnp.result_type(float)
+            *found, _ = site.solve([], None if named is None else np.asarray(named), False, dtype)
+            arrays = [jnp.array(v) for v in found]
+            outputs, reported = arrays[: len(site.output_shapes)], arrays[len(site.output_shapes) :]
+        else:
+            outputs, reported = bind_solve(site, values, named, jnp.result_type(*values))
+        return outputs, CallReport(*reported) if report else None
+
+
+def as_array(value: Any, label: str) -> jax.Array:
+    """An array of real floating-point numbers; integers become such."""
+    try:
+        array = jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{label} must be an array, got {type(value).__name__}: {error}") from None
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        return array
+    if jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool:
+        return array.astype(float)
+    raise InputError(f"{label} must be an array of real numbers, got {array.dtype}")
+
+
+def as_keys(keys: Any) -> jax.Array:
+    """Keys as integers, which pass through a compiled program."""
+    try:
+        array = jnp.asarray(keys)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"keys must be integers, such as the samples' indices in the data set: {error}") from None
+    if not jnp.issubdtype(array.dtype, jnp.integer) or array.ndim != 1:
+        raise InputError(f"keys must be integers, one per sample, got {array.dtype} of shape {array.shape}")
+    return array

@@ -1,0 +1,189 @@
+"""The host's side of a call: NumPy arrays in the caller's dtypes in, and such arrays out.
+
+What runs here may run inside a compiled program, on a thread of its runtime. It never calls JAX, and keeps no
+array it was given: the runtime uses their memory again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ffo.engine.call import LayerCall, sample_keys
+from ffo.engine.info import Info
+from ffo.errors import DerivativeError
+from ffo.jax.records import NOTHING, Records, SolvedCall
+
+Array = np.ndarray
+#: codes of `ffo.errors.Status`, residual, error estimate, certificate
+REPORT = 4
+GONE = (
+    "the draws of this smoothed call are gone, and their derivative with them: take derivatives before other calls of "
+    "the layer, at most a few hundred later"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """What is known of a call before its arrays: all that does not depend on their batch.
+
+    Attributes:
+        call: the call without a batch; records: of the layer.
+        by_position: whether samples are remembered by their positions in the batch.
+        report: whether the call returns its report.
+    """
+
+    call: LayerCall
+    records: Records
+    by_position: bool
+    report: bool
+
+    @property
+    def dims(self) -> list[int]:
+        """Dimensions of each parameter without a batch."""
+        return self.call.parameter_dims()
+
+    @property
+    def output_shapes(self) -> list[tuple[int, ...]]:
+        """Shape of each output for one sample, and of the draws where each is returned."""
+        draws = () if self._averages else (self._draws,)
+        return [(*draws, *out.shape) for out in self.call.canonical.recovery.outputs]
+
+    def shaped(self, batch: int | None) -> list[tuple[int, ...]]:
+        """Shapes of the outputs; draws stand in front of the batch."""
+        if batch is None:
+            return self.output_shapes
+        lead = 0 if self._averages else 1
+        return [(*s[:lead], batch, *s[lead:]) for s in self.output_shapes]
+
+    def report_shape(self, batch: int | None) -> tuple[int, ...]:
+        """(*batch,), with a dimension of draws behind where there are any."""
+        return (*(() if batch is None else (batch,)), *(() if self.call.sampler is None else (self._draws,)))
+
+    @property
+    def _draws(self) -> int:
+        return self.call.sampler.smoothing.draws if self.call.sampler else 1
+
+    @property
+    def _averages(self) -> bool:
+        return self.call.sampler is None or self.call.sampler.smoothing.average
+
+    def solve(self, values: Sequence[Array], keys: Array | None, keep: bool, dtype: np.dtype) -> tuple[Array, ...]:
+        """Outputs, a token for the derivative, and the report where it is wanted."""
+        call = self._shaped_call(values, keys)
+        outputs, record = call.solve([owned(v) for v in values])
+        token = self.records.keep(SolvedCall(call, record)) if keep else NOTHING
+        found = [in_dtype(v, dtype) for v in outputs]
+        if self.report:
+            shape = self.report_shape(call.batch)
+            found += [v.reshape(shape) for v in report_arrays(record.outcome.info, dtype)]
+        return *found, token
+
+    def adjoint(
+        self,
+        values: Sequence[Array],
+        token: Array,
+        gradients: Sequence[Array],
+        *,
+        given: Sequence[bool],
+        wanted: Sequence[bool],
+        apart: bool,
+        rows: int | None,
+    ) -> tuple[Array, ...]:
+        """Gradients in the wanted parameters, for each of `rows` right-hand sides."""
+        solved = self._solved(values, token)
+
+        def one(vectors: Sequence[Array | None]) -> list[Array | None]:
+            return solved.call.adjoint(solved.record, list(vectors), wanted, apart)
+
+        found = _by_rows(one, gradients, given, rows)
+        kept = [v for v, w in zip(values, wanted, strict=True) if w]
+        return tuple(in_dtype(g, v.dtype) for g, v in zip(found, kept, strict=True))
+
+    def tangent(
+        self,
+        values: Sequence[Array],
+        token: Array,
+        tangents: Sequence[Array],
+        *,
+        given: Sequence[bool],
+        rows: int | None,
+        dtype: np.dtype,
+    ) -> tuple[Array, ...]:
+        """Tangents of the outputs, for each of `rows` directions."""
+        solved = self._solved(values, token)
+
+        def one(vectors: Sequence[Array | None]) -> list[Array | None]:
+            return [*solved.call.tangent(solved.record, list(vectors))]
+
+        return tuple(in_dtype(t, dtype) for t in _by_rows(one, tangents, given, rows))
+
+    def _shaped_call(self, values: Sequence[Array], keys: Array | None) -> LayerCall:
+        batched = tuple(v.ndim > d for v, d in zip(values, self.dims, strict=True))
+        batch = next((len(v) for v, b in zip(values, batched, strict=True) if b), None)
+        named = sample_keys(keys, batch)
+        if named is None and self.by_position:
+            named = list(range(batch or 1))
+        return replace(self.call, batched=batched, batch=batch, keys=named)
+
+    def _solved(self, values: Sequence[Array], token: Array) -> SolvedCall:
+        """The record of a token, or a new one: the same solve again."""
+        call = replace(self._shaped_call(values, None), keys=None, receive=_ignore)
+        found = self.records.find(token)
+        if found is not None and (found.call.batched, found.call.batch) == (call.batched, call.batch):
+            return found
+        if call.sampler is not None:
+            raise DerivativeError(GONE)
+        return SolvedCall(call, call.solve([owned(v) for v in values])[1])
+
+
+def _ignore(_: Info) -> None:
+    pass
+
+
+def _by_rows(
+    one: Callable[[Sequence[Array | None]], list[Array | None]],
+    vectors: Sequence[Array],
+    given: Sequence[bool],
+    rows: int | None,
+) -> list[Array]:
+    """With the factorization at hand, each row costs two triangular solves."""
+
+    def spread(row: int | None) -> list[Array | None]:
+        present = iter(vectors if row is None else [v[row] for v in vectors])
+        return [owned(next(present)) if g else None for g in given]
+
+    if rows is None:
+        return [v for v in one(spread(None)) if v is not None]
+    found = [[v for v in one(spread(row)) if v is not None] for row in range(rows)]
+    return [np.stack(column) for column in zip(*found, strict=True)]
+
+
+def owned(v: Array) -> Array:
+    """A copy in double precision."""
+    return np.array(v, dtype=np.float64, order="C")
+
+
+def in_dtype(v: Array, dtype: np.dtype) -> Array:
+    with np.errstate(over="ignore", invalid="ignore"):  # float32 may be too small for a number
+        return np.ascontiguousarray(v).astype(dtype, copy=False).reshape(v.shape)
+
+
+def report_arrays(info: Info, dtype: np.dtype) -> list[Array]:
+    """Status codes, residuals, errors and verdicts, in the order of `CallReport`."""
+    certificate = info.certificate
+    assert certificate is not None
+    real = report_dtype(dtype)
+    return [
+        np.array([int(s) for s in info.status], dtype=np.int32),
+        in_dtype(info.residual, real),
+        in_dtype(certificate.error, real),
+        np.asarray(certificate.good),
+    ]
+
+
+def report_dtype(dtype: np.dtype) -> np.dtype:
+    """float64 beside float64, else float32: residuals of 1e-12 vanish in less."""
+    return np.dtype(np.float64 if dtype == np.float64 else np.float32)

@@ -1,0 +1,98 @@
+"""What forward passes leave behind for their derivatives, by number.
+
+A traced program can hand arrays from a solve to its derivative, but no Python objects. So a solve returns a token, two
+integers, and what it found out stays here under it. A record that is gone (this table is bounded, and a program
+may come back from a file or another process) is computed again: it costs time, never the answer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from ffo.engine.call import LayerCall, LayerRecord
+
+Array = np.ndarray
+#: the token of a solve that nobody differentiates
+NOTHING = np.zeros(2, dtype=np.uint32)
+#: records that wait for their derivative (a loop over many solves leaves one each): so many always, so many at most,
+#: and between them as many as there are bytes for
+FEWEST, MOST, MOST_BYTES = 8, 256, 2**30
+
+
+@dataclass(frozen=True)
+class SolvedCall:
+    """A call, and what its derivatives need."""
+
+    call: LayerCall
+    record: LayerRecord
+
+
+class Records:
+    """Records of one layer. Threads may share it; copies of it start empty, with tokens of their own.
+
+    Once a derivative has been taken, its record is kept only until the next one is used: training holds on to one,
+    and a second pass through the same derivative finds it.
+    """
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[int, SolvedCall] = OrderedDict()
+        self._used: tuple[int, SolvedCall] | None = None
+        self._lock = Lock()
+        self._origin = int.from_bytes(os.urandom(4), "little") or 1
+        self._count = 0
+
+    def __reduce__(self) -> tuple[type[Records], tuple[()]]:
+        return Records, ()
+
+    def __len__(self) -> int:
+        return len(self._open) + (self._used is not None)
+
+    def keep(self, solved: SolvedCall) -> Array:
+        """The token of a record."""
+        with self._lock:
+            self._count = (self._count + 1) % 2**32
+            self._open[self._count] = solved
+            if len(self._open) > FEWEST:
+                room = min(max(MOST_BYTES // max(array_bytes(solved.record), 1), FEWEST), MOST)
+                while len(self._open) > room:
+                    self._open.popitem(last=False)
+            return np.array([self._origin, self._count], dtype=np.uint32)
+
+    def find(self, token: Array) -> SolvedCall | None:
+        """The record of a token; None: it is gone, or was never here."""
+        origin, number = token.tolist()
+        if origin != self._origin:
+            return None
+        with self._lock:
+            if number in self._open:
+                self._used = number, self._open.pop(number)
+            return self._used[1] if self._used is not None and self._used[0] == number else None
+
+
+def array_bytes(root: object) -> int:
+    """Bytes of the arrays that an object holds, each counted once."""
+    seen: set[int] = set()
+    total, todo = 0, [root]
+    while todo:
+        each: Any = todo.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, np.ndarray):
+            owner = each if each.base is None else each.base
+            if id(owner) not in seen or owner is each:
+                seen.add(id(owner))
+                total += getattr(owner, "nbytes", each.nbytes)
+        elif isinstance(each, (list, tuple)):
+            todo.extend(each)
+        elif isinstance(each, dict):
+            todo.extend(each.values())
+        elif type(each).__module__.startswith("ffo."):
+            todo.extend(getattr(each, "__dict__", {}).values())
+    return total
