@@ -200,13 +200,13 @@ def test_parameters_of_geometric_programs_are_positive(value: float) -> None:
         reduce(case).map.apply(values)
 
 
-def not_dpp() -> tuple[cp.Problem, list, list]:
-    x, a, b = cp.Variable(2), cp.Parameter(nonneg=True), cp.Parameter(2)
+def not_dcp() -> tuple[cp.Problem, list, list]:
+    x, a, b = cp.Variable(2), cp.Parameter(), cp.Parameter(2)
     return cp.Problem(cp.Minimize(a * cp.sum_squares(x - b))), [a, b], [x]
 
 
-def quad_form_in_a_constraint() -> tuple[cp.Problem, list, list]:
-    x, P = cp.Variable(2), cp.Parameter((2, 2), PSD=True)
+def quad_form_of_unknown_definiteness() -> tuple[cp.Problem, list, list]:
+    x, P = cp.Variable(2), cp.Parameter((2, 2), symmetric=True)
     return cp.Problem(cp.Minimize(cp.sum(x)), [cp.quad_form(x, P) <= 1]), [P], [x]
 
 
@@ -271,8 +271,8 @@ def complex_parameter() -> tuple[cp.Problem, list, list]:
 
 
 REFUSED = [
-    (not_dpp, InputError, "must be DPP"),
-    (quad_form_in_a_constraint, InputError, "only supported in the objective"),
+    (not_dcp, InputError, "must be DPP, or at least DCP"),
+    (quad_form_of_unknown_definiteness, InputError, "QuadForm.* is not DCP"),
     (missing_parameter, InputError, "must exactly match problem.parameters"),
     (foreign_parameter, InputError, "must exactly match problem.parameters"),
     (repeated_parameter, InputError, "must exactly match problem.parameters"),

@@ -141,6 +141,9 @@ class LayerCall:
         change = self.canonical.map.tangent(flat, record.values, len(outcome.x) // record.draws)
         if record.draws > 1:
             change = change.repeat(record.draws)
+        if self.canonical.map.forms:
+            point = (only(outcome.solved, v) for v in (outcome.x, outcome.y))
+            change = self.canonical.map.along_forms(change, flat, *point)
         along = None if record.score is None else np.einsum("ij,ij->i", record.score, change.q)
         dx, dy = outcome.tangent(
             change if along is None else change.with_vectors(q=np.zeros_like(change.q)), self.canonical.recovery.shows

@@ -24,6 +24,7 @@ from ffo.cones.product import Product
 from ffo.errors import InputError
 from ffo.program.cone import ConeProgram
 from ffo.program.entering import EntryMap
+from ffo.program.factor import Factor
 from ffo.program.pattern import Pattern
 from ffo.program.sparse import SparseBatch, SymmetricBatch, equal_rows, repeated
 
@@ -44,11 +45,13 @@ class Entry:
         parameter: position in the user's parameter list.
         maps: block name -> (length of block, size of parameter) sparse map; parameters are
             flattened in C order.
+        factor: through a factor of the parameter (see there), where that is a matrix of quadratic forms.
     """
 
     parameter: int
     log: bool
     maps: dict[Block, sp.csc_array]
+    factor: Factor | None = None
 
     @cached_property
     def into(self) -> dict[Block, EntryMap]:
@@ -119,6 +122,7 @@ class AffineMap:
         constants: block name -> z_0 of that block.
         P, A: patterns of the matrices (P: upper triangle).
         cones: the product cone.
+        labels: what parameters are called in messages, from the last one backwards as far as they go.
     """
 
     def __init__(
@@ -129,7 +133,9 @@ class AffineMap:
         P: Pattern,
         A: Pattern,
         cones: Product,
+        labels: Sequence[str] = (),
     ) -> None:
+        self.labels = (*(f"Parameter {i}" for i in range(len(sizes) - len(labels))), *labels)
         self.sizes = tuple(sizes)
         self.entries = tuple(entries)
         self.constants = constants
@@ -155,11 +161,14 @@ class AffineMap:
         return ConeProgram(P, _rows(q, batch), A, _rows(b, batch), self.cones)
 
     def _once(self, name: Block, values: Sequence[Array], logs: dict[int, Array], last: Made) -> Any:
-        """A block from the parameters that enter it; the one made last where the same come again."""
+        """A block from the parameters that enter it; the last one if the parameters are the same."""
         entering, before = self._entering[name], last.get(name)
         if before is not None and not entering:
             return before[1]
         thetas = [logs[e.parameter] if e.log else values[e.parameter] for e in entering]
+        if self.forms and name == "A":
+            pairs = zip(entering, thetas, strict=True)
+            thetas = [theta if e.factor is None else e.factor.matrix(theta) for e, theta in pairs]
         if before is not None and all(map(_Known.comes_again, before[0], thetas)):
             return before[1]
         known = None if any(theta.ndim > 1 for theta in thetas) else [_Known(theta) for theta in thetas]
@@ -193,6 +202,16 @@ class AffineMap:
         return {name: [e for e in self.entries if name in e.maps] for name in BLOCKS}
 
     @cached_property
+    def entering(self) -> frozenset[int]:
+        """The parameters that enter at all."""
+        return frozenset(e.parameter for e in self.entries)
+
+    @cached_property
+    def forms(self) -> list[Entry]:
+        """The entries that are factors of matrices of quadratic forms."""
+        return [e for e in self.entries if e.factor is not None]
+
+    @cached_property
     def _of_matrices(self) -> frozenset[int]:
         """The parameters that enter P or A."""
         return frozenset(e.parameter for name in ("P", "A") for e in self._entering[name])
@@ -220,7 +239,7 @@ class AffineMap:
         for i in self._logged:
             if not (values[i] > 0).all():
                 raise InputError(
-                    f"Parameter {i} of a geometric program must be positive; "
+                    f"{self.labels[i]} of a geometric program must be positive; "
                     "it has entries that are zero, negative or NaN."
                 )
             logs[i] = np.log(values[i])
@@ -255,7 +274,11 @@ class AffineMap:
                 continue
             shared = values[i].ndim == 1
             for name, into in entry.into.items():
-                term = self._entry_gradient(name, into, gradient, shared)
+                if entry.factor is None:
+                    term = self._entry_gradient(name, into, gradient, shared)
+                else:
+                    each = entry.factor.gradient(gradient)
+                    term = each.sum(axis=0) if shared else each
                 if not shared and len(term) > len(values[i]):
                     term = term.reshape(len(values[i]), len(term) // len(values[i]), self.sizes[i]).sum(axis=1)
                 if entry.log:
@@ -280,7 +303,10 @@ class AffineMap:
     @cached_property
     def _magnitudes(self) -> AffineMap:
         """The map of magnitudes: nothing cancels in it."""
-        entries = [Entry(e.parameter, e.log, {name: abs(M) for name, M in e.maps.items()}) for e in self.entries]
+        entries = [
+            Entry(e.parameter, e.log, {name: abs(M) for name, M in e.maps.items()}, e.factor and e.factor.magnitude)
+            for e in self.entries
+        ]
         return AffineMap(self.sizes, entries, self.constants, self.P, self.A, self.cones)
 
     def _entry_gradient(self, name: Block, into: EntryMap, g: DataGradient, summed: bool) -> Array:
@@ -293,13 +319,16 @@ class AffineMap:
         return into.back(vector.sum(axis=0) if summed else vector)
 
     def tangent(self, tangents: Sequence[Array | None], values: Sequence[Array], batch: int) -> ConeProgram:
-        """The derivative of the data along parameter tangents, as a program of the same pattern."""
+        """The derivative of the data along parameter tangents, as a program of the same pattern.
+
+        What factors change is left to `along_forms`, since it depends on the solution.
+        """
         blocks = []
         for name in BLOCKS:
             total = np.zeros((1, len(self.constants[name])))
             for entry in self.entries:
                 tangent = tangents[entry.parameter]
-                if name not in entry.maps or tangent is None:
+                if name not in entry.maps or tangent is None or entry.factor is not None:
                     continue
                 if entry.log:
                     tangent = tangent / values[entry.parameter]
@@ -313,6 +342,21 @@ class AffineMap:
             db,
             self.cones,
         )
+
+    def along_forms(self, change: ConeProgram, tangents: Sequence[Array | None], x: Array, y: Array) -> ConeProgram:
+        """A change of the data with what quadratic forms in constraints add to it at (x, y); copies of samples next to
+        each other."""
+        q, b = np.array(change.q), np.array(change.b)
+        for entry in self.forms:
+            tangent, factor = tangents[entry.parameter], entry.factor
+            if tangent is None or factor is None:
+                continue
+            if tangent.ndim == 2:
+                tangent = np.repeat(tangent, len(x) // len(tangent), axis=0)
+            dq, db = factor.change(tangent, x, y)
+            q[:, factor.columns] += dq
+            b[:, factor.rows] += db
+        return change.with_vectors(q=q, b=b)
 
 
 def _rows(v: Array, batch: int) -> Array:

@@ -32,6 +32,8 @@ class Declaration:
         symmetric, diagonal: whether it must be.
         definite: +1 if it must be positive semidefinite, -1 if negative, 0 if neither, or if that is checked anyway.
             Asymmetric values stand for their symmetric part.
+        derived: whether it is an expression of the user's parameters, named by its text, in which case CVXPY concluded
+            what was said.
     """
 
     parameter: int
@@ -42,6 +44,7 @@ class Declaration:
     symmetric: bool
     diagonal: bool
     definite: int
+    derived: bool = False
 
     def refused(self, value: Array) -> dict[int, str]:
         """Samples whose value (batch, size) breaks the declaration, and why; 0 if all samples share the value."""
@@ -79,11 +82,18 @@ class Declaration:
                     found[int(k)] = self._text(word, f"has the eigenvalue {smallest:.4g}")
 
     def _text(self, declared: str, fact: str) -> str:
+        if self.derived:
+            return f"the parameter expression {self.name} must be {declared} for the problem to be convex, and {fact}"
         return f"parameter {self.parameter} ({self.name}) was declared {declared} but {fact}"
 
 
-def declarations(parameters: Sequence[cp.Parameter], only_in_P: Sequence[bool]) -> tuple[Declaration, ...]:
-    """What is to be checked; `only_in_P`: parameters of the quadratic term alone, whose convexity is checked anyway."""
+def declarations(parameters: Sequence[cp.Parameter], only_in_P: Sequence[bool], given: int) -> tuple[Declaration, ...]:
+    """What is to be checked.
+
+    Args:
+        only_in_P: parameters of the quadratic term alone, whose convexity is checked anyway.
+        given: how many of the parameters are the user's.
+    """
     found = []
     for i, (parameter, quadratic) in enumerate(zip(parameters, only_in_P, strict=True)):
         said = parameter.attributes
@@ -94,7 +104,7 @@ def declarations(parameters: Sequence[cp.Parameter], only_in_P: Sequence[bool]) 
         definite = 0 if quadratic else int(bool(said["PSD"])) - int(bool(said["NSD"]))
         one = Declaration(
             i, parameter.name(), parameter.shape, signs, None if bounds is None else tuple(bounds),
-            bool(said["symmetric"]), bool(said["diag"]), definite,
+            bool(said["symmetric"]), bool(said["diag"]), definite, i >= given,
         )  # fmt: skip
         if signs or bounds is not None or one.symmetric or one.diagonal or definite:
             found.append(one)
@@ -107,5 +117,6 @@ def refused(declared: Sequence[Declaration], values: Sequence[Array], batch: int
     for one in declared:
         value = values[one.parameter]
         bad = one.refused(np.atleast_2d(value))
-        found.update(bad if value.ndim == 2 else dict.fromkeys(range(batch), bad[0]) if bad else {})
+        mine = bad if value.ndim == 2 else dict.fromkeys(range(batch), bad[0]) if bad else {}
+        found = mine | found  # what is wrong with a parameter, rather than with expressions of it
     return found

@@ -16,6 +16,7 @@ from ffo.ghost.oracle import Way
 from ffo.program.cvxpy import canonicalize
 from ffo.solvers.base import Solver
 from ffo.torch.base import OptimizationLayer
+from ffo.torch.expressions import with_expressions
 from ffo.torch.function import Kind, check_kinds, in_one_dtype, kinds_of
 
 
@@ -141,8 +142,10 @@ class FFOLayer(OptimizationLayer):
         warm_start: bool | None,
     ) -> tuple[torch.Tensor, ...]:
         params = in_one_dtype(params)
-        batched, batch = validate(kinds_of(params), self.canonical.shapes)
+        batched, batch = validate(kinds_of(params), self.canonical.shapes[: self.canonical.given])
         named = call_keys(keys, warm_start, self.engine.options.warm_start, batch)
+        if self.canonical.lifted is not None:
+            params, batched = with_expressions(self.canonical, params, batched)
         return self._run(self.canonical, params, batched, batch, solver_args, named)
 
     def extra_repr(self) -> str:
