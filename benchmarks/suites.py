@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks import compile as compiling
-from benchmarks import cores, cuda, families, forms, growth, latency, peers, problems, qp_layers, trust, warm
+from benchmarks import cores, cuda, families, forms, growth, latency, lift, peers, problems, qp_layers, trust, warm
 from benchmarks import maros as collection
 from benchmarks.accuracy import compare, probes
 from benchmarks.bilevel import bilevel as bilevel_suite
@@ -162,6 +162,7 @@ SUITES: dict[str, Callable[[Options], Suite]] = {
     "cores": lambda options: cores.suite(options.repeats, options.progress),
     "cuda": lambda options: cuda.suite(options.repeats, options.progress),
     "latency": lambda options: latency.suite(options.repeats, options.progress),
+    "lift": lambda options: lift.suite(options.repeats, options.progress),
     "forms": lambda options: forms.suite(options.repeats, options.progress),
     "compile": lambda options: compiling.suite(options.progress),
     "trust": lambda options: trust.suite(options.progress),

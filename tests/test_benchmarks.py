@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from benchmarks import cores, families, forms, latency, peers, problems, trust
+import torch
+from benchmarks import cores, families, forms, latency, lift, peers, problems, trust
 from benchmarks.accuracy import Accuracy, compare, probes
 from benchmarks.family_problems import FAMILIES
 from benchmarks.screen import PlainScreen
@@ -98,3 +100,11 @@ def test_shares_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plain_tables(capsys: pytest.CaptureFixture[str]) -> None:
     PlainScreen().table("title", {"name": False, "value": True}, [["[bold red]a[/]", "1"], ["bc", "20"]])
     assert capsys.readouterr().out == "\ntitle\nname  value\na         1\nbc       20\n"
+
+
+@pytest.mark.parametrize("make", lift.PAIRS, ids=lambda make: make.__name__)
+def test_both_ways_of_writing_a_problem_agree(make: Callable[[], lift.Pair]) -> None:
+    lifted, by_hand = (step() for step in lift.steps(make(), 2))
+    assert len(lifted) == len(by_hand) > 1
+    for a, b in zip(lifted, by_hand, strict=True):
+        assert torch.allclose(a, b, rtol=1e-7, atol=1e-8)
