@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 
 import numpy as np
 import pytest
-from benchmarks import cores, families, forms, jax_layers, latency, peers, problems, trust
+import torch
+from benchmarks import cores, families, forms, jax_layers, latency, lift, peers, problems, trust
 from benchmarks.accuracy import Accuracy, compare, probes
 from benchmarks.family_problems import FAMILIES
 from benchmarks.screen import PlainScreen
@@ -118,3 +120,11 @@ def test_overheads_and_ratios_of_jax() -> None:
     assert math.isclose(contest.overhead, 1.0)
     assert math.isclose(contest.ratio, 0.8)
     assert math.isclose(contest.share, 25.0)
+
+
+@pytest.mark.parametrize("make", lift.PAIRS, ids=lambda make: make.__name__)
+def test_both_ways_of_writing_a_problem_agree(make: Callable[[], lift.Pair]) -> None:
+    lifted, by_hand = (step() for step in lift.steps(make(), 2))
+    assert len(lifted) == len(by_hand) > 1
+    for a, b in zip(lifted, by_hand, strict=True):
+        assert torch.allclose(a, b, rtol=1e-7, atol=1e-8)

@@ -1,9 +1,9 @@
 """Quadratic forms with a parametric matrix in constraints: z'Pz <= t, through a factor of P.
 
 The program has the cone |(1 - t, 2Mz)| <= 1 + t, in the rows s_0 = 1 + t, s_1 = 1 - t, s_2 = 2Mz. M is the
-symmetric square root of P, which moves continuously with P, so that remembered solutions stay near. The root is not
-differentiable where P is singular; the solution is. Its derivative comes from the form itself, whose multiplier is
-lam = y_0 - y_1: when P moves by dP, the optimality conditions change by what
+Cholesky factor of P, or its symmetric square root where P is singular: both move continuously with P, so that
+remembered solutions stay near. No factor is differentiable where P is singular; the solution is. Its derivative comes
+from the form itself, whose multiplier is lam = y_0 - y_1: when P moves by dP, the optimality conditions change by what
 
     dq = 2 lam dP z  in the columns of z,    (db_0, db_1) = (-z'dPz, z'dPz)
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 
+#: matrices with a smallest eigenvalue below this share of the largest have no Cholesky factor to speak of
+SINGULAR = 1e-13
+
 
 @dataclass(frozen=True)
 class Factor:
@@ -37,14 +40,20 @@ class Factor:
         return replace(self, sign=1.0)
 
     def matrix(self, theta: Array) -> Array:
-        """Square roots of matrices, (n * n,) or (batch, n * n)."""
+        """Factors of matrices, (n * n,) or (batch, n * n)."""
         n = len(self.columns)
         P = theta.reshape(-1, n, n)
         finite = np.isfinite(P).all(axis=(1, 2))
-        w, V = np.linalg.eigh(0.5 * np.where(finite[:, None, None], P + P.swapaxes(1, 2), 0.0))
-        M = (V * np.sqrt(np.maximum(w, 0.0))[:, None, :]) @ V.swapaxes(1, 2)
+        P = 0.5 * (P + P.swapaxes(1, 2))
+        if not finite.all():
+            P = np.where(finite[:, None, None], P, np.eye(n))
+        try:
+            M = np.linalg.cholesky(P).swapaxes(1, 2)
+        except np.linalg.LinAlgError:
+            M = _roots(P)
+        M = np.array(M, order="C")
         M[~finite] = np.nan
-        return np.ascontiguousarray(M.reshape(theta.shape))
+        return M.reshape(theta.shape)
 
     def gradient(self, g: DataGradient) -> Array:
         """dL/dP, (batch, n * n)."""
@@ -64,6 +73,16 @@ class Factor:
 
     def _multiplier(self, v: Array) -> Array:
         return v[:, self.rows[0]] + self.sign * v[:, self.rows[1]]
+
+
+def _roots(P: Array) -> Array:
+    """Cholesky factors of the matrices that have one, symmetric square roots of the others: (batch, n, n)."""
+    w, V = np.linalg.eigh(P)
+    definite = w[:, 0] > SINGULAR * w[:, -1]
+    M = (V * np.sqrt(np.maximum(w, 0.0))[:, None, :]) @ V.swapaxes(1, 2)
+    if definite.any():
+        M[definite] = np.linalg.cholesky(P[definite]).swapaxes(1, 2)
+    return M
 
 
 def _flipped(dP: Array, n: int) -> Array:

@@ -26,8 +26,9 @@ class FFOLayer(OptimizationLayer):
     Drop-in for `cvxpylayers.torch.CvxpyLayer`: the same arguments, shapes and exceptions.
 
     Args:
-        problem: a DPP-compliant CVXPY problem (a DGP one with `gp=True`). `quad_form(x, P)` with a
-            PSD parameter P is allowed in the objective.
+        problem: a DCP problem of CVXPY (a DGP one with `gp=True`): convex for every value of its parameters. It need
+            not be DPP: products and functions of parameters are allowed anywhere, and so is `quad_form(x, P)` with a
+            PSD parameter or parameter expression P (docs/parameters.md).
         parameters: all CVXPY parameters of the problem, in the order tensors will be passed.
         variables: what to return: variables of the problem or dual variables of its constraints
             (`constraint.dual_variables[0]`), in this order.

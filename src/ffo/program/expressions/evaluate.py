@@ -76,7 +76,7 @@ def sources_of(atom: Any) -> list[Any]:
         return [*atom.args, atom.M]
     if isinstance(atom, gmatmul):
         return [*atom.args, atom.A]
-    return list(atom.args)
+    return structure.operands(atom)
 
 
 def compiled(

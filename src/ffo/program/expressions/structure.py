@@ -66,7 +66,15 @@ def axes_of(atom: Any) -> tuple[int, ...]:
 
 
 def shapes_of(atom: Any) -> tuple[Shape, ...]:
-    return tuple(tuple(arg.shape) for arg in atom.args)
+    return tuple(tuple(arg.shape) for arg in operands(atom))
+
+
+def operands(atom: Any) -> list[Any]:
+    """The arguments of an atom; scalars that CVXPY repeats beside arrays are broadcast by the function itself."""
+    if not isinstance(atom, AddExpression | DivExpression | multiply):
+        return list(atom.args)
+    own = [arg.args[0] if isinstance(arg, Promote) and arg.args[0].shape == () else arg for arg in atom.args]
+    return own if any(arg.shape == atom.shape for arg in own) else list(atom.args)
 
 
 def gather(xp: Any, *values: Any, places: Array, shapes: tuple[Shape, ...], shape: Shape) -> Any:
