@@ -76,8 +76,8 @@ def clashing(null: NullVectors, program: ConeProgram, x: Array, s: Array) -> Arr
     used = w != 0
     left, size = (np.where(used, v, 0.0) for v in (program.slack(x) - s, np.abs(program.b) + np.abs(s)))
     size = size + program.A.magnitudes.dot(np.abs(x))
-    apart = np.abs(_inner(w, left)) > MET * _inner(np.abs(w), size)
-    return np.asarray(apart & used[:, ~program.cones.equalities].any(axis=1))
+    inconsistent = np.abs(_inner(w, left)) > MET * _inner(np.abs(w), size)
+    return np.asarray(inconsistent & used[:, ~program.cones.equalities].any(axis=1))
 
 
 def _inner(u: Array, v: Array) -> Array:

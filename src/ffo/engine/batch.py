@@ -133,7 +133,7 @@ class Batch:
         return found
 
     def accept(self, samples: Array, found: Linearization, good: Array) -> bool:
-        """Take over the good ones of some samples' solutions; whether they all are."""
+        """Store the good ones of some samples' solutions; returns whether all are good."""
         residual, whole = found.certificate.natural_residual, np.count_nonzero(good) == len(good)
         if not whole:
             if not good.any():

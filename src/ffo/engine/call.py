@@ -107,7 +107,7 @@ class LayerCall:
         return [self._averaged(v, draws) for v in outputs], LayerRecord(outcome, flat, draws, score)
 
     def adjoint(
-        self, record: LayerRecord, gradients: list[Array | None], wanted: Sequence[bool], apart: bool
+        self, record: LayerRecord, gradients: list[Array | None], wanted: Sequence[bool], per_sample: bool
     ) -> list[Array | None]:
         outcome, recovery = record.outcome, self.canonical.recovery
         spread = [None if g is None else self._spread(g, record.draws) for g in gradients]
@@ -121,10 +121,10 @@ class LayerCall:
         if record.score is not None:
             data = replace(data, other_q=self._score_gradient(record, spread))
         values = record.values
-        if apart:  # as if every parameter were batched
+        if per_sample:  # as if every parameter were batched
             values = [np.broadcast_to(v, (self.batch or 1, v.shape[-1])) for v in values]
         found = self.canonical.map.adjoint(data, values, wanted)
-        if self.mean and not apart:
+        if self.mean and not per_sample:
             size = self.batch or 1
             found = [g if g is None or b else g / size for g, b in zip(found, self.batched, strict=True)]
         return [

@@ -107,7 +107,7 @@ class Engine:
         return self._solvers[key]
 
     def _ours(self, overrides: dict[str, object] | None) -> bool:
-        """Whether who solves is left to this package, and how but for the accuracy."""
+        """Whether the choice of the solver, and of its settings other than the accuracy, is left to this package."""
         return self._own and (not overrides or overrides.keys() <= {"eps"})
 
     def others(self, program: ConeProgram, solver: Solver, overrides: dict[str, object] | None) -> list[Solver]:
@@ -187,12 +187,12 @@ class Engine:
             program, hidden = first.apply(given), None if hidden is None else hidden[first.of.places.kept]
         units = None if self._moderate.holds(program) else scaling(program)
         groups = missing_rows(program) if how.open_sides else None
-        lids = None if groups else epigraphs(program, hidden)
+        epigraph_rows = None if groups else epigraphs(program, hidden)
         parts: list[tuple[Array, MissingRows | None]] = [*groups] if groups else [(np.arange(program.batch), None)]
         stages: Callable[..., None] = self._stages if how.deadline is None else how.deadline.around(self._stages)
         solved = []
         for samples, rows in parts:
-            before, rest, origin, reduced = Presolve.of(first), Presolve.of(units, rows, lids), given, program
+            before, rest, origin, reduced = Presolve.of(first), Presolve.of(units, rows, epigraph_rows), given, program
             if len(parts) > 1:
                 before, rest = before.take(samples), rest.take(samples)
                 origin, reduced = origin.take(samples), reduced.take(samples)
@@ -201,7 +201,7 @@ class Engine:
             solved.append((samples, part.undo(presolve, origin)))
         batch = Batch.joined(given, solved)
         if units is not None:
-            self._in_given_units(batch, parts, first, lids, partial(stages, overrides=how.overrides))
+            self._in_given_units(batch, parts, first, epigraph_rows, partial(stages, overrides=how.overrides))
         return batch
 
     def _relax(self, batch: Batch, relax: Relax, names: Names, hidden: Array | None, how: _How) -> None:
@@ -287,7 +287,7 @@ class Engine:
         batch: Batch,
         parts: Sequence[tuple[Array, MissingRows | None]],
         first: Substitution | None,
-        lids: Epigraphs | None,
+        epigraph_rows: Epigraphs | None,
         stages: Callable[[Batch], None],
     ) -> None:
         """Solve samples that failed after scaling in their original units.
@@ -297,7 +297,7 @@ class Engine:
         for samples, rows in parts:
             failed = samples[REPAIRABLE[batch.status[samples]] & ~batch.proven[samples]]
             if len(failed):
-                presolve, origin = Presolve.of(first and first.take(failed), rows, lids), batch.part(failed)
+                presolve, origin = Presolve.of(first and first.take(failed), rows, epigraph_rows), batch.part(failed)
                 again = Batch.of(presolve.apply(origin))
                 stages(again)
                 batch.put(failed, again.undo(presolve, origin), final_only=True)

@@ -134,7 +134,7 @@ class Outcome:
     def _report(
         self, found: Sensitivity, start: float, ambiguous: Array | None = None, dependent: Array | None = None
     ) -> None:
-        """Verdicts on samples with null vectors are spread over the batch."""
+        """Report a pass; verdicts on samples with null vectors are expanded to the batch."""
         self.info.add_pass(
             time.perf_counter() - start, found.residual, self._spread(dependent), self._spread(ambiguous), found.kinked
         )

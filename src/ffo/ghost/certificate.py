@@ -70,7 +70,7 @@ class Certificate:
         dependent: Array | None = None,
         indefinite: Array | None = None,
     ) -> Certificate:
-        """What a forward pass found out; nothing is held against a gradient of which nobody looked for it."""
+        """The evidence of a forward pass; what was not checked yet is treated as good."""
         nothing, unknown = np.zeros(len(unsettled), dtype=bool), np.empty(len(unsettled))
         unknown.fill(np.nan)
         return cls(
@@ -121,8 +121,10 @@ class Certificate:
         self, residual: Array, dependent: Array | None = None, ambiguous: Array | None = None,
         kinked: Array | None = None,
     ) -> Certificate:  # fmt: skip
-        """The same after another pass through the derivative: with the residual of its ghost solve (NaN: none), and
-        what speaks against it; `kinked`: which weakly active samples stay so. The worst of all passes stays."""
+        """The certificate after another backward or forward-mode pass, keeping the worst verdict of all passes.
+
+        `residual` is that of the pass's ghost solve (NaN: none); `kinked` says which weakly active samples remain so.
+        """
         known = {**vars(self), "ghost_residual": np.fmax(self.ghost_residual, residual)}
         if dependent is not None:
             known["dependent"] = self.dependent | dependent

@@ -82,7 +82,7 @@ class Compiled(Linearization):
         near, weak = self.certificate.weakly_active.nonzero()[0], self.y[:0]
         if not len(near) and not np.count_nonzero(self.state.evidence[:, columns.SINGULAR]):
             return NullVectors(near, self.x[:0], weak)
-        if len(near):  # rows depend on each other on the largest face, and solutions are many on the smallest
+        if len(near):  # with all weak rows held, rows may be dependent; with none, the solution may not be unique
             rows = self.weak_rows[near]
             held = (rows & (self.state.face[0][near, : self.program.m] > 0)).any(axis=1)
             near, weak = np.concatenate([near, near[held]]), np.concatenate([1.0 * rows, -1.0 * rows[held]])

@@ -1,7 +1,7 @@
-"""Mapped axes that join the batch of a call.
+"""Joining mapped axes to the batch of a call.
 
 Arrays of a call are ([rows,] [batch,] *own): rows are right-hand sides or directions of one derivative, and the
-mapped axis of `jax.vmap` stands anywhere.
+mapped axis of `jax.vmap` may be anywhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Fold:
         return self.size * (self.batch or 1)
 
     def join(self, x: jax.Array, dim: Dim, own: int, rows: bool = False) -> jax.Array:
-        """([rows,] size * batch, *own); what is neither mapped nor batched stays as it is, shared by all."""
+        """([rows,] size * batch, *own); what is neither mapped nor batched is unchanged, shared by all."""
         lead = int(rows)
         batched = x.ndim - lead - (dim is not None) > own
         if dim is None and not batched:
@@ -40,7 +40,7 @@ class Fold:
         return x.reshape(*x.shape[:lead], self.joint, *x.shape[lead + 2 :])
 
     def spread(self, x: jax.Array, dim: Dim, rows: bool) -> jax.Array:
-        """The same for an array that has the batch: made up where it is not mapped."""
+        """The same for an array that has the batch: repeated if it is not mapped."""
         lead = int(rows)
         x = with_axis(x, dim, self.size, lead)
         return x if self.batch is None else x.reshape(*x.shape[:lead], self.joint, *x.shape[lead + 2 :])
@@ -54,7 +54,7 @@ class Fold:
 
 
 def with_axis(x: jax.Array, dim: Dim, size: int, place: int = 0) -> jax.Array:
-    """The mapped axis at a place, made up where there is none."""
+    """The mapped axis at a given position, added if there is none."""
     if dim is not None:
         return jnp.moveaxis(x, dim, place)
     return jnp.broadcast_to(jnp.expand_dims(x, place), (*x.shape[:place], size, *x.shape[place:]))
@@ -65,7 +65,7 @@ def mapped_size(arrays: Sequence[jax.Array], dims: Sequence[Dim]) -> int:
 
 
 def inner_batch(shapes: Sequence[tuple[int, ...]], dims: Sequence[Dim], own: Sequence[int]) -> int | None:
-    """Size of the batch axis beside the mapped one; None without any."""
+    """Size of the batch axis other than the mapped one; None if there is none."""
     for shape, d, k in zip(shapes, dims, own, strict=True):
         rest = [s for i, s in enumerate(shape) if i != d]
         if len(rest) > k:

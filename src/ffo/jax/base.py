@@ -1,4 +1,4 @@
-"""What all layers share: options, reports, and the way of a call through JAX."""
+"""Common code of all layers: options, reports, and the path of a call through JAX."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ffo.program.canonical import CanonicalProblem
 
 
 class CallReport(NamedTuple):
-    """What is known of a call before its derivatives: a pytree of arrays, (*batch,) each, in and out of traces.
+    """What is known about a call before its derivatives: a pytree of arrays, (*batch,) each, inside and outside traces.
 
     Attributes:
         status: codes of `ffo.errors.Status`, 0 where the sample was solved.
         residual: natural residual of the returned point; NaN where the sample failed.
-        error: estimate of the relative error of the solution, and so of the gradient.
-        good: whether nothing speaks against the gradient so far (`layer.info.certificate.good` knows more once a
+        error: estimated relative error of the solution, and therefore of the gradient.
+        good: whether there is no reason to doubt the gradient so far (`layer.info.certificate.good` says more once a
             derivative has been taken).
     """
 
@@ -56,12 +56,12 @@ class LayerBase:
     def info(self) -> Info | None:
         """Report on the last call that has run; None before any.
 
-        Compiled programs run when their results are waited for, or before: call `jax.block_until_ready` first.
+        Compiled programs run asynchronously: call `jax.block_until_ready` first.
         """
         return self._last
 
     def smoothed(self, smoothing: float | Smoothing | None) -> Self:
-        """The same layer with other smoothing, with draws and memories of its own."""
+        """The same layer with other smoothing, with its own draws and memory."""
         other = copy.copy(self)
         other.engine = Engine(replace(self.engine.options, smoothing=smoothing))  # type: ignore[arg-type]
         chosen = other.engine.options.smoothing
@@ -99,7 +99,7 @@ class LayerBase:
 
 
 def as_array(value: Any, label: str) -> jax.Array:
-    """An array of real floating-point numbers; integers become such."""
+    """An array of real floating-point numbers; integers are converted."""
     try:
         array = jnp.asarray(value)
     except (TypeError, ValueError) as error:

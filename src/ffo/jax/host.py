@@ -1,7 +1,7 @@
-"""The host's side of a call: NumPy arrays in the caller's dtypes in, and such arrays out.
+"""The host side of a call: NumPy arrays in the caller's dtypes in and out.
 
-What runs here may run inside a compiled program, on a thread of its runtime. It never calls JAX, and keeps no
-array it was given: the runtime uses their memory again.
+This code may run inside a compiled program, on a thread of its runtime. It never calls JAX, and keeps no array it
+was given: the runtime reuses their memory.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _by_rows(
     given: Sequence[bool],
     rows: int | None,
 ) -> list[Array]:
-    """With the factorization at hand, each row costs two triangular solves."""
+    """With the existing factors, each row costs two triangular solves."""
 
     def spread(row: int | None) -> list[Array | None]:
         present = iter(vectors if row is None else [v[row] for v in vectors])
@@ -185,5 +185,5 @@ def report_arrays(info: Info, dtype: np.dtype) -> list[Array]:
 
 
 def report_dtype(dtype: np.dtype) -> np.dtype:
-    """float64 beside float64, else float32: residuals of 1e-12 vanish in less."""
+    """float64 for float64, else float32: residuals of 1e-12 would vanish in less."""
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)

@@ -86,9 +86,9 @@ class FFOLayer(LayerBase):
         """Solve for the given parameter values.
 
         Args:
-            params: one array per parameter, each of the parameter's shape or with one batch dimension in
-                front; batched and unbatched arrays may be mixed.
-            solver_args: settings for this call, on top of the layer's; of a compiled call, those of its trace.
+            params: one array per parameter, each of the parameter's shape or with a leading batch
+                dimension; batched and unbatched arrays may be mixed.
+            solver_args: settings for this call, in addition to the layer's; a compiled call has those of its trace.
             keys: one integer per sample (say, its index in the data set), by which its solution is remembered
                 between calls whatever the order of batches; an array, traced or not.
             warm_start: as in the constructor, for this call.
@@ -105,7 +105,7 @@ class FFOLayer(LayerBase):
         keys: Any = None,
         warm_start: bool | None = None,
     ) -> tuple[tuple[jax.Array, ...], CallReport]:
-        """What the layer returns for these arguments, and the report on this very call."""
+        """The layer's outputs for these arguments, and the report on this call."""
         outputs, report = self._solve(params, solver_args, keys, warm_start, report=True)
         assert report is not None
         return outputs, report

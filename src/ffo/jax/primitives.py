@@ -5,8 +5,8 @@
     adjoint:  (*parameters, token, *cotangents) -> cotangents of the parameters, the transpose of `tangent`
 
 Outside of a trace they run at once; in a compiled program they are callbacks to the host. Derivatives take
-the parameters along to solve again where the record of the token is gone, and so that JAX sees that they
-depend on them: a second derivative is refused, not taken for zero.
+the parameters as arguments to solve again if the record of the token is gone, and so that JAX sees that they
+depend on them: a second derivative raises an error instead of being zero.
 
 Under `jax.vmap` the mapped axis joins the batch: one solve, in which unmapped parameters stay shared. Where only
 right-hand sides are mapped (the rows of a Jacobian), they go through one factorization.
@@ -109,7 +109,7 @@ def _aval(avals: Sequence[ShapedArray], shape: tuple[int, ...], dtype: Any) -> S
 def _run_now(host: Callable[..., tuple[np.ndarray, ...]], *arguments: Any, **params: Any) -> list[jax.Array]:
     found = host(*(np.asarray(a) for a in arguments), **params)
     device = _device(arguments)
-    # a copy: what the engine remembers is not to lie in a buffer that may be donated
+    # a copy: what the engine remembers must not be in a buffer that may be donated
     return [jnp.array(v) if device is None else jax.device_put(np.array(v), device) for v in found]
 
 
@@ -131,7 +131,7 @@ except ImportError:  # another release of JAX
 
 
 def _lower(host: Callable[..., tuple[np.ndarray, ...]], ctx: Any, *operands: Any, **params: Any) -> Any:
-    """A callback that is handed NumPy arrays.
+    """A callback that receives NumPy arrays.
 
     JAX's own `pure_callback` first puts them on a device: a quarter of a millisecond a call, and a deadlock where all
     threads of the runtime wait, each for a copy that one of them would have to make. It is left to programs for
@@ -173,7 +173,7 @@ adjoint_p = _make("adjoint", _adjoint_host, _adjoint_shapes)
 
 
 def _given(vectors: Sequence[Any]) -> tuple[tuple[bool, ...], list[Any]]:
-    """Which are not zero by construction, and those."""
+    """Which are not zero by construction, and their values."""
     given = tuple(type(v) is not ad.Zero for v in vectors)
     return given, [v for v, g in zip(vectors, given, strict=True) if g]
 
@@ -334,7 +334,7 @@ def _adjoint_fold(
     inner: Sequence[bool],
     **params: Any,
 ) -> list[Any]:
-    """A parameter that mapped samples share has a gradient of its own in each of them."""
+    """A parameter shared by mapped samples has a separate gradient in each of them."""
     rows, apart = params["rows"] is not None, params["apart"]
     moved = [fold.spread(g, d, rows) for g, d in zip(vectors, dims, strict=True)]
     found = adjoint_p.bind(*joint, token, *moved, **{**params, "apart": True})

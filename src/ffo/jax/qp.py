@@ -1,4 +1,4 @@
-"""FFOQPLayer: quadratic programs by their matrices (FFOQP of the paper)."""
+"""FFOQPLayer: quadratic programs given by matrices (FFOQP of the paper)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Found = jax.Array | QPSolution[jax.Array]
 class FFOQPLayer(LayerBase):
     """Solves  minimize 1/2 z'Qz + p'z  subject to  Az = b, lower <= Gz <= h, lb <= z <= ub.
 
-    Arguments of a call stand in qpth's order. Gradients of blocks that the batch shares are sums over the batch.
+    The argument order of a call is qpth's. Gradients of blocks shared by the batch are sums over the batch.
 
     Args:
         duals: whether to return a `QPSolution` instead of z alone; multipliers are differentiable.
@@ -86,14 +86,14 @@ class FFOQPLayer(LayerBase):
         keys: Any = None,
         warm_start: bool | None = None,
     ) -> Found:
-        """Solve for the given blocks, each with or without a batch dimension in front.
+        """Solve for the given blocks, each with or without a leading batch dimension.
 
         Args:
-            Q: (n, n) positive semidefinite, its symmetric part is used; None: a linear program.
+            Q: (n, n) positive semidefinite; its symmetric part is used. None: a linear program.
             p: (n,).
             G, h: (m, n) and (m,); A, b: (p, n) and (p,); None or empty arrays where absent.
-            lb, ub: (n,) bounds; lower: (m,) lower sides of the rows of G. Infinite entries are no
-                constraint, for all samples or for some.
+            lb, ub: (n,) bounds; lower: (m,) lower bounds of the rows of G. Infinite bounds are ignored; they may
+                differ between samples.
             solver_args, keys, warm_start: as in `FFOLayer`.
 
         Returns:
@@ -103,7 +103,7 @@ class FFOQPLayer(LayerBase):
         return self._solve(given, solver_args, keys, warm_start, report=False)[0]
 
     def call(self, *blocks: Any, **options: Any) -> tuple[Found, CallReport]:
-        """What the layer returns for these arguments, and the report on this very call."""
+        """The layer's output for these arguments, and the report on this call."""
         settings = {name: options.pop(name, None) for name in ("solver_args", "keys", "warm_start")}
         given = dict(zip(("Q", "p", "G", "h", "A", "b"), blocks, strict=False)) | options
         found, report = self._solve(given, **settings, report=True)
@@ -129,7 +129,7 @@ class FFOQPLayer(LayerBase):
 
 
 def read_blocks(given: Mapping[str, Any]) -> Blocks[jax.Array]:
-    """Check the blocks of a call, and take them apart."""
+    """Check the blocks of a call, and split them into values and patterns."""
     arrays: dict[Name, jax.Array] = {k: as_array(v, k) for k, v in given.items() if v is not None}  # type: ignore[misc]
     present = {name: a for name, a in arrays.items() if not is_absent(name, a.shape)}
     batch = check_shapes({name: a.shape for name, a in present.items()})
@@ -139,7 +139,7 @@ def read_blocks(given: Mapping[str, Any]) -> Blocks[jax.Array]:
 
 
 def _equal(values: jax.Array, number: float) -> np.ndarray:
-    if isinstance(values, jax.core.Tracer):  # values are not to be seen here; the engine looks
+    if isinstance(values, jax.core.Tracer):  # values are not accessible here; the engine checks them
         return np.zeros(values.shape, dtype=bool)
     return np.asarray(values) == number
 

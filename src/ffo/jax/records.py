@@ -1,8 +1,8 @@
-"""What forward passes leave behind for their derivatives, by number.
+"""Records of forward passes for their derivatives, by number.
 
-A traced program can hand arrays from a solve to its derivative, but no Python objects. So a solve returns a token, two
-integers, and what it found out stays here under it. A record that is gone (this table is bounded, and a program
-may come back from a file or another process) is computed again: it costs time, never the answer.
+A traced program can pass arrays from a solve to its derivative, but no Python objects. So a solve returns a token, two
+integers, and its record is kept here under it. A record that is gone (this table is bounded, and a program may be
+loaded from a file or in another process) is computed again: that costs time, but does not change the answer.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 from ffo.engine.call import LayerCall, LayerRecord
 
 Array = np.ndarray
-#: the token of a solve that nobody differentiates
+#: the token of a solve that is not differentiated
 NOTHING = np.zeros(2, dtype=np.uint32)
-#: records that wait for their derivative (a loop over many solves leaves one each): so many always, so many at most,
-#: and between them as many as there are bytes for
+#: records that wait for their derivative (a loop over many solves leaves one each): the number always kept, the largest
+#: number, and the bytes that limit it in between
 FEWEST, MOST, MOST_BYTES = 8, 256, 2**30
 
 
@@ -34,10 +34,10 @@ class SolvedCall:
 
 
 class Records:
-    """Records of one layer. Threads may share it; copies of it start empty, with tokens of their own.
+    """Records of one layer. Safe to share between threads; copies start empty, with their own tokens.
 
-    Once a derivative has been taken, its record is kept only until the next one is used: training holds on to one,
-    and a second pass through the same derivative finds it.
+    Once a derivative has been taken, its record is kept only until the next one is used: training keeps one, and a
+    second pass through the same derivative finds it.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Records:
             return np.array([self._origin, self._count], dtype=np.uint32)
 
     def find(self, token: Array) -> SolvedCall | None:
-        """The record of a token; None: it is gone, or was never here."""
+        """The record of a token; None if it is gone or unknown."""
         origin, number = token.tolist()
         if origin != self._origin:
             return None

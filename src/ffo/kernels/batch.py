@@ -147,9 +147,9 @@ class KernelPlan:
         return iterations
 
     def newton(self, values: Values, start: Triple, state: State, steps: int) -> Triple:
-        """Polish all samples: x, y, s from points to start at; the evidence of those that memory or time did not
-        suffice for is NaN."""
-        # kernels copy the points: the memory of new arrays is then claimed by all threads, not by one
+        """Polish all samples: x, y, s from starting points; the evidence is NaN for samples on which memory or time ran
+        out."""
+        # kernels copy the points, so that all threads, not just one, touch the memory of the new arrays first
         moved = np.empty(start[0].shape), np.empty(start[1].shape), np.empty(start[2].shape)
         taken, seconds = np.empty(len(state.samples)), 3.0 * self._seconds(state) if steps else 0.0
         arrays, allowed = (*values.arrays, *moved, *map(ready, start)), allowed_steps(steps, seconds)
@@ -244,9 +244,9 @@ class KernelPlan:
         self, task: int, state: State, rows: Array, samples: Array, arrays: tuple[Array, ...], answer: Array,
         allowed: Array, seconds: float,
     ) -> list[int]:  # fmt: skip
-        """A task on some rows of its answer, row i about the sample samples[i], each of about so many seconds: first
-        with the light kernels, then, where these do not know, with the full ones. Returns rows that Newton's method
-        left out (see `run_samples`); no other task leaves any."""
+        """Run a task on some rows of its answer, row i for the sample samples[i], each of about so many seconds: first
+        with the light kernels, then, where these do not suffice, with the full ones. Returns rows that Newton's method
+        left out (see `run_samples`); no other task leaves any out."""
         batch = (*arrays, *state.face, *state.factors, state.evidence, state.flags, samples, answer, allowed)
         left: list[int] = []
         if len(rows) and not self.full and not state.full.iterations:

@@ -1,4 +1,4 @@
-"""What Newton's method found out about a sample: numbers, and the flags that follow from them."""
+"""The evidence of Newton's method about a sample: numbers, and the flags that follow from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = np.ndarray
 #: residual of a derivative, NaN before any
 RESIDUAL, ERROR, RATIO, NEAREST, PIVOT, STEPS, IS_SETTLED, START_RESIDUAL, SINGULAR, GHOST = range(10)
 EVIDENCE = 10
-#: columns of the flags; the others are for what derivatives find out, in the order of `ghost.certificate`
+#: columns of the flags; the others are set by derivatives, in the order of `ghost.certificate`
 UNSETTLED, WEAKLY_ACTIVE = range(2)
 FLAGS = 6
 

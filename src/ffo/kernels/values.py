@@ -1,4 +1,4 @@
-"""The data of a batch as kernels take it."""
+"""The data of a batch in the kernels' layout."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class AffineMap:
             if v.ndim == 2:
                 batch = len(v)
                 break
-        if self._of_matrices:  # parameters of matrices that were expanded over the batch cost what shared ones do
+        if self._of_matrices:  # matrix parameters that were expanded over the batch cost no more than shared ones
             values = [equal_rows(v) if v.ndim == 2 and k in self._of_matrices else v for k, v in enumerate(values)]
         logs = self._logarithms(values) if self._logged else {}
         P, q, A, b = [self._once(name, values, logs, last) for name in BLOCKS]
@@ -302,7 +302,7 @@ class AffineMap:
 
     @cached_property
     def _magnitudes(self) -> AffineMap:
-        """The map of magnitudes: nothing cancels in it."""
+        """The map with magnitudes of its entries, so that nothing cancels."""
         entries = [
             Entry(e.parameter, e.log, {name: abs(M) for name, M in e.maps.items()}, e.factor and e.factor.magnitude)
             for e in self.entries

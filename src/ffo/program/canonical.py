@@ -23,8 +23,8 @@ class CanonicalProblem:
         recovery: cone program solution -> requested quantities.
         shapes: shape of each parameter, in the user's order.
         open_sides: whether +inf as the right-hand side of an inequality means no constraint.
-        declared: what the problem was told about parameters.
-        names: what the user calls constraints and variables.
+        declared: declared attributes of the parameters.
+        names: the user's names of constraints and variables.
         lifted: expressions of the user's parameters, whose values are the last parameters of the map; None without.
     """
 

@@ -144,7 +144,7 @@ def canonicalize(
 
 
 def _validate(problem: cp.Problem, parameters: Sequence[cp.Parameter], variables: Sequence[cp.Variable]) -> None:
-    """The checks and the wording that users of CvxpyLayer know."""
+    """Checks with the wording of CvxpyLayer."""
     if problem.is_mixed_integer():
         raise UnsupportedProblemError(
             "Problem must be convex: integer and boolean variables have no gradient. "

@@ -30,8 +30,8 @@ class Declaration:
         signs: whether entries must be nonnegative (+1) or nonpositive (-1), and the name of that attribute.
         bounds: lower and upper bounds of the entries, or None.
         symmetric, diagonal: whether it must be.
-        definite: +1 if it must be positive semidefinite, -1 if negative, 0 if neither, or if that is checked anyway.
-            Asymmetric values stand for their symmetric part.
+        definite: +1 if it must be positive semidefinite, -1 if negative, 0 if neither, or if that is checked elsewhere.
+            For asymmetric values the symmetric part is checked.
         derived: whether it is an expression of the user's parameters, named by its text, in which case CVXPY concluded
             what was said.
     """

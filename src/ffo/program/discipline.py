@@ -1,4 +1,4 @@
-"""Which problems a layer takes: DPP ones as they are, DCP ones rewritten, and why others are refused."""
+"""Which problems a layer accepts: DPP ones unchanged, DCP ones rewritten; and why others are refused."""
 
 from __future__ import annotations
 

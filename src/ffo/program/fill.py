@@ -133,8 +133,8 @@ def _graph(P: Pattern, A: Pattern) -> tuple[sp.csr_array, int]:
     several = np.bincount(A.indices, minlength=m)[A.indices] > 1
     row = np.concatenate([P.indices, n + A.indices[several]])
     col = np.concatenate([P.columns, A.columns[several]])
-    apart = row != col
-    row, col = row[apart], col[apart]
+    off_diagonal = row != col
+    row, col = row[off_diagonal], col[off_diagonal]
     size = n + m
     count = np.bincount(row, minlength=size) + np.bincount(col, minlength=size)
     few = count <= FULL * np.sqrt(size)

@@ -5,9 +5,9 @@ Three rewritings suffice, each as rarely as possible:
 1. A subexpression of parameters alone that is not affine in them becomes a fresh parameter, whose value a front end
    computes (`expressions`). CVXPY's knowledge of its sign, symmetry and definiteness goes with it.
 2. A product of parameters with an expression that has parameters of its own is multiplied out, as far as that leaves
-   parameters alone beside the variables: c (x - b) is c x - (c b). Where it does not, what has parameters inside the
-   expression becomes a fresh variable: c |Ax - b|^2 is c |r|^2 with r = Ax - b. An affine expression is set equal to
-   its variable; a convex one stays below it, a concave one above, as in CVXPY's own reduction to cones.
+   only parameters as coefficients of the variables: c (x - b) is c x - (c b). Where it does not, what has parameters
+   inside the expression becomes a fresh variable: c |Ax - b|^2 is c |r|^2 with r = Ax - b. An affine expression is set
+   equal to its variable; a convex one stays below it, a concave one above, as in CVXPY's own reduction to cones.
 3. A quadratic form z'Pz with a parametric P, other than as a term of the objective, becomes a variable t and the cone
    |(1 - t, 2Mz)| <= 1 + t, M'M = P (`factor` has M and the derivatives).
 
@@ -80,7 +80,7 @@ class Lifted:
 
 
 def lifted(problem: cp.Problem, parameters: Sequence[cp.Parameter], gp: bool) -> Lifted:
-    """The problem, rewritten; it is DCP (DGP if `gp`), and whether all of it became DPP is for the caller to see."""
+    """The problem, rewritten; it is DCP (DGP if `gp`); the caller checks whether all of it became DPP."""
     rewriter = Geometric() if gp else Rewriter()
     objective = rewriter.part(problem.objective)
     constraints = [rewriter.part(c) for c in problem.constraints]
@@ -232,7 +232,7 @@ class Rewriter:
         return product.of(self.of(c), self.purified(self.of(g)))
 
     def purified(self, g: Any) -> Any:
-        """An expression without parameters, in fresh variables for the parts that had some."""
+        """An expression without parameters, with fresh variables for the parts that had some."""
         if not g.parameters():
             return g
         if self.affine(g):
@@ -254,7 +254,7 @@ class Rewriter:
 
     def fresh(self, g: Any, relation: str) -> cp.Variable:
         v = DefinedVariable(g.shape)
-        # An upper bound on what is nonnegative is so itself, without a constraint that says it again.
+        # An upper bound on a nonnegative expression is nonnegative itself, without a further constraint.
         v.known = (g.is_nonneg() and relation != "<=", g.is_nonpos() and relation != ">=")
         return v
 

@@ -24,7 +24,7 @@ KEPT = 32
 
 
 def plan_of(program: ConeProgram) -> KernelPlan:
-    """The plan of a program's structure, made when it is first seen."""
+    """The plan of a program's structure, made on first use."""
     found: KernelPlan | None = program.__dict__.get("_plan")
     if found is None:
         found = program.__dict__["_plan"] = structure_plan(program.cones, program.P.pattern, program.A.pattern)
@@ -48,7 +48,7 @@ def _build(cones: Product, P: Pattern, A: Pattern, factors: bool) -> kkt.Structu
 
 
 def values_of(program: ConeProgram) -> Values:
-    """The data of a program, brought into shape once."""
+    """The data of a program in the kernels' layout, cached."""
     found: Values | None = program.__dict__.get("_values")
     if found is None:
         P, A = _matrix_values(program.P), _matrix_values(program.A)
@@ -57,7 +57,7 @@ def values_of(program: ConeProgram) -> Values:
 
 
 def _matrix_values(M: SparseBatch) -> Array:
-    """The values of matrices, brought into shape once."""
+    """The values of matrices in the kernels' layout, cached."""
     found: Array | None = M.__dict__.get("_ready")
     if found is None:
         found = M.__dict__["_ready"] = ready(M.values)

@@ -1,4 +1,4 @@
-"""Pieces of CVXPY expressions, taken apart and put together: what `lift` rewrites with."""
+"""Decomposing and building CVXPY expressions, for `lift`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cvxpy.atoms.elementwise.huber import huber
 from cvxpy.atoms.quad_form import QuadForm
 from cvxpy.expressions.constants.parameter import is_param_affine
 
-#: letters of an expression that are shown
+#: most characters of an expression that are shown
 SHOWN = 120
 
 
 class DefinedVariable(cp.Variable):
-    """A variable whose sign follows from the constraint that defines it, and needs no constraint of its own.
+    """A variable whose sign follows from the constraint that defines it, and needs no separate constraint.
 
     Attributes:
         known: whether it is nonnegative, nonpositive.
@@ -103,7 +103,7 @@ def spread(e: Any) -> Any:
 
 
 def plain(v: cp.Variable) -> bool:
-    """Whether every entry of a variable is a column of its own."""
+    """Whether every entry of a variable is a separate column."""
     special = ("symmetric", "PSD", "NSD", "diag", "hermitian", "complex", "imag")
     return v.sparse_idx is None and not any(v.attributes[name] for name in special)
 

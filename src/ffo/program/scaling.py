@@ -83,7 +83,7 @@ class Moderate:
         self._last: _Extent | None = None
 
     def holds(self, program: ConeProgram) -> bool:
-        """Whether a program is known to be left alone."""
+        """Whether a program is known to need no scaling."""
         P, A, last = program.P, program.A, self._last
         if last is None or last.P is not P or last.A is not A:
             if not (P.own and A.own and program.shared_matrices and program.n):
@@ -121,7 +121,7 @@ class _Extent:
         return bool(((force >= low) & (force <= high)).all())
 
     def _remember(self, b: Array, low: Size, high: Size) -> tuple[bytes, Size, Size]:
-        """A single right-hand side, and the sizes of q between which all is moderate with it."""
+        """A single right-hand side, and the range of sizes of q that are moderate with it."""
         known = b.tobytes() if len(b) == 1 else b"", low, high
         if len(b) == 1:
             self._known = known

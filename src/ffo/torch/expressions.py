@@ -1,4 +1,4 @@
-"""Expressions of parameters in torch: what `program.expressions` needs, and autograd does the rest."""
+"""Expressions of parameters in torch: the namespace for `program.expressions`, differentiated by autograd."""
 
 from __future__ import annotations
 

@@ -42,9 +42,9 @@ class Call(Protocol):
     def solve(self, values: list[NumpyArray]) -> tuple[list[NumpyArray], Record]: ...
 
     def adjoint(
-        self, record: Record, gradients: list[NumpyArray | None], wanted: Sequence[bool], apart: bool
+        self, record: Record, gradients: list[NumpyArray | None], wanted: Sequence[bool], per_sample: bool
     ) -> list[NumpyArray | None]:
-        """Gradients in the wanted parameters; `apart`: one per sample, for shared parameters too."""
+        """Gradients in the wanted parameters; `per_sample`: one per sample, for shared parameters too."""
 
     def tangent(self, record: Record, tangents: list[NumpyArray | None]) -> list[NumpyArray]: ...
 
@@ -122,7 +122,7 @@ class Solve(torch.autograd.Function):
         wanted, given = tuple(ctx.needs_input_grad[1:]), [g is not None for g in gradients]
         if True not in given or True not in wanted:
             return (None,) * (1 + len(wanted))
-        # Only where derivatives of this one, or torch.func, may follow does autograd have to know of it.
+        # autograd has to record this only if further derivatives or torch.func may follow
         watched = torch.is_grad_enabled() or inside_transform()
         adjoint = Adjoint.apply if watched else Adjoint.forward
         result = iter(adjoint(ctx.slot, wanted, given, False, *ctx.saved_tensors, *_present(gradients)))
@@ -161,15 +161,15 @@ class SolveOutside(torch.autograd.Function):
 
 
 class Adjoint(torch.autograd.Function):
-    """(slot, wanted, given, apart, *parameters, *gradients) -> gradients of the wanted parameters."""
+    """(slot, wanted, given, per_sample, *parameters, *gradients) -> gradients of the wanted parameters."""
 
     @staticmethod
     def forward(
-        slot: Slot, wanted: Sequence[bool], given: Sequence[bool], apart: bool, *arguments: torch.Tensor
+        slot: Slot, wanted: Sequence[bool], given: Sequence[bool], per_sample: bool, *arguments: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         parameters, rest = arguments[: len(wanted)], iter(arguments[len(wanted) :])
         values = [to_numpy(next(rest)) if g else None for g in given]
-        found = slot.call.adjoint(slot.record, values, wanted, apart)
+        found = slot.call.adjoint(slot.record, values, wanted, per_sample)
         return tuple([_like(v, p) for v, p in zip(found, parameters, strict=True) if v is not None])
 
     @staticmethod
@@ -191,12 +191,12 @@ class Adjoint(torch.autograd.Function):
         slot: Slot,
         wanted: Sequence[bool],
         given: Sequence[bool],
-        apart: bool,
+        per_sample: bool,
         *arguments: torch.Tensor,
     ) -> tuple[tuple[torch.Tensor, ...], Any]:
         count, dims = len(wanted), in_dims[4:]
         if all(d is None for d in dims[:count]):
-            return _one_by_one(Adjoint, info.batch_size, (slot, wanted, given, apart), dims, arguments)
+            return _one_by_one(Adjoint, info.batch_size, (slot, wanted, given, per_sample), dims, arguments)
         assert slot.inner is not None
         size, base = info.batch_size, slot.call.parameter_dims()
         parameters, gradients = arguments[:count], arguments[count:]
@@ -209,7 +209,7 @@ class Adjoint(torch.autograd.Function):
             if w:
                 g = _unfold(next(found), size, slot.batch)
                 shared = slot.batch is not None and p.ndim - (d is not None) == k
-                result.append(g.sum(1) if shared and not apart else g)
+                result.append(g.sum(1) if shared and not per_sample else g)
         return tuple(result), (0,) * len(result)
 
 

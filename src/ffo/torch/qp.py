@@ -104,7 +104,7 @@ class FFOQPLayer(OptimizationLayer):
         keys: Sequence[Hashable] | torch.Tensor | None = None,
         warm_start: bool | None = None,
     ) -> torch.Tensor | QPSolution[torch.Tensor]:
-        """Solve for the given blocks, each with or without a batch dimension in front.
+        """Solve for the given blocks, each with or without a leading batch dimension.
 
         Args:
             Q: (n, n) positive semidefinite; its symmetric part is used. None: a linear program.

@@ -1,4 +1,4 @@
-"""Expressions in parameters, compiled to steps: see the package's own words."""
+"""Expressions in parameters, compiled to steps (see the package's docstring)."""
 
 from __future__ import annotations
 
