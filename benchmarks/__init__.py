@@ -1,1 +1,1 @@
-"""Benchmarks against the peers: `python -m benchmarks --all` (or `make bench`)."""
+"""Benchmarks against other packages: `python -m benchmarks --all` (or `make bench`)."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks NAME...` or `--all`: run benchmarks, print ratios beside their targets."""
+"""`python -m benchmarks NAME...` or `--all`: run benchmarks, print ratios next to their targets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from benchmarks.suites import LONG, SUITES, Options
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(SUITES))
-    parser.add_argument("--all", action="store_true", help=f"run every benchmark but {', '.join(LONG)}")
-    parser.add_argument("--repeats", type=int, default=7, help="repetitions of which the median counts")
+    parser.add_argument("--all", action="store_true", help=f"run every benchmark except {', '.join(LONG)}")
+    parser.add_argument("--repeats", type=int, default=7, help="number of repetitions; the median counts")
     parser.add_argument(
         "--large",
         action="store_true",
-        help="let peers build as they are, even where that takes more than 24 GB of memory",
+        help="let other packages build unaided, even if that takes more than 24 GB of memory",
     )
     chosen = parser.parse_args(arguments)
     names = [*(name for name in SUITES if chosen.all and name not in LONG), *chosen.names]
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         screen.line(warning, "bold red")
     suites = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # peers warn about accuracy; the tables show it
+        warnings.simplefilter("ignore")  # other packages warn about accuracy; the tables show it
         for name in names:
             with screen.status(name) as update:
                 suites.append(SUITES[name](Options(chosen.repeats, chosen.large, update)))

@@ -1,11 +1,10 @@
 """Gradients against central differences of tight solves.
 
-The reference solves the problem, values put in, by a method of its own where `benchmarks.exact` has
-one and else with Clarabel at the tightest tolerances it reaches, and differentiates the loss with
-the five-point formula. A difference is only as good as the smoothness of the loss over its stencil
-(an active set may change inside it) and the accuracy of the solves, so each derivative is taken with
-several steps and kept where two neighbours agree best; their disagreement is reported as the
-uncertainty of the reference.
+The reference solves the problem for given values, by a special method if `benchmarks.exact` has one, else
+with Clarabel at the tightest tolerances it reaches, and differentiates the loss with the five-point formula.
+A difference is only as good as the smoothness of the loss over its stencil (an active set may change inside
+it) and the accuracy of the solves. So each derivative is taken with several steps, and the one where two
+neighbouring steps agree best is kept; their disagreement is reported as the uncertainty of the reference.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Probe:
 
 
 def probes(case: Case, seed: int = 0, samples: int = 3, directions: int = 4) -> list[Probe]:
-    """Reference derivatives: directions that are random, and half of them single coordinates."""
+    """Reference derivatives along random directions, half of them single coordinates."""
     rng = np.random.default_rng([seed, 2])
     data, weights = case.data(seed), case.weights(seed)
     found = []
@@ -121,7 +120,7 @@ def _derivative(
 
 
 def _solve_tightly(case: Case, values: Mapping[str, Array]) -> Array:
-    """The solution to the smallest tolerance that the solver reaches without breaking down."""
+    """The solution at the smallest tolerance that the solver reaches."""
     problem, variable = case.concrete(values)
     for tolerance in TOLERANCES:
         goals = {f"{prefix}tol_{k}": tolerance for prefix in ("", "reduced_") for k in ("gap_abs", "gap_rel", "feas")}

@@ -2,14 +2,14 @@
 
 Contenders:
 
-- the theory's walk: `GoldsteinDescent` with the parameters of `ffo.bilevel.plan` for each epsilon, until a
+- the theory's steps: `GoldsteinDescent` with the parameters of `ffo.bilevel.plan` for each epsilon, until a
   window's mean gradient is at most epsilon;
 - `ffo.bilevel.minimize`, which chooses a tolerance for each window;
-- SGD and Adam on the same hypergradients, at the step size of a grid that does best for each epsilon. They
-  know no windows: their stretches of iterates that stay within delta of the first one count, at every length
-  (of random gradients: at the theory's length of a window), which flatters them.
+- SGD and Adam on the same hypergradients, at the best step size of a grid for each epsilon. They have no
+  windows: every stretch of iterates within delta of its first one counts, at every length (for random
+  gradients: at the theory's length of a window), which flatters them.
 
-Walks run in lockstep, so that one batch of the layer serves all seeds and tolerances.
+Runs advance in lockstep, so that one batch of the layer serves all seeds and tolerances.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SEEDS = tuple(range(4))
 RATES = (1.0, 0.3, 0.1, 0.03)
 #: oracle calls given to SGD and Adam, and to minimize
 BUDGET, PATIENCE = 3000, 15_000
-#: what a fitted exponent may be off by: windows are whole numbers of calls
+#: tolerance of a fitted exponent: windows are whole numbers of calls
 FIT = 0.1
 Progress = Callable[[str], None]
 
@@ -116,7 +116,7 @@ def by_minimize(problem: Problem, progress: Progress, seeds: Sequence[int]) -> l
 
 
 class Stretches:
-    """Goldstein certificates of iterates that know no windows: stretches within delta of their first point."""
+    """Goldstein certificates of iterates without windows: stretches within delta of their first point."""
 
     def __init__(self, x: torch.Tensor, delta: float) -> None:
         self.delta = delta
@@ -160,7 +160,7 @@ def by_descent(name: str, problem: Problem, progress: Progress) -> list[Run]:
         if step % 500 == 0:
             progress(f"{problem.name}: {name}, {step} calls")
         if all(any(~np.isnan([calls[seed, e] for seed in SEEDS]).any(axis=0)) for e in EPSILONS):
-            break  # some rate has brought every start there; a slower one cannot be the best
+            break  # some rate has reached epsilon from every start; a slower one cannot be the best
         for p, g in zip(parts, gradients.chunk(len(RATES)), strict=True):
             p.grad = g
         optimizer.step()
@@ -169,7 +169,7 @@ def by_descent(name: str, problem: Problem, progress: Progress) -> list[Run]:
 
 
 def _best_rate(reached: Sequence[Array]) -> int:
-    """The step size with the fewest calls in the median; one that fails on half of the starts is no good."""
+    """The step size with the fewest calls in the median; one that fails on half of the starts is excluded."""
     medians = np.median(np.where(np.isnan(reached), math.inf, reached), axis=0)
     return int(np.argmin(medians))
 
@@ -197,7 +197,7 @@ class Slope:
         slope: of all runs together; spread: standard deviation of the slopes of single starts.
         reached: share of runs that reached epsilon within their budget.
         calls: median at the smallest epsilon.
-        excess: the most by which the known distance of a returned point exceeds epsilon.
+        excess: largest amount by which the known distance of a returned point exceeds epsilon.
     """
 
     contender: str

@@ -1,8 +1,8 @@
-"""Seconds that compiling takes: with an empty cache, and loading from a full one.
+"""Seconds to compile the kernels with an empty cache, and to load them from a full one.
 
-`python -m benchmarks.compile NAME...` builds layers and runs a few steps of each; the first ones take longer by
-what was compiled or loaded. One JSON line is printed. Every measurement is a process of its own, since a process
-compiles once; Numba finds its cache by the environment variable NUMBA_CACHE_DIR.
+`python -m benchmarks.compile NAME...` builds layers and runs a few steps of each; the extra time of the first ones is
+that of compiling or loading. One JSON line is printed. Every measurement is a fresh process, since a process compiles
+once; Numba finds its cache through the environment variable NUMBA_CACHE_DIR.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks import forms, latency, peers, problems
 from benchmarks.peers import Step
 from benchmarks.report import Figure, Suite
 
-#: what a first quadratic program may need: each is measured with a cache of its own
+#: kinds of first quadratic programs, each measured with its own cache
 FIRST = ("sparse QP", "dense QP", "separable QP")
 STEPS = 4
 #: seconds for a first quadratic program, for everything, and for loading everything
@@ -38,7 +38,7 @@ def _layer(contender: peers.Contender, build: Callable[[], problems.Case]) -> Ca
     return make
 
 
-#: a step of each, by the name that travels on the command line: they need every kernel between them
+#: a step of each, by its name on the command line; together they need every kernel
 LAYERS: dict[str, Callable[[], tuple[Step, problems.Case]]] = {
     "sparse QP": _layer(partial(peers.ffo_qp, solver="INTERIOR"), partial(latency.general, 30)),
     "dense QP": _layer(partial(peers.ffo_qp, solver="DENSE"), partial(latency.general, 30, dense=True)),
@@ -73,7 +73,7 @@ def suite(progress: Callable[[str], None]) -> Suite:
 
 
 def measure(names: tuple[str, ...], cache: str) -> tuple[dict[str, float], str]:
-    """Seconds by layer, in a fresh process; why there are none."""
+    """Seconds by layer, in a fresh process; or the reason why there are none."""
     command = [sys.executable, "-m", "benchmarks.compile", *names]
     environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -85,7 +85,7 @@ def measure(names: tuple[str, ...], cache: str) -> tuple[dict[str, float], str]:
 def added(name: str) -> float:
     """How much longer building a layer and its first steps take than as many later steps.
 
-    More than one, because a first step may tell the next ones to use other kernels.
+    More than one, because a first step may make the next ones use other kernels.
     """
     start = time.perf_counter()
     step, case = LAYERS[name]()

@@ -1,7 +1,7 @@
-"""One step on 1, 2, 4, 8 and 16 cores, as far as there are so many.
+"""One step on 1, 2, 4, 8 and 16 cores, up to the number available.
 
 Every measurement runs in a fresh process, `python -m benchmarks.cores CASE REPEATS`, which inherits its
-affinity: no library has counted the cores before they are taken away.
+affinity, so that no library has counted the cores before they were restricted.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from benchmarks.report import Figure, Suite
 from benchmarks.timing import Entry, Timing, measure
 
 COUNTS = (1, 2, 4, 8, 16)
-#: seconds after which a measurement is given up
+#: seconds after which a measurement is stopped
 LIMIT = 300.0
 MOREAU_RATIO = 5.0
 
 
 @dataclass(frozen=True)
 class Load:
-    """A case, and how many times faster than one core some number of cores has to be on it."""
+    """A case, and the required speed-up over one core by number of cores."""
 
     build: Callable[[], Case]
     targets: dict[int, float]
@@ -48,7 +48,7 @@ LOADS = {
 
 
 def suite(repeats: int, progress: Callable[[str], None]) -> Suite:
-    """Times by number of cores, and ours against Moreau called directly on all of them."""
+    """Times by number of cores, and ours compared with Moreau called directly on all of them."""
     available = spread_cores()
     counts = [k for k in COUNTS if k <= len(available)]
     figures: list[Figure] = []
@@ -83,7 +83,7 @@ def _row(case: str, cores: int, t: Timing, speedup: float) -> dict[str, Any]:
 
 
 def spread_cores() -> list[int]:
-    """The processors this process may use; the second ones of a physical core come last."""
+    """The processors available to this process; second hardware threads of a core come last."""
     if not hasattr(os, "sched_getaffinity"):
         raise NotImplementedError("this system does not restrict processes to some cores")
     cores: dict[str, int] = {}
@@ -98,7 +98,7 @@ def spread_cores() -> list[int]:
 
 @contextmanager
 def _restricted(cpus: list[int]) -> Iterator[None]:
-    """The calling thread, and with it every process it starts, runs on these processors alone."""
+    """Restricts the calling thread, and every process it starts, to these processors."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cpus)
     try:
@@ -123,8 +123,8 @@ def _on_cores(name: str, cpus: list[int], repeats: int) -> Timing:
 def _measure_here(name: str, repeats: int) -> Timing:
     import torch
 
-    # The loss is torch's, and its threads wait for each other: 16 of them on a machine that has time for 11 take 40 ms
-    # for a sum of 100,000 numbers.
+    # The loss uses torch, whose threads wait for each other: on a machine with 16 cores of which 11 are free, 16
+    # threads take 40 ms for a sum of 100,000 numbers.
     torch.set_num_threads(1)
     (timing,) = measure([Entry(name, peers.ffo, LOADS[name].build())], repeats)
     return timing

@@ -1,8 +1,8 @@
 """Dense quadratic programs on a GPU: milliseconds of a step (forward and backward), against qpth and qpax in one run.
 
-Everything is there before the clock starts, and the clock stops when the GPU is done. Solutions and gradients of the
-first samples are held against the core's, on the CPU. qpax smooths its gradients by a barrier, which by default leaves
-nothing of their digits: it is there twice, as it comes and with a tolerance of 1e-8 for both.
+All data is on the GPU before the clock starts, and the clock stops when the GPU is done. Solutions and gradients of
+the first samples are compared with the CPU's. qpax smooths its gradients by a barrier, which by default leaves no
+correct digits. It is measured twice: with its defaults, and with a tolerance of 1e-8 for solver and barrier.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from benchmarks.report import Figure, Suite
 Blocks = dict[str, torch.Tensor]
 Step = Callable[[], tuple[torch.Tensor, torch.Tensor]]
 MATRICES = ("Q", "G", "A")
-#: samples that are compared with the CPU, and the largest difference that is to be seen
+#: samples compared with the CPU, and the largest allowed difference
 COMPARED, AGREEMENT = 4, 1e-10
-#: how many times faster than each peer a step is to be
+#: required speed-up over each package
 AGAINST = {"qpax": 2.0, "qpax, tight": 2.0, "qpth": 20.0}
 WARMUP = 2
 
 
 @dataclass(frozen=True)
 class Work:
-    """A case, its batch, the milliseconds it may take, and whether a peer has the memory and the time for it."""
+    """A case, its batch, its target in milliseconds, and the packages with enough memory and time for it."""
 
     case: Callable[[int], Case]
     batch: int
@@ -81,7 +81,7 @@ class Measured:
 
 
 def suite(repeats: int, progress: Callable[[str], None], only: str = "") -> Suite:
-    """The table; without a GPU it says so."""
+    """The table; without a GPU, a message."""
     rows, figures = [], []
     for name, work in WORK.items():
         if only not in name:
@@ -126,7 +126,7 @@ def _measured(
             torch.cuda.synchronize()
             if k >= WARMUP:
                 times.append(1e3 * (time.perf_counter() - start))
-    except Exception as error:  # peers run out of memory, or are not installed
+    except Exception as error:  # other packages run out of memory, or are not installed
         return Measured(name, label, reason=f"{type(error).__name__}: {error}"[:100])
     z0, g0 = _reference(blocks, weights)
     differences = (np.abs(np.asarray(v.cpu() if isinstance(v, torch.Tensor) else v)[:COMPARED] - w).max()
@@ -167,7 +167,7 @@ def ours(blocks: Mapping[str, np.ndarray], wanted: tuple[str, ...], weights: np.
 
 
 def _rows(blocks: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The blocks with bounds as rows of G, as the peers want them."""
+    """The blocks with bounds as rows of G, as the other packages need them."""
     given, n = dict(blocks), blocks["p"].shape[-1]
     G = [given.pop("G")] if "G" in given else []
     h = [given.pop("h")] if "h" in given else []

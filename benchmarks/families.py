@@ -23,9 +23,9 @@ from benchmarks.report import Figure, Suite
 from benchmarks.timing import Entry, Timing, measure
 
 OURS, PEER = "ffo", "cvxpylayers"
-#: of a gradient, beyond what the reference itself is uncertain by
+#: largest gradient error, beyond the uncertainty of the reference
 GRADIENT_ERROR = 1e-8
-#: how many times its uncertainty a reference may be off
+#: assumed error of the reference, in units of its uncertainty
 DOUBT = 3.0
 #: samples and directions of the reference
 SAMPLES, DIRECTIONS = 2, 3
@@ -33,7 +33,7 @@ SAMPLES, DIRECTIONS = 2, 3
 
 @dataclass(frozen=True)
 class Goal:
-    """A batch size with the least geometric mean and the least single ratio to reach on it."""
+    """A batch size, with the geometric mean and the smallest single ratio to reach."""
 
     batch: int
     mean: float
@@ -46,7 +46,7 @@ LARGE = (Goal(256, 30.0, 8.0),)
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one family at one batch size; the ratio is the smaller of those of medians and best times."""
+    """The result for one family at one batch size; the ratio is the smaller of those of medians and best times."""
 
     family: str
     batch: int
@@ -61,7 +61,7 @@ class Outcome:
 
     @property
     def excess(self) -> float:
-        """Our gradient error, as far as the reference can tell; NaN if there is none."""
+        """Our gradient error beyond the uncertainty of the reference; NaN if there is none."""
         return float(np.maximum(0.0, self.our_error.error - DOUBT * self.our_error.uncertainty))
 
     def as_row(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _family(
 
 
 def _figures(goal: Goal, outcomes: Sequence[Outcome]) -> list[Figure]:
-    """The geometric mean and the least of the ratios; a family that failed leaves both unmeasured."""
+    """The geometric mean and the smallest of the ratios; if a family failed, both are unmeasured."""
     at = [o for o in outcomes if o.batch == goal.batch]
     ratios = np.array([o.ratio for o in at])
     reason = next((f"{t.label}: {t.reason}" for o in at for t in (o.ours, o.peer) if t.reason), "")

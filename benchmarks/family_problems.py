@@ -1,9 +1,9 @@
 """Sixteen ordinary families of problems, the way users of CVXPY write them.
 
 What a network would predict is batched and differentiated; what describes the problem (factor models,
-dynamics, marginals, design matrices) is constant or unbatched. Every formulation follows the rules for
-parametrised programs (DPP), so that all layers for CVXPY problems accept it. Between 6 and 100 entries in the
-output. Families on curved cones have an exact reference, since interior points are too coarse there.
+dynamics, marginals, design matrices) is constant or unbatched. Every formulation is DPP, so that all layers for
+CVXPY problems accept it. Outputs have between 6 and 100 entries. Families on curved cones have an exact
+reference, since interior-point solutions are too coarse there.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Bounds as rows of G (the way qpth's users write them) against `lb=`; matrices expanded over the batch against
 shared ones; problems with dependent equalities and linear programs, whose solutions are vertices, against
-peers, and the time that Newton steps and verification take on them beside the solver's own.
+other packages, and the time of Newton steps and verification on them relative to the solver's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.report import Figure, Suite
 from benchmarks.timing import Entry, Timing, measure
 
 Progress = Callable[[str], None]
-#: how many times longer another form of the same problem may take
+#: allowed slowdown for another form of the same problem
 SAME = 1.2
 TRANSPORT_RATIO, PATH_RATIO, SMOOTHED = 15.0, 8.0, 20.0
 DRAWS = 16
@@ -33,7 +33,7 @@ PROXIMAL = 1e-2
 
 
 def suite(repeats: int, progress: Progress) -> Suite:
-    """All forms; every ratio comes from contenders that took turns."""
+    """All forms; every ratio comes from interleaved measurements."""
     parts = [
         part(repeats, progress) for part in (bounds_as_rows, expanded_matrices, quadratic_transport, paths, polish)
     ]
@@ -93,7 +93,7 @@ def shortest_path(batch: int = 32, size: int = 5) -> Case:
 
 
 def path_blocks(batch: int = 32, size: int = 5, proximal: float = 0.0) -> Case:
-    """The same by its matrices; with a proximal term the last, dependent row of A is left out too."""
+    """The same given by matrices; with a proximal term the last, dependent row of A is left out too."""
     path, (A, b) = shortest_path(batch, size), _incidence(size)
     edges, rows = A.shape[1], len(A) - bool(proximal)
     blocks = {"A": A[:rows], "b": b[:rows], "lb": np.zeros(edges)}
@@ -104,7 +104,7 @@ def path_blocks(batch: int = 32, size: int = 5, proximal: float = 0.0) -> Case:
 
 
 def paths(repeats: int, progress: Progress) -> Part:
-    """Linear programs: both layers against peers, and their smoothed versions against themselves."""
+    """Linear programs: both layers against other packages, and their smoothed versions against the plain ones."""
     from ffo.torch import Smoothing
 
     smoothing = Smoothing(costs=0.2, draws=DRAWS)
@@ -145,7 +145,7 @@ def capped_portfolio(batch: int = 64, assets: int = 50) -> Case:
 
 
 def polish(repeats: int, progress: Progress) -> Part:
-    """Seconds that Newton steps and verification take beside the solver's own, medians of `layer.info.times`."""
+    """Time of Newton steps and verification relative to the solver's, medians of `layer.info.times`."""
     figures, rows = [], []
     for case in (transport(64), shortest_path(), capped_portfolio()):
         progress(f"{case.name}: polish")
@@ -200,7 +200,7 @@ def _expanded(copy: bool) -> Contender:
         layer, held = FFOQPLayer(), {}
 
         def forward(t: Tensors) -> torch.Tensor:
-            if not held:  # once, in the warm-up: copying is not what is measured
+            if not held:  # once, in the warm-up: copying is not measured
                 views = {name: t[name].expand(len(t["q"]), *t[name].shape) for name in case.shared}
                 held.update({name: v.contiguous() if copy else v for name, v in views.items()})
             return layer(**quadratic_blocks({**t, **held}))

@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Large:
-    """A problem of the scale benchmark; theta are vectors, so that gradients are small beside the problem."""
+    """A problem of the scale benchmark; theta are vectors, so that gradients are small compared with the problem."""
 
     name: str
     objective: Callable[..., Tensor]
@@ -71,7 +71,7 @@ def sparse_chain(n: int = 10_000, seed: int = 0) -> Large:
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds (medians) and megabytes (peaks above what is there before) of one training step.
+    """Seconds (medians) and megabytes (peaks above the initial level) of one training step.
 
     `gradient` is one evaluation of the gradient of the Lagrangian in y.
     """
@@ -87,7 +87,7 @@ class Cost:
 
 
 def cost(case: Large, repeats: int, progress: Callable[[str], None]) -> Cost:
-    """Measure forward and backward passes, and one gradient evaluation beside them."""
+    """Measure forward and backward passes, and one gradient evaluation for comparison."""
     layer, weights = case.layer(), torch.cos(1.7 * torch.arange(case.n, dtype=torch.float64))
     times = []
     for k in range(repeats):

@@ -27,9 +27,9 @@ SIZES = (100, 300, 1_000, 3_000, 10_000)
 #: the box as bounds lb, ub, or as rows of a sparse G
 FORMS = ("bounds", "rows")
 BATCH, REPEATS, BUDGET = 32, 5, 0.2
-#: largest exponents of time in n, and of memory in the nonzeros (5% for what fits cannot tell)
+#: largest exponents of time in n, and of memory in the nonzeros (5% for the uncertainty of the fit)
 TIME, MEMORY = 1.3, 1.05
-#: size from which a step raises the peak of the process by more than imports have left free
+#: smallest size at which a step raises the peak of the process above that of the imports
 RESIDENT = 1_000
 
 
@@ -94,7 +94,7 @@ def suite(progress: Callable[[str], None]) -> Suite:
 
 
 def _problem(form: str, n: int) -> tuple[dict[str, Any], int]:
-    """The blocks that the batch shares, and their nonzeros."""
+    """The blocks shared by the batch, and their nonzeros."""
     import torch
 
     def sparse(rows: np.ndarray, cols: np.ndarray, values: np.ndarray, height: int) -> torch.Tensor:

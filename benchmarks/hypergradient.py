@@ -1,6 +1,6 @@
 """The error of Algorithm 1's hypergradient, against delta and against gradient evaluations.
 
-Algorithm 1 to the letter, with first-order solves and nothing else, on a lower level that is not quadratic
+Algorithm 1 taken literally, with only first-order solves, on a lower level that is not quadratic
 (the ghost of a quadratic one is linear in delta, and has no truncation error):
 
     g(x, y) = y'Qy / 2 - (Bx)'y + sum exp(y - Cx),    lower <= y <= u + Ex
@@ -98,7 +98,7 @@ def algorithm_one(
 ) -> tuple[Array, int]:
     """The hypergradient's second term v_x (equation for v_x of the paper), and gradient evaluations.
 
-    delta None takes the root of the inner accuracy, as the proof of the theorem does.
+    delta None takes the square root of the inner accuracy, as the proof of the theorem does.
     """
     n = len(problem.u)
     none = np.zeros(n)
@@ -157,14 +157,14 @@ class Errors:
 
     @property
     def exponent(self) -> float:
-        """Of delta, where truncation rules."""
+        """Exponent of delta where truncation dominates."""
         rows = np.median(self.by_delta[min(TOLERANCES)], axis=0)
         rules = DELTAS >= 1e-5
         return float(np.polyfit(np.log(DELTAS[rules]), np.log(rows[rules]), 1)[0])
 
     @property
     def linearity(self) -> float:
-        """The least R^2, over seeds, of a line through log error against calls, down to rounding."""
+        """The smallest R^2, over seeds, of a line through log error against calls, down to rounding."""
         pairs = ((c[e > ROUNDING], np.log(e[e > ROUNDING])) for c, e in zip(self.calls, self.by_calls, strict=True))
         return min(float(np.corrcoef(c, e)[0, 1] ** 2) for c, e in pairs)
 

@@ -1,7 +1,7 @@
 """One quadratic program at a time: milliseconds of a step through torch, batch 1.
 
-Both layers are given the same problems, with everything but the predicted vectors constant. The best time
-tells what the code costs, the median what a user gets; the targets are for the median.
+Both layers get the same problems, in which everything but the predicted vectors is constant. The best time
+shows the cost of the code, the median what a user gets; the targets are for the median.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.report import Figure, Suite
 
 #: median milliseconds by number of variables
 TARGETS = {10: 0.5, 30: 0.5, 200: 1.2}
-#: different data, each solved `repeats` times this many; entries in a row of general inequalities
+#: number of data sets, rounds over them per repetition, and entries in a row of general inequalities
 DRAWS, ROUNDS, PER_ROW = 10, 4, 5
 WARMUP = 5
 

@@ -1,8 +1,8 @@
-"""Half of the Maros-Meszaros collection: solved to which accuracy, and are the gradients right?
+"""Half of the Maros-Meszaros collection: accuracy of solutions, and correctness of gradients.
 
-`python -m benchmarks.maros FILE` treats one problem and prints JSON lines, one per stage, so that a
-hang or a crash costs one stage of one problem: the forward pass (solve and polish), the backward pass
-with its certificate, and the check of what that calls good by differences of tight solves.
+`python -m benchmarks.maros FILE` runs one problem and prints JSON lines, one per stage, so that a hang or a
+crash loses one stage of one problem: the forward pass (solve and polish), the backward pass with its
+certificate, and the check of gradients that it calls good, by differences of tight solves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DATA = Path(__file__).parents[2] / "shared" / "data" / "maros_meszaros"
 LIMITS = {"forward": 30, "backward": 30, "check": 300}
 RESIDUAL, AGREEMENT = 1e-6, 1e-3
 WORKERS = 2
-#: solved problems that are asked for
+#: required number of solved problems
 SOLVED = 60
 #: blocks of the objective: their gradients may be good where those of the constraints are not
 OBJECTIVE = ("p", "Q")
@@ -73,12 +73,12 @@ class Row:
 
     @property
     def wrong(self) -> bool:
-        """A gradient that is called good and that differences deny."""
+        """Whether a gradient is called good and differences contradict it."""
         return self.good != "none" and self.error > AGREEMENT
 
     @property
     def unchecked(self) -> bool:
-        """A gradient that is called good and of which differences say nothing."""
+        """Whether a gradient is called good and differences do not decide it."""
         return self.good != "none" and not self.checked
 
 
@@ -107,7 +107,7 @@ def suite(progress: Any, data: Path = DATA) -> Suite:
 
 
 def _cells(row: Row) -> dict[str, Any]:
-    """What the table shows of a problem."""
+    """The table's cells for a problem."""
     cells = {"case": row.problem, **asdict(row)}
     for name in ("problem", "stage", "undecided"):
         del cells[name]
@@ -122,7 +122,7 @@ def _short(reasons: list[str]) -> str:
 
 
 def run(path: Path) -> Row:
-    """One problem in a process of its own."""
+    """Run one problem in a fresh process."""
     command = [sys.executable, "-m", "benchmarks.maros", str(path)]
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=alone)
@@ -194,7 +194,7 @@ def check(
     weights: Array,
     rng: np.random.Generator,
 ) -> Iterator[Row]:
-    """Compare what is called good of the gradient with differences, direction by direction."""
+    """Compare the gradients called good with differences, direction by direction."""
     warm, cold = TightSolver(problem, ["this"]), TightSolver(problem, None)
     # A direction moves the data by about its own size, so x by about its own.
     floor = 1e-7 * float(np.linalg.norm(weights) * np.linalg.norm(x))
@@ -203,8 +203,8 @@ def check(
             continue
         computed = sum(float(gradients[k] @ d) for k, d in direction.items() if k in gradients)
         off, why = math.inf, ""
-        # Warm starts are fast, but in nearly singular problems each errs in its own way: what they deny, solves from
-        # nothing decide.
+        # Warm starts are fast, but in nearly singular problems their errors differ; if they contradict the gradient,
+        # cold solves decide.
         for solve in (warm, cold):
             solve.failure = ""
             found = difference(lambda t, s=solve, d=direction: float(weights @ (s(d, t) - x)), floor)
@@ -244,7 +244,7 @@ class TightSolver:
     def _solve(self, direction: dict[str, Array], t: float) -> Array:
         values = self.problem.values
         for name, d in direction.items():
-            values[name] = values[name] + t * d  # infinite sides stay so
+            values[name] = values[name] + t * d  # infinite bounds stay infinite
         tensors = self.problem.tensors(values)
         solution = self.layer(**tensors, keys=self.keys)
         info = self.layer.info

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks import peers
 from benchmarks.problems import Case, decision_qp, sparse_qp
 
-#: cases by the name that travels on the command line of the child process
+#: cases by their name on the command line of the child process
 CASES = {
     "qp": decision_qp,
     "qp-factor": lambda n: decision_qp(n, quad_form=False),
@@ -42,8 +42,8 @@ CONTENDERS: dict[str, peers.Contender] = {
 class Footprint:
     """Seconds to build the layer and for its first step; megabytes at the peak of the process.
 
-    `imported` is the peak before the contender is imported and its layer built; `backward` what the
-    backward pass alone holds in NumPy arrays at its peak (sparse case only: tracing slows things down).
+    `imported` is the peak before the package is imported and its layer built; `backward` the peak memory of
+    NumPy arrays in the backward pass (sparse case only, because tracing slows things down).
     """
 
     contender: str

@@ -17,9 +17,9 @@ import torch
 Array = np.ndarray
 #: steps of the differences, relative to the size of the data
 STEPS = tuple(1e-4 * 8.0**-k for k in range(12))
-#: relative disagreement of neighbouring steps below which a smaller step is not tried, ...
+#: relative disagreement of neighbouring steps below which no smaller step is tried
 AGREED = 1e-6
-#: ... and above which the difference decides nothing
+#: and above which the difference decides nothing
 DECIDED = 2e-4
 #: relative disagreement of forward and backward differences above which there is no derivative
 KINK = 2e-2
@@ -27,7 +27,7 @@ KINK = 2e-2
 
 @dataclass(frozen=True)
 class QuadraticProblem:
-    """Q, G, A are sparse; sides that are not there are infinite."""
+    """Q, G, A are sparse; missing bounds are infinite."""
 
     name: str
     Q: sp.csr_array
@@ -47,7 +47,7 @@ class QuadraticProblem:
         return {**matrices, **{name: getattr(self, name) for name in ("p", "h", "b", "lb", "ub", "lower")}}
 
     def tensors(self, values: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-        """Arguments of `FFOQPLayer` for these values, all of them leaves that want gradients."""
+        """Arguments of `FFOQPLayer` for these values, all of them leaves that require gradients."""
         found = {name: torch.tensor(v, dtype=torch.float64) for name, v in values.items()}
         for name in ("Q", "G", "A"):
             found[name] = _sparse(getattr(self, name), values[name])
@@ -63,7 +63,7 @@ class QuadraticProblem:
     def residual(self, x: Array, nu: Array, lam: Array, mu: Array) -> float:
         """Worst residual of the optimality conditions, each relative to its largest term (at least 1).
 
-        lam and mu are negative where the lower side of a row or bound is active. Infinite if there is no point.
+        lam and mu are negative where the lower bound is active. Infinite if there is no point.
         """
         if not all(np.isfinite(v).all() for v in (x, nu, lam, mu)):
             return np.inf
@@ -114,7 +114,7 @@ def read(path: Path) -> QuadraticProblem:
 
 @dataclass
 class _Rows:
-    """Rows that stay: their upper side's row, the row of the opposite side (-1: none), their lower side."""
+    """Remaining rows: the row of their upper bound, the opposite row (-1: none), their lower bound."""
 
     upper: list[int]
     opposite: list[int]

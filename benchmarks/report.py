@@ -34,7 +34,7 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Figure:
-    """One number that has a target: at least it, or at most it."""
+    """One number with a target, which is a lower or an upper bound."""
 
     name: str
     value: float
@@ -83,8 +83,8 @@ BUSY = 0.25
 def busy() -> str:
     """A warning if other work is running here, else nothing.
 
-    It does not hit contenders alike: one that uses all cores loses more than one that uses a single
-    core, and neither medians nor best times repair that (seen: a peer's step between 0.3 s and 1.0 s).
+    It does not affect all packages equally: one that uses all cores loses more than one that uses a single
+    core, and neither medians nor best times correct for that (seen: a step between 0.3 s and 1.0 s).
     """
     cores, load = machine()["cores"], os.getloadavg()[0]
     if load <= BUSY * cores:
@@ -93,7 +93,7 @@ def busy() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were measured on and with."""
+    """The machine and the packages of the measurement."""
     versions = {}
     for package in PACKAGES:
         try:

@@ -1,6 +1,6 @@
-"""Where tables are printed: with rich where it is installed, else as plain text.
+"""Printing of tables: with rich if it is installed, else as plain text.
 
-A machine that is borrowed for its cores often has little more than torch.
+A machine used for its many cores may have little more than torch installed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Screen(Protocol):
         """`columns`: by name, whether they are aligned to the right; cells may hold rich's markup."""
 
     def status(self, name: str) -> Any:
-        """A context whose value is called with what is running."""
+        """A context whose value is called with a description of what is running."""
 
 
 def open_screen() -> Screen:

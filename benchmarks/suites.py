@@ -1,4 +1,4 @@
-"""Which contenders meet on which case, and what is to be reached."""
+"""Which packages are compared on which case, and the targets."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from benchmarks.timing import Entry, Timing, measure
 class Options:
     """How thoroughly to measure; `progress` is told what is running.
 
-    `large` lets contenders take more memory than most machines have: cvxpylayers takes more than 24 GB
-    to build the SOCP with n=800, and without `large` is helped through its build.
+    `large` lets packages take more memory than most machines have: cvxpylayers takes more than 24 GB to build
+    the SOCP with n=800; without `large` its build is assisted.
     """
 
     repeats: int
@@ -112,7 +112,7 @@ def memory(options: Options) -> Suite:
 
 def iterative(options: Options) -> Suite:
     """Memory of the iterative backward pass as a sparse QP grows; nonzeros are proportional to n."""
-    sizes = (2_000, 4_000, 8_000)  # a random pattern fills in: the forward solve is what limits the size
+    sizes = (2_000, 4_000, 8_000)  # a random pattern fills in: the forward solve limits the size
     prints = []
     for contender in ("ffo-iterative", "ffo"):
         for n in sizes:
@@ -182,7 +182,7 @@ SUITES: dict[str, Callable[[Options], Suite]] = {
 }
 
 
-#: left out of --all: a quarter of an hour and more, or made for a machine with sixteen cores or a GPU
+#: excluded from --all: they take over a quarter of an hour, or need sixteen cores or a GPU
 LONG = ("maros", "families-large", "cuda")
 
 
@@ -208,7 +208,7 @@ def _accuracy_cases() -> list[tuple[Case, Case | None, float]]:
 
 
 def _speedup(name: str, timings: Sequence[Timing], target: float) -> Figure:
-    """How many times faster the first contender's step is than the last one's.
+    """Speed-up of the first entry's step over the last one's.
 
     The smaller of the ratios of medians and of best times.
     """
@@ -219,5 +219,5 @@ def _speedup(name: str, timings: Sequence[Timing], target: float) -> Figure:
 
 
 def _rows(case: str, timings: Sequence[Timing]) -> list[dict[str, object]]:
-    """The measurements, with how many times longer than the first contender each one takes."""
+    """The measurements, with the time of each relative to the first."""
     return [{"case": case, "against ffo": t.total / timings[0].total, **t.as_dict()} for t in timings]

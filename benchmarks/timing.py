@@ -1,8 +1,8 @@
-"""Median times of a training step, contenders interleaved.
+"""Median times of a training step, with interleaved measurements.
 
-Machines are noisy: every repetition runs all contenders one after the other on the same freshly
-drawn data, and a speed-up counts only if both medians and best times show it. Lasting load from other
-work still distorts ratios; `report.busy` says so.
+Machines are noisy: every repetition runs all packages one after the other on the same freshly drawn data, and
+a speed-up counts only if both medians and best times show it. Constant load from other work still distorts
+ratios; `report.busy` warns about it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.problems import Case
 
 @dataclass(frozen=True)
 class Entry:
-    """One row: a contender on its formulation of the problem."""
+    """One row: a package on its formulation of the problem."""
 
     label: str
     contender: Contender
@@ -49,7 +49,7 @@ class Timing:
 def measure(
     entries: Sequence[Entry], repeats: int = 7, warmup: int = 2, progress: Callable[[str], None] = lambda _: None
 ) -> list[Timing]:
-    """Time every entry; contenders that fail are reported with their reason."""
+    """Time every entry; failures are reported with their reason."""
     steps: dict[str, Step] = {}
     builds: dict[str, float] = {}
     failures: dict[str, str] = {}
@@ -64,9 +64,9 @@ def measure(
             failures[entry.label] = _reason(error)
         builds[entry.label] = time.perf_counter() - start
     samples: dict[str, list[tuple[float, float]]] = {label: [] for label in steps}
-    threads = torch.get_num_threads()  # some contenders change it for the whole process
+    threads = torch.get_num_threads()  # some packages change it for the whole process
     gc.collect()
-    gc.freeze()  # what lives on need not be searched before every step: that takes longer than many of them
+    gc.freeze()  # collecting long-lived objects before every step would take longer than many steps
     for repeat in range(-warmup, repeats):
         for entry in entries:
             if entry.label in failures:

@@ -1,4 +1,4 @@
-"""What trust costs: the judge and the certificate as a share of a step, and verdicts beside Clarabel's own.
+"""The cost of verification: judge and certificate as a share of a step, and verdicts relative to Clarabel's.
 
 CPU time of one thread, best of many: shares and ratios then hold on a busy machine too.
 """
@@ -22,7 +22,7 @@ from benchmarks.report import Figure, Suite
 from ffo.cones import Nonneg, Product
 from ffo.engine import Engine, Options
 from ffo.ghost.direct import Compiled
-from ffo.kernels import newton as columns
+from ffo.kernels import evidence as columns
 from ffo.program.cone import ConeProgram
 from ffo.program.plan import values_of
 from ffo.solvers import get_solver
@@ -39,7 +39,7 @@ VERDICTS = [
 
 
 def suite(progress: Callable[[str], None]) -> Suite:
-    """Both questions."""
+    """Both measurements."""
     figures, rows = [], []
     with one_thread():
         for label, ball in (("QP", False), ("SOCP", True)):
@@ -99,7 +99,7 @@ def share(norm_ball: bool) -> dict[str, float]:
     values, evidence, samples = values_of(found.program), found.state.evidence, found.state.samples
 
     def solve(singular: float) -> None:
-        """The backward solve: NaN where the null vectors are to be looked for, 0 where there are known to be none."""
+        """The backward solve; `singular`: NaN to look for null vectors, 0 if there are known to be none."""
         evidence[:, columns.SINGULAR] = singular
         found.plan.sensitivity(found.state, samples, *right)
 
@@ -111,7 +111,7 @@ def share(norm_ball: bool) -> dict[str, float]:
 
 
 def without_solution(kind: str, n: int, m: int, batch: int) -> ConeProgram:
-    """Two rows among m contradict each other; or the objective falls for ever along (1, ..., 1), where P vanishes."""
+    """Two of m rows contradict each other; or the objective is unbounded along (1, ..., 1), where P vanishes."""
     rng = np.random.default_rng(n)
     rows, b, q, P = rng.normal(size=(m, n)), np.ones((batch, m)), rng.normal(size=(batch, n)), np.eye(n)
     if kind == "infeasible":

@@ -1,8 +1,8 @@
 """Training with keys: steps from remembered active sets against cold steps.
 
-The decision-focused QP of the paper through FFOQPLayer, samples shuffled between epochs and known by their
-keys. One epoch fills the memory; from then on every batch is solved twice, cold and warm one after the
-other on the same data. Between epochs q drifts, as predictions do in training.
+The decision-focused QP of the paper through FFOQPLayer, samples shuffled between epochs and identified by
+their keys. One epoch fills the memory; after that every batch is solved twice on the same data, cold and
+warm. Between epochs q drifts, as predictions do in training.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m fuzz --minutes 10 --seed 0 --only weak`: the table, and a test for each failure in build/fuzz."""
+"""`python -m fuzz --minutes 10 --seed 0 --only weak`: prints the table, writes a test per failure to build/fuzz."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def show(counts: Counts, kinds: Sequence[str]) -> None:
 
 
 def table(counts: Counts, kinds: Sequence[str]) -> str:
-    """The table as Markdown, without outcomes that did not occur, but for the wrong ones."""
+    """The table as Markdown, without outcomes that did not occur, except for the wrong ones."""
     shown = [o for o in Outcome if o.wrong or any(counts[kind, o] for kind in kinds)]
     rows = []
     for kind in (*kinds, "all", DEFAULT):
@@ -57,10 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--start", type=int, default=0, help="number of the first batch")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--only", action="append", help=f"kinds: {', '.join(NAMES)}")
-    parser.add_argument("--hunt", action="append", help="outcomes to write down; by default the wrong ones")
+    parser.add_argument("--hunt", action="append", help="outcomes to write tests for; by default the wrong ones")
     parser.add_argument("--folder", default="build/fuzz", help="where tests of failures are written")
-    parser.add_argument("--table", type=Path, help="a Markdown page whose block the table is written into")
-    parser.add_argument("--peers", action="store_true", help="the same programs through other packages")
+    parser.add_argument("--table", type=Path, help="a Markdown page into which the table is written")
+    parser.add_argument("--peers", action="store_true", help="run the same programs through other packages")
     chosen = parser.parse_args(arguments)
     if chosen.peers:
         return compare(chosen)

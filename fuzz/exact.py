@@ -2,7 +2,7 @@
 
 Lemke's method with the lexicographic rule solves the optimality conditions of a convex program, or proves that they
 have no solution. Floating-point data are rational numbers, so nothing is rounded. One-sided derivatives are
-differences over a step of 2^-160: a solution moves piecewise smoothly, and on no piece as short as that.
+differences over a step of 2^-160: a solution is piecewise smooth, and no piece is that short.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MATRICES = ("Q", "G", "A")
 class QP:
     """minimize 1/2 z'Qz + p'z, Az = b, lower <= Gz <= h, lb <= z <= ub: one sample, blocks of floats or Fractions.
 
-    Of Q the symmetric part counts; infinite sides are no constraint; None: absent.
+    The symmetric part of Q is used; infinite bounds are ignored; None: absent.
     """
 
     p: Array
@@ -48,12 +48,12 @@ class QP:
 
     @property
     def finite(self) -> bool:
-        """Whether nothing but sides of inequalities is infinite, and these only where they are no constraint."""
+        """Whether only bounds of inequalities are infinite, and only in the direction that means no constraint."""
         allowed = {"h": np.inf, "ub": np.inf, "lower": -np.inf, "lb": -np.inf}
         return all((np.isfinite(v) | (v == allowed.get(name))).all() for name, v in self.blocks.items())
 
     def moved(self, direction: Mapping[str, Array], step: Fraction) -> QP:
-        """Along a direction; infinite sides stay."""
+        """The program moved along a direction; infinite bounds stay."""
         return replace(self, **{name: _add(getattr(self, name), d, step) for name, d in direction.items()})
 
 
@@ -64,7 +64,7 @@ def _add(block: Array, d: Array, step: Fraction) -> Array:
 
 @dataclass(frozen=True)
 class Weights:
-    """Of multipliers in a loss: nu of Az = b, lam of lower <= Gz <= h and mu of lb <= z <= ub, negative below."""
+    """Weights of multipliers in a loss: nu of Az = b, lam of lower <= Gz <= h, mu of lb <= z <= ub."""
 
     nu: Array
     lam: Array
@@ -77,7 +77,7 @@ class Weights:
         return cls(*(rng.integers(-3, 4, size).astype(float) for size in sizes))
 
     def of(self, rows: Constraints) -> tuple[Array, Array]:
-        """Of the inequalities and the equalities as they stand in `Constraints`."""
+        """Weights of the inequalities and the equalities in the order of `Constraints`."""
         signed = [sign * (self.lam if name in ("h", "lower") else self.mu)[i] for name, i, sign in rows.names]
         return rational(np.array(signed)), rational(self.nu)
 
@@ -131,7 +131,7 @@ def quadratic(qp: QP) -> Array:
 
 
 def solve(qp: QP) -> Answer:
-    """The exact solution of a convex program, one of them where there are many."""
+    """The exact solution of a convex program; one of them if there are several."""
     return minimize(quadratic(qp), rational(qp.p), constraints(qp))
 
 
@@ -156,7 +156,7 @@ def _optimality(Q: Array, p: Array, c: Constraints) -> Answer | None:
 
 
 def _lemke(M: Array, q: Array) -> Array | None:
-    """v >= 0 with Mv + q >= 0 and v'(Mv + q) = 0; None: there is none (M is positive semidefinite).
+    """v >= 0 with Mv + q >= 0 and v'(Mv + q) = 0, or None if there is none (M is positive semidefinite).
 
     Integer pivoting: rows are scaled to integers (which scales slacks), and every division is exact.
     """
@@ -194,7 +194,7 @@ def _lemke(M: Array, q: Array) -> Array | None:
 
 
 def _smallest_ratio(T: Array, rows: list[int], entering: int, basis: list[int], k: int) -> int:
-    """The row that blocks first; ties are broken by the columns of the slacks, or in favour of the end."""
+    """The row that blocks first; ties are broken by the slack columns, or in favour of termination."""
     for column in (-1, *range(k)):
         best, kept = None, []
         for i in rows:
@@ -226,7 +226,7 @@ def definite(Q: Array) -> tuple[bool, bool]:
 
 
 def nearly_bounded(qp: QP, size: float) -> bool:
-    """Whether a small change of p gives a feasible program a solution: with size * max|p| * |z|_1 added, it has one."""
+    """Whether a small change of p makes a feasible program bounded: it is with size * max|p| * |z|_1 added."""
     n, Q, p, c = qp.n, quadratic(qp), rational(qp.p), constraints(qp)
     none, eye = rational(np.zeros((n, n))), rational(np.eye(n))
     wide = Constraints(
@@ -240,7 +240,7 @@ def nearly_bounded(qp: QP, size: float) -> bool:
 
 
 def nearly_feasible(qp: QP, size: float, z: Array) -> bool:
-    """Whether sides that move by that share of the terms of their rows at z give the program a feasible point."""
+    """Whether the program becomes feasible if bounds move by `size` times the terms of their rows at z."""
     n, c, point = qp.n, constraints(qp), np.abs(rational(z))
     R, r = np.vstack([c.R, c.E, -c.E]), np.concatenate([c.r, c.e, -c.e])
     wide = Constraints(c.E[:0], c.e[:0], R, r + Fraction(size) * (np.abs(R) @ point + np.abs(r)))
@@ -248,7 +248,7 @@ def nearly_feasible(qp: QP, size: float, z: Array) -> bool:
 
 
 def spread(qp: QP, answer: Answer, c: Array) -> Fraction | float:
-    """How far c'z goes over all solutions."""
+    """The range of c'z over all solutions."""
     Q, p, rows = quadratic(qp), rational(qp.p), constraints(qp)
     if definite(Q)[1]:
         return Fraction(0)
@@ -263,7 +263,7 @@ def spread(qp: QP, answer: Answer, c: Array) -> Fraction | float:
 
 
 def dual_spread(qp: QP, answer: Answer, weights: Weights) -> Fraction | float:
-    """How far a weighted sum of multipliers goes over all of them."""
+    """The range of a weighted sum of multipliers over all multipliers."""
     Q, p, rows = quadratic(qp), rational(qp.p), constraints(qp)
     d, e = weights.of(rows)
     met = np.array(rows.r == rows.R @ answer.z, dtype=bool).reshape(len(rows.r))
@@ -285,7 +285,7 @@ def slope(
     qp: QP, direction: Mapping[str, Array], c: Array, answer: Answer, step: Fraction = STEP,
     weights: Weights | None = None,
 ) -> Fraction | None:  # fmt: skip
-    """The one-sided derivative of c'z, and of weighted multipliers; None where the moved program has no solution."""
+    """The one-sided derivative of c'z, and of weighted multipliers; None if the moved program has no solution."""
     there = solve(qp.moved(direction, step))
     if there.status != "solved":
         return None

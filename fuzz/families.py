@@ -31,6 +31,7 @@ STEP, SMALL = 2e-4, 4e-6
 WRONG = 1e-2
 #: error of a solution on curved cones, beyond the disagreement of the other solvers
 SOLUTION = 1e-3
+FLAGGED = ", flagged"
 BATCH = 3
 SOLVERS = ("INTERIOR", "CLARABEL", "SCS", "PIQP", "DENSE", "OSQP", "QOCO", "DAQP", "ECOS")
 TIGHT = {
@@ -55,7 +56,7 @@ class Way:
 
 
 def mix(rng: Random, kind: str) -> Family:
-    """A random program whose blocks s = b - Ax lie on chosen faces: each draw has another face, x and multipliers."""
+    """A random program whose blocks s = b - Ax lie on chosen faces; each draw has its own faces, x and multipliers."""
     n = int(rng.integers(2, 5))
     makers = [BLOCKS[i] for i in rng.choice(len(BLOCKS), size=int(rng.integers(1, 4)))]
     makers = [*makers, nonneg] if n > 2 else makers
@@ -134,7 +135,7 @@ BLOCKS = (nonneg, second_order, exponential, power, semidefinite)
 
 
 class Reference:
-    """What two other solvers say of a family."""
+    """The answers of two other solvers for a family."""
 
     def __init__(self, family: Family) -> None:
         self.family = family
@@ -153,7 +154,7 @@ class Reference:
         return True
 
     def solve(self, values: Sequence[Array], solver: str) -> Array | None:
-        """All outputs in one vector; None where it fails."""
+        """All outputs in one vector; None if it fails."""
         for p, v in zip(self.family.parameters, values, strict=True):
             p.value = v
         try:
@@ -229,7 +230,7 @@ def play(seed: int, index: int, kind: str) -> Iterator[tuple[None, Way, list[Ver
 
 
 def _another(truth: Reference, values: Sequence[Array], found: FoundHere, known: Known) -> bool:
-    """Whether a point is as good as another: solutions of linear mixes need not be unique."""
+    """Whether the point is another solution that is as good: linear mixes may have several."""
     assert known.x is not None
     (here, over), (there, _) = truth.worth(values, found.x), truth.worth(values, known.x)
     return over <= 1e-7 and abs(here - there) <= 1e-7 * (1 + abs(there))
@@ -237,8 +238,8 @@ def _another(truth: Reference, values: Sequence[Array], found: FoundHere, known:
 
 @dataclass(frozen=True)
 class Known:
-    """x by both solvers (None: no solution); slopes of c'x by central differences, and the gaps between one-sided ones:
-    with a step, a small one, and the first by the other solver."""
+    """x by both solvers (None: no solution); slopes of c'x by central differences, and the gaps between one-sided
+    ones: with the large step, the small one, and the large one by the other solver."""
 
     x: Array | None
     other: Array | None
@@ -300,6 +301,7 @@ def _run(
 
 
 def judge(found: FoundHere, known: Known) -> Verdict:
+    """Judge a solution and its derivative. A note ends with FLAGGED if a derivative without a verdict is flagged."""
     if known.x is None or known.other is None:
         return Verdict(Outcome.UNJUDGED)
     if found.status != "solved":
@@ -311,17 +313,17 @@ def judge(found: FoundHere, known: Known) -> Verdict:
     if off > SOLUTION * size + 10 * apart:
         return Verdict(Outcome.WRONG_SOLUTION, f"off by {off:.1e} of {size:.1e}")
     if np.isnan(known.slopes).any():
-        return Verdict(Outcome.UNJUDGED, "no solution beside it")
+        return Verdict(Outcome.UNJUDGED, "no solution nearby")
     value, slope = float(found.terms.sum()), known.slopes[1]
     scale = float(np.abs(found.terms).sum()) + abs(slope) + 1e-3 * size
     if not np.abs(known.gaps).max() <= WRONG * scale:
-        # the gap of a smooth function vanishes with the step, and noise is not the same twice
+        # the gap of a smooth function vanishes with the step, and noise differs each time
         if np.abs(np.diff(known.gaps)).max() > 0.05 * np.abs(known.gaps).max():
-            return Verdict(Outcome.UNJUDGED, "the differences disagree")
+            return Verdict(Outcome.UNJUDGED, f"the differences disagree{'' if found.good else FLAGGED}")
         return Verdict(Outcome.WRONG_GRADIENT if found.good else Outcome.FLAGGED, f"a kink: {known.gaps}")
     doubt = max(abs(slope - known.slopes[0]), abs(known.slopes[0] - known.slopes[2]))
     if not doubt <= WRONG / 4 * scale:
-        return Verdict(Outcome.UNJUDGED, "the differences disagree")
+        return Verdict(Outcome.UNJUDGED, f"the differences disagree{'' if found.good else FLAGGED}")
     wrong = not abs(value - slope) <= WRONG * scale
     if found.good:
         return Verdict(Outcome.WRONG_GRADIENT if wrong else Outcome.RIGHT, f"{value:.6g} called good, {slope:.6g}")

@@ -1,4 +1,4 @@
-"""What the truth about a program makes of an answer."""
+"""Verdicts on answers, from the exact truth about a program."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from fuzz.routes import Found
 Array = np.ndarray
 Direction = Mapping[str, Array]
 
-#: relative error of a solution or a derivative that needs an excuse, in double and in single precision
+#: relative error of a solution or a derivative that must be excused, in double and in single precision
 SOLUTION, GRADIENT = {False: 1e-6, True: 1e-4}, {False: 1e-5, True: 1e-3}
 #: a change of the data, in the units of each row, whose effect on the solution excuses errors of that size; and the
 #: one that excuses a warning
 EXCUSE, NEAR = 1e-9, 1e-8
 #: the same for derivatives, in double and in single precision, and for smoothed ones
 EXCUSE_GRADIENT = (1e-12, 1e-7, 1e-9)
-#: changes drawn, and how much of their effect is granted
+#: number of random changes, and the multiple of their effect that is excused
 DRAWS, GRANTED = 3, 10.0
-#: a difference over a step of 2^-160 from which the solution jumps
+#: difference quotient over a step of 2^-160 above which the solution jumps
 JUMP = 2**60
 
 
-#: a reported residual from which a solution is known to be coarse
+#: reported residual above which a solution is declared coarse
 COARSE = 1e-8
-#: derivatives along a direction as large as the data that count as none, relative to the solution
+#: derivatives along a direction as large as the data, relative to the solution, that count as zero
 NOTHING = 1e-4
 
 
 class Outcome(Enum):
     RIGHT = "right"
     REFUSED = "refused"
-    COARSE = "coarse"  # a solution that is off, of which the reported residual says so
-    VAGUE = "vague"  # refused rightly, but for another reason than the true one
+    COARSE = "coarse"  # an inaccurate solution whose reported residual says so
+    VAGUE = "vague"  # rightly refused, but for the wrong reason
     FALSE_REFUSAL = "false refusal"
     FLAGGED = "flagged"
     FALSE_ALARM = "false alarm"
@@ -61,13 +61,13 @@ class Verdict:
     note: str = ""
 
 
-#: what is known of a program whatever the loss
+#: facts about a program that do not depend on the loss
 _OF_THE_PROGRAM = ("answer", "z", "strict", "many", "units", "costs")
 
 
 class Truth:
-    """The exact truth about one sample: a loss c'z, with weighted multipliers where there are weights, and one-sided
-    derivatives along `direction` and others."""
+    """The exact truth about one sample: a loss c'z, plus weighted multipliers if there are weights, and its one-sided
+    derivatives."""
 
     def __init__(self, qp: QP, c: Array, seed: int, weights: Weights | None = None) -> None:
         self.qp, self.c, self.seed, self.weights = qp, c, seed, weights
@@ -105,7 +105,7 @@ class Truth:
 
     @cached_property
     def units(self) -> Direction:
-        """How large the terms of each row are: the unit in which a change of an entry is small."""
+        """The size of the terms of each row: the unit for small changes of its entries."""
         qp = self.qp
         solved = self.answer.status == "solved"
         z = np.abs(self.z) if solved else np.ones(qp.n)
@@ -132,8 +132,8 @@ class Truth:
 
     @cached_property
     def costs(self) -> Array:
-        """How large p and Qz are: forces that cancel each other may be 1e16 times as large, where two rows differ by
-        rounding, and what is rounding in a derivative is not small along a direction of that size."""
+        """The size of p and Qz. Forces that cancel each other may be 1e16 times as large if two rows differ by
+        rounding, and rounding in a derivative is not small along a direction of that size."""
         qp = self.qp
         z = np.abs(self.z) if self.answer.status == "solved" else np.ones(qp.n)
         own = np.abs(qp.p) if qp.Q is None else np.abs(qp.p) + np.abs(qp.Q) @ z
@@ -167,7 +167,7 @@ class Truth:
 
     @cached_property
     def spread(self) -> Fraction | float:
-        """How far the loss goes over all solutions and their multipliers."""
+        """The range of the loss over all solutions and their multipliers."""
         return exact.spread(self.qp, self.answer, self.c) + self.dual_spread
 
     @cached_property
@@ -176,7 +176,7 @@ class Truth:
 
     @cached_property
     def size(self) -> float:
-        """How large the terms of the loss are."""
+        """The size of the terms of the loss."""
         found = float(np.abs(self.c).max()) * float(np.abs(self.z).max() or 1.0)
         if self.weights is not None:
             rows = exact.constraints(self.qp)
@@ -210,8 +210,8 @@ class Truth:
 def judge(
     found: Found, truth: Truth, wanted: Sequence[str], direction: Direction, single: bool, smoothed: bool = False
 ) -> Verdict:
-    """The verdict on what a route says of a sample; `wanted`: what it has differentiated; `smoothed`: by a radius
-    1e-10 of the sides."""
+    """The verdict on a route's answer for a sample; `wanted`: the differentiated blocks; `smoothed`: with a radius of
+    1e-10 of the bounds."""
     status = truth.answer.status
     if status == "unjudged":
         return Verdict(Outcome.UNJUDGED)
@@ -227,7 +227,7 @@ def judge(
     if status != "solved":
         return Verdict(off, f"solved, but {status}: violation {_violation(truth.qp, found.z):.1e}")
     verdict = _solution(found, truth, single, off)
-    judged = verdict.outcome is Outcome.RIGHT and found.duals and not smoothed  # smoothed ones are of other sides
+    judged = verdict.outcome is Outcome.RIGHT and found.duals and not smoothed  # smoothed ones belong to other bounds
     if judged and (error := _imbalance(truth.qp, found)) > SOLUTION[single]:
         return Verdict(off, f"multipliers off by {error:.1e}")
     if verdict.outcome is not Outcome.RIGHT or found.good is None:
@@ -239,7 +239,7 @@ def judge(
 def _jacobian(
     found: Found, truth: Truth, wanted: Sequence[str], direction: Direction, single: bool, smoothed: bool
 ) -> Verdict:
-    """Each row by itself: all must be right to be called good, one in doubt is enough for a warning."""
+    """Each row separately: all must be right to be called good; one in doubt is enough for a warning."""
     assert found.jacobian is not None
     verdicts = []
     for i, e in enumerate(np.eye(truth.qp.n)):
@@ -252,16 +252,16 @@ def _jacobian(
 def _refused(found: Found, truth: Truth) -> Verdict:
     status = truth.answer.status
     if not np.isnan(found.z).all() or any(np.any(g) for g in found.gradient.values()):
-        return Verdict(Outcome.WRONG_SOLUTION, f"{found.status}, yet there are numbers")
+        return Verdict(Outcome.WRONG_SOLUTION, f"{found.status}, but there are outputs")
     if status == "solved":
         return Verdict(Outcome.FALSE_REFUSAL, found.status)
     return Verdict(Outcome.REFUSED if status == found.status else Outcome.VAGUE, f"{found.status}, {status}")
 
 
 def _nearly_feasible(qp: QP, z: Array, tolerance: float) -> bool:
-    """Whether a point violates no row by more than the tolerance, in the units of its terms; or by more than what is
-    granted anyway in those of the whole point, and sides that move by as much have a feasible one. (Bounds of zero have
-    no terms: a violation of 1e-9 beside a solution of 1 is any share of these.)"""
+    """Whether a point violates no row by more than the tolerance in the units of the row's terms; or by no more than is
+    excused in the units of the whole point, if moving the bounds by as much gives a feasible point. (Bounds of zero
+    have no terms: relative to them, a violation of 1e-9 at a solution of 1 is arbitrarily large.)"""
     near = GRANTED * EXCUSE
     if not np.isfinite(z).all():
         return False
@@ -269,7 +269,7 @@ def _nearly_feasible(qp: QP, z: Array, tolerance: float) -> bool:
 
 
 def _violation(qp: QP, z: Array, share: float = 1e-6) -> float:
-    """How far rows are from holding, each in the units of its own terms, and that share of the largest ones."""
+    """The largest violation of a row, in units of its own terms plus `share` of the largest terms."""
     worst = 0.0
     for name, matrix, sign in (("b", qp.A, 0), ("h", qp.G, 1), ("lower", qp.G, -1), ("ub", None, 1), ("lb", None, -1)):
         side = getattr(qp, name)
@@ -283,8 +283,8 @@ def _violation(qp: QP, z: Array, share: float = 1e-6) -> float:
 
 
 def _imbalance(qp: QP, found: Found) -> float:
-    """How far multipliers are from Qz + p + A'nu + G'lam + mu = 0, row by row in the units of its terms, and from
-    vanishing where their rows are not met."""
+    """The residual of Qz + p + A'nu + G'lam + mu = 0, row by row in units of its terms, and the size of multipliers of
+    inactive rows."""
     nu, lam, mu = found.duals
     if not all(np.isfinite(v).all() for v in found.duals):
         return math.inf
@@ -292,7 +292,7 @@ def _imbalance(qp: QP, found: Found) -> float:
     parts = [(qp.p, eye), (z, qp.Q), (nu, qp.A), (lam, qp.G), (mu, eye)]
     terms = [(v, none if M is None else M if M is not qp.Q else (M + M.T) / 2) for v, M in parts if M is not None]
     left, own = sum(M.T @ v for v, M in terms), sum(np.abs(M).T @ np.abs(v) for v, M in terms)
-    # without any costs, forces are rounding
+    # without costs, forces are rounding
     costs = np.abs(qp.p).max() or (0.0 if qp.Q is None else np.abs(qp.Q).max()) or 1.0
     own = own + 1e-6 * max(own.max(), costs)
     worst = float(np.max(np.abs(left) / (own + 1e-300)))
@@ -305,13 +305,13 @@ def _imbalance(qp: QP, found: Found) -> float:
                 )
                 force = np.maximum(sign * y, 0.0)[:, None] * np.abs(M) / (own + 1e-300)
                 both = np.minimum(np.abs(slack) / (size + 1e-300), force.max(axis=1))
-                worst = max(worst, float(both.max()) * 1e-1)  # a slack and a force of that size are none
+                worst = max(worst, float(both.max()) * 1e-1)  # a slack and a force of that size count as zero
     return worst
 
 
 def _solution(found: Found, truth: Truth, single: bool, off: Outcome) -> Verdict:
     if not np.isfinite(found.z).all():
-        return Verdict(Outcome.WRONG_SOLUTION, "solved, yet not finite")
+        return Verdict(Outcome.WRONG_SOLUTION, "solved, but not finite")
     tolerance = SOLUTION[single]
     if not truth.strict and _is_solution(truth, found.z, tolerance):
         return Verdict(Outcome.RIGHT)
@@ -334,13 +334,13 @@ def _is_solution(truth: Truth, z: Array, tolerance: float) -> bool:
 def _gradient(
     found: Found, truth: Truth, wanted: Sequence[str], direction: Direction, single: bool, smoothed: bool
 ) -> Verdict:
-    """A derivative is judged where the loss has one: at the edge of the data that have a solution (two sides that meet,
-    an empty row with the side zero) from within, where it may be flagged or not."""
+    """Judge a derivative where the loss has one. At the edge of the data that have a solution (two bounds that
+    coincide, an empty row with bound zero) it is the one from the feasible side, which may be flagged or not."""
     along = {name: direction[name] for name in wanted if name in direction}
     if not along:
         return Verdict(Outcome.UNJUDGED)
     right, left = truth.sides(along)
-    if right is None and left is None and "b" in along and found.slope is None:  # sides of equalities at odds
+    if right is None and left is None and "b" in along and found.slope is None:  # inconsistent equalities
         along = {name: d for name, d in along.items() if name != "b"}
         right, left = truth.sides(along) if along else (None, None)
     terms = [found.slope] if found.slope is not None else [found.gradient[name] * d for name, d in along.items()]
@@ -376,7 +376,7 @@ def _gradient(
 def _kink(right: Fraction | None, left: Fraction | None, size: float, single: bool) -> str:
     """Why there is no derivative; empty if there is one."""
     if right is None or left is None:
-        return "no solution beside it"
+        return "no solution nearby"
     if max(abs(right), abs(left)) > JUMP * max(Fraction(size), Fraction(1, 2**60)):
         return "a jump"
     if abs(right - left) > GRADIENT[single] * (abs(right) + abs(left) + Fraction(size)):
@@ -385,8 +385,8 @@ def _kink(right: Fraction | None, left: Fraction | None, size: float, single: bo
 
 
 def _doubtful(truth: Truth, wanted: Sequence[str], along: Direction, slope: float, size: float, forward: bool) -> bool:
-    """Whether a warning about a right derivative is in order: what the loss sees is not unique, or there is a kink in
-    another direction, or one so near that rounding could cross it."""
+    """Whether a warning about a correct derivative is justified: what the loss sees is not unique, or there is a kink
+    in another direction, or one so close that rounding could cross it."""
     if truth.spread > 0:
         return True
     if truth.turns(NEAR, along, slope) > 1e-3 * (size + abs(slope)):

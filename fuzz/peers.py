@@ -1,10 +1,10 @@
-"""The same programs through other packages: how often is an answer wrong, and nothing says so?
+"""The same programs through other packages: how often an answer is wrong without any warning.
 
-Every sample is alone in its batch and differentiated in p; each package is called as its documentation shows, with its
-own defaults. Bounds are rows of G for qpth and cvxpylayers, infinite sides are left out, and cvxpylayers gets a square
-root of Q (a parametric quadratic form is not DPP). Exceptions, NaN and printed warnings are words; a package without a
-certificate calls every derivative good. All are judged with the tolerances of single precision: 1e-4 of a solution,
-1e-3 of a derivative.
+Every sample is a batch of its own, differentiated in p; each package is called as its documentation shows, with its
+own defaults. Bounds are rows of G for qpth and cvxpylayers, infinite bounds are left out, and cvxpylayers gets a square
+root of Q (a parametric quadratic form is not DPP). Exceptions, NaN and printed warnings count as refusals; a package
+without a certificate calls every derivative good. All are judged with the tolerances of single precision: 1e-4 of a
+solution, 1e-3 of a derivative.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def ours(layer: str) -> Callable[[QP, Array], Found]:
 
 
 def differentiated(c: Array, p: torch.Tensor, z: torch.Tensor) -> Found:
-    """Answer and gradient as another package gives them."""
+    """Answer and gradient of another package."""
     value = z.detach().double().reshape(-1).numpy()
     if not np.isfinite(value).all():
         return Found("not finite", np.full_like(value, np.nan))
@@ -53,7 +53,7 @@ def differentiated(c: Array, p: torch.Tensor, z: torch.Tensor) -> Found:
 
 
 def one_sided(qp: QP) -> tuple[Array, Array]:
-    """All inequalities as rows of Gz <= h, without infinite sides."""
+    """All inequalities as rows of Gz <= h, without infinite bounds."""
     G: list[Array] = [np.zeros((0, qp.n))]
     h: list[Array] = [np.zeros(0)]
     eye = np.eye(qp.n)
@@ -159,7 +159,7 @@ def play(seed: int, index: int, kind: str) -> list[tuple[str, Verdict]]:
                 continue
             except ImportError:
                 continue
-            except Exception as error:  # a word
+            except Exception as error:  # counts as a refusal
                 said = Found(type(error).__name__, np.full(truth.qp.n, np.nan))
             found.append((name, judge(said, truth, ("p",), direction, single=True)))
     return found

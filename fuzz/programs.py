@@ -1,8 +1,8 @@
 """Random quadratic programs of every degenerate kind.
 
-A program is made around a point with chosen slacks and multipliers, then passed through modifiers, each of which spoils
-it in one way. A kind is a recipe: options of the first step, and modifiers. What comes out is for the judge to say: no
-modifier promises anything. Samples of a batch have equal shapes.
+A program is made around a point with chosen slacks and multipliers, then passed through modifiers, each of which makes
+it difficult in one way. A kind is a recipe: options of the first step, and modifiers. Modifiers promise nothing about
+the solution; the judge determines it. Samples of a batch have equal shapes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Shape:
     dyadic: bool
 
     def numbers(self, rng: Random, *size: int) -> Array:
-        """Multiples of 1/4 (sums and products are exact, and degenerate points exactly so), or normal numbers."""
+        """Multiples of 1/4 (so that sums and products are exact, and points exactly degenerate), or normal numbers."""
         return rng.integers(-8, 9, size) / 4 if self.dyadic else rng.normal(size=size)
 
 
@@ -42,8 +42,8 @@ class Kind:
 
     modifiers: tuple[Modifier, ...] = ()
     rank: str = "full"  # "full", "low" or "none"
-    weak: int = 0  # rows met without a force
-    origin: bool = False  # the solution is zero, and so are all sides
+    weak: int = 0  # rows that are active with a zero multiplier
+    origin: bool = False  # the solution and all bounds are zero
 
 
 def draw_shape(rng: Random, kind: Kind, largest: int = 5) -> Shape:
@@ -60,7 +60,7 @@ def draw_program(rng: Random, kind: Kind, shape: Shape) -> tuple[QP, Array]:
     blocks: dict[str, Array] = {}
     p = np.zeros(n)
     if shape.rank >= 0:
-        root = (numbers if shape.rank == n else replace(shape, dyadic=True).numbers)(rng, shape.rank, n)  # exactly so
+        root = (numbers if shape.rank == n else replace(shape, dyadic=True).numbers)(rng, shape.rank, n)  # exact rank
         blocks["Q"] = root.T @ root + (np.eye(n) / 4 if shape.rank == n else 0.0)
         p -= blocks["Q"] @ z
     if shape.me:
@@ -98,7 +98,7 @@ def _pairs(rng: Random, shape: Shape, count: int, weak: int, origin: bool) -> tu
 
 
 def with_rows(qp: QP, G: Array, h: Array) -> QP:
-    """More inequalities below those there are."""
+    """The program with further inequalities."""
     if qp.G is None:
         return replace(qp, G=G, h=h)
     lower = qp.lower if qp.lower is None else np.concatenate([qp.lower, np.full(len(h), -np.inf)])
@@ -132,7 +132,7 @@ def dependent_equalities(qp: QP, rng: Random, z: Array) -> QP:
 
 
 def distant_rows(qp: QP, rng: Random, z: Array) -> QP:
-    """Two inequalities with sides between 1e4 and 1e14, and a distant bound."""
+    """Two inequalities with bounds between 1e4 and 1e14, and a distant bound of a variable."""
     M = 10.0 ** rng.uniform(4, 14, 2)
     qp = with_rows(qp, rng.integers(-8, 9, (2, qp.n)) / 4, M)
     return qp if qp.ub is None else replace(qp, ub=np.where(np.isinf(qp.ub), 10.0 ** rng.uniform(4, 14), qp.ub))
@@ -149,7 +149,7 @@ def scaled_rows(qp: QP, rng: Random, z: Array) -> QP:
 
 
 def scaled_columns(qp: QP, rng: Random, z: Array) -> QP:
-    """Variables in other units, of all at once or of each; powers of two keep a singular Q exactly so."""
+    """Variables in other units, the same or different ones; powers of two keep a singular Q exactly singular."""
     power = rng.choice([6, 13, 26])
     d = 2.0 ** rng.integers(-power, power + 1, qp.n if rng.random() < 0.7 else 1) * np.ones(qp.n)
     new = {"p": d * qp.p}
@@ -166,7 +166,7 @@ def scaled_costs(qp: QP, rng: Random, z: Array) -> QP:
 
 
 def stiff(qp: QP, rng: Random, z: Array) -> QP:
-    """Curvatures up to ten orders apart."""
+    """Curvatures that differ by up to ten orders of magnitude."""
     v = rng.integers(-8, 9, qp.n) / 4
     small = 10.0 ** rng.uniform(-10, -2)
     return replace(qp, Q=np.outer(v, v) + small * np.eye(qp.n))
@@ -181,7 +181,7 @@ def nearly_parallel(qp: QP, rng: Random, z: Array) -> QP:
 
 
 def contradiction(qp: QP, rng: Random, z: Array) -> QP:
-    """Two rows at odds by 1 to 1e-12, or just not."""
+    """Two rows that contradict each other by 1 to 1e-12, or just do not."""
     g = rng.integers(-8, 9, qp.n) / 4
     gap = rng.choice([-1.0, 1.0]) * 10.0 ** rng.choice([0, -2, -4, -6, -8, -10, -12])
     at = float(g @ z)
@@ -190,7 +190,7 @@ def contradiction(qp: QP, rng: Random, z: Array) -> QP:
 
 
 def open_direction(qp: QP, rng: Random, z: Array) -> QP:
-    """A direction without curvature, in which the objective may fall."""
+    """A direction without curvature, along which the objective may decrease."""
     j = rng.integers(qp.n)
     Q, p = qp.Q, qp.p.copy()
     if Q is not None:
@@ -201,7 +201,7 @@ def open_direction(qp: QP, rng: Random, z: Array) -> QP:
 
 
 def empty_rows(qp: QP, rng: Random, z: Array) -> QP:
-    """A row of zeros, and a variable that stands alone."""
+    """A row of zeros, and a variable in no row."""
     side = float(rng.choice([0.0, 1.0, 1e9, 0.0, -1.0], p=[0.4, 0.2, 0.2, 0.1, 0.1]))
     qp = with_rows(qp, np.zeros((1, qp.n)), np.array([side]))
     G = qp.G.copy()
@@ -234,7 +234,7 @@ def indefinite(qp: QP, rng: Random, z: Array) -> QP:
 
 
 def no_solution(qp: QP, rng: Random, z: Array) -> QP:
-    """Spoil a program without changing its shape: crossed bounds, opposite rows, or nothing to hold it."""
+    """Remove the solution without changing the shape: crossed bounds, opposite rows, or an unbounded direction."""
     if qp.lb is not None and qp.ub is not None and rng.random() < 0.5:
         return replace(qp, lb=qp.ub + 1.0)
     if qp.G is not None and len(qp.G) > 1:
@@ -275,7 +275,7 @@ KINDS: dict[str, Kind] = {
     "not a number": Kind((not_a_number,)),
     "indefinite": Kind((indefinite,)),
 }
-#: what one sample of a batch may suffer while the others do not
+#: modifiers for a single sample of a batch
 SPOILERS: tuple[Modifier, ...] = (not_a_number, indefinite, no_solution)
 _MIXED = (duplicate_rows, pair_of_rows, distant_rows, scaled_rows, scaled_columns, scaled_costs, contradiction)
 
@@ -299,7 +299,7 @@ def draw_batch(rng: Random, name: str, largest: int = 5) -> list[QP]:
         for modifier in kind.modifiers:
             qp = modifier(qp, rng, z)
         samples.append(qp)
-    if count > 1 and rng.random() < 0.3:  # shared matrices; costs and sides stay their own
+    if count > 1 and rng.random() < 0.3:  # share matrices, but not costs and bounds
         first = samples[0]
         samples = [replace(qp, Q=first.Q, G=first.G, A=first.A, b=first.b) for qp in samples]
     if count > 1 and rng.random() < 0.3:

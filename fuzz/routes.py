@@ -1,4 +1,4 @@
-"""The ways into the package: which layer, which solver, which derivative, how tensors lie in memory."""
+"""Ways to call the package: layer, solver, derivative, and memory layout of tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fuzz.exact import MATRICES, QP, Weights
 Array = np.ndarray
 Random = np.random.Generator
 
-#: the default first: it is drawn as often as all others together
+#: the default (None) is drawn as often as all others together
 SOLVERS = (None, "INTERIOR", "DENSE", "SEPARABLE", "CLARABEL", "PIQP", "OSQP", "SCS", "QOCO", "PROXQP", "HIGHS", "DAQP")
 LAYERS = ("qp", "qp", "sparse", "cvxpy", "array", "function")
 BACKWARDS = ("auto", "auto", "direct", "iterative", "resolve")
@@ -33,8 +33,8 @@ LAYOUTS = ("plain", "plain", "strided", "expanded")
 @dataclass(frozen=True)
 class Route:
     """derivative: "none", "reverse", "forward" or "jacobian"; layout: of tensors; alone: samples one by one, without a
-    batch dimension; wanted: the blocks that are differentiated; duals: whether the loss is one of multipliers, too or
-    ("only") alone; warm: after a call with programs nearby that are remembered; smoothed: by a radius that vanishes."""
+    batch dimension; wanted: the blocks that are differentiated; duals: whether the loss includes multipliers, or has
+    ("only") multipliers; warm: after a call on nearby programs that are remembered; smoothed: with a tiny radius."""
 
     layer: str = "qp"
     solver: str | None = None
@@ -55,7 +55,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Found:
-    """What a route says of a sample: status in lower case, the residual; multipliers (nu, lam, mu); gradient by block,
+    """A route's answer for a sample: status in lower case, the residual; multipliers (nu, lam, mu); gradient by block,
     or the terms of a slope, or the Jacobian of z (n, *block) by block."""
 
     status: str
@@ -70,7 +70,7 @@ class Found:
 
 
 class SkipError(Exception):
-    """This route does not take such a program."""
+    """This route does not support such a program."""
 
 
 def draw_route(rng: Random, wanted: Sequence[str], single: bool, masked: bool) -> Route:
@@ -89,7 +89,7 @@ def draw_route(rng: Random, wanted: Sequence[str], single: bool, masked: bool) -
 
 
 def vary(route: Route, rng: Random) -> Route:
-    """Sometimes with multipliers, whole Jacobians, remembered solutions, or smoothing."""
+    """The route, sometimes with multipliers, full Jacobians, remembered solutions, or smoothing."""
     chance = rng.random(4) < (0.25, 0.15, 0.15, 0.08)
     if route.layer not in ("qp", "sparse", "cvxpy"):
         return route
@@ -239,7 +239,7 @@ def _layer_call(route: Route, samples: Sequence[QP]) -> tuple[Any, tuple[str, ..
         return solve, names, qp_layer
     for qp in samples:
         if any(np.isinf(getattr(qp, name)).any() for name in ("lb", "ub", "lower", "h") if name in names):
-            raise SkipError("CVXPY has no infinite sides")
+            raise SkipError("CVXPY has no infinite bounds")
     shapes = tuple((name, np.shape(getattr(samples[0], name))) for name in names)
     if any(0 in shape for _, shape in shapes):
         raise SkipError("CVXPY has no empty blocks")
@@ -248,7 +248,7 @@ def _layer_call(route: Route, samples: Sequence[QP]) -> tuple[Any, tuple[str, ..
 
 
 def _smoothing(samples: Sequence[QP]) -> Smoothing:
-    """A radius that vanishes beside every side."""
+    """A radius that is negligible relative to every bound."""
     sides = [np.abs(getattr(qp, name)) for qp in samples for name in ("h", "lb", "ub", "lower") if name in qp.blocks]
     sizes = [side[np.isfinite(side) & (side > 0)].min(initial=np.inf) for side in sides]
     if not sides or not np.isfinite(min(sizes)):
@@ -279,7 +279,7 @@ def _function_call(samples: Sequence[QP]) -> tuple[Any, tuple[str, ...], Any]:
     """The program as torch functions; only well-posed ones, which local methods can solve."""
     first, names = samples[0], tuple(samples[0].blocks)
     if any(np.isinf(v).any() or not v.size for qp in samples for v in qp.blocks.values()) or not _convex(samples):
-        raise SkipError("for functions, programs are strictly convex and have no infinite sides")
+        raise SkipError("for functions, programs must be strictly convex without infinite bounds")
     sides = [name for name in ("h", "lower", "ub", "lb") if name in names]
 
     def objective(*arguments: torch.Tensor) -> torch.Tensor:

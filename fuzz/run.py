@@ -14,9 +14,9 @@ from fuzz.routes import Route, SkipError, draw_route, run, vary
 
 Array = np.ndarray
 NAMES = (*KINDS, "mixed")
-#: routes that each batch takes
+#: routes per batch
 ROUTES = 6
-#: variables at most, and, as exact arithmetic takes long, in one of so many batches
+#: most variables; and, because exact arithmetic is slow, most in one of RARE batches
 SMALL, LARGE, RARE = 5, 10, 50
 
 
@@ -33,7 +33,7 @@ class Case:
         return [Truth(qp, c, self.seed) for qp, c in zip(self.samples, self.cs, strict=True)]
 
     def verdicts(self, route: Route, truths: Sequence[Truth] | None = None) -> list[Verdict]:
-        """A verdict on each sample; none where the route does not take such programs."""
+        """A verdict on each sample; empty if the route does not support such programs."""
         truths = truths or self.truths()
         weights = [Weights.draw(qp, self.seed) for qp in self.samples]
         if route.duals:
@@ -62,7 +62,7 @@ def draw_case(seed: int, index: int, kind: str) -> tuple[Case, list[Route]]:
     single = all(np.array_equal(v.astype(np.float32), v, equal_nan=True) for qp in samples for v in qp.blocks.values())
     wanted = [name for name, v in samples[0].blocks.items() if v.size]
     if "Q" in wanted and not all(t.strict or t.answer.status != "solved" for t in case.truths()):
-        wanted.remove("Q")  # a singular one must not be moved: it would lose its sign
+        wanted.remove("Q")  # a singular Q must not be moved: it would become indefinite
     routes = [draw_route(rng, wanted, single and rng.random() < 0.3, case.masked) for _ in range(ROUTES)]
     other = np.random.default_rng([seed, index, 1, *map(ord, kind)])
     return case, [vary(route, other) for route in routes]

@@ -1,4 +1,4 @@
-"""From a failure to a small one, and to a test that can be run as it is."""
+"""Reduces a failure to a small one, and writes it as a test."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def shrink(case: Case, route: Route, outcome: Outcome, seconds: float = 20.0) ->
 def _verdicts(failure: Failure) -> list[Verdict]:
     try:
         return failure[0].verdicts(failure[1])
-    except Exception:  # no program any more
+    except Exception:  # not a valid program any more
         return []
 
 
@@ -123,7 +123,7 @@ def test_{name}() -> None:
 
 
 def snippet(failure: Failure, verdict: Verdict, seed: int, index: int, kind: str) -> str:
-    """A test that fails as long as the failure is there."""
+    """A test that fails as long as the failure exists."""
     case, route = failure
     with np.printoptions(floatmode="unique", threshold=10**6, linewidth=100):
         samples = [

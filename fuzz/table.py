@@ -1,4 +1,4 @@
-"""Tables of the fuzzer in a Markdown page, between marks that say what writes them."""
+"""Tables of the fuzzer in a Markdown page, between markers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def write_block(page: Path, name: str, text: str) -> None:
-    """Replace what stands between `<!-- name: begin ... -->` and `<!-- name: end -->`."""
+    """Replace the text between `<!-- name: begin ... -->` and `<!-- name: end -->`."""
     old = page.read_text(encoding="utf-8")
     marks = re.compile(rf"(<!-- {name}: begin[^>]*-->\n).*?(<!-- {name}: end -->)", re.DOTALL)
     if not marks.search(old):

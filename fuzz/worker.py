@@ -1,4 +1,4 @@
-"""What one process of the fuzzer does; not in `__main__`, where other processes do not find it."""
+"""The work of one process of the fuzzer; not in `__main__`, where other processes cannot import it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fuzz.shrink import shrink, write_down
 
 Counts = Counter[tuple[str, Outcome]]
 DEFAULT = "with the default solver"
-#: failures of one kind and outcome that are written down
+#: most tests written per kind and outcome
 KEPT = 3
 
 
 def work(chosen: argparse.Namespace, worker: int) -> Counts:
-    """Batches of this worker until time is up."""
+    """Run this worker's batches until time is up."""
     torch.set_num_threads(1)
     counts: Counts = Counter()
     kept: Counts = Counter()

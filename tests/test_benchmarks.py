@@ -92,7 +92,7 @@ def test_programs_without_a_solution_have_none(kind: str) -> None:
 def test_shares_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trust, "best", lambda run: (run(), 1.0)[1])  # once
     monkeypatch.setattr(trust, "decision_qp", lambda _, **options: problems.decision_qp(10, **options))
-    assert trust.share(norm_ball=False)["share"] == 200.0  # judge and rest; the null vectors are a difference
+    assert trust.share(norm_ball=False)["share"] == 200.0  # judge and rest; the time for null vectors is a difference
 
 
 def test_plain_tables(capsys: pytest.CaptureFixture[str]) -> None:

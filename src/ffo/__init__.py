@@ -3,7 +3,7 @@
 The forward pass solves a convex problem with any solver; the backward pass solves one perturbed,
 equality-constrained *ghost problem* instead of differentiating and inverting a KKT system.
 
-The layers live in the front ends, and `import ffo` imports no framework and no solver:
+The layers are in the front ends; `import ffo` itself imports no framework and no solver:
 
     from ffo.torch import FFOFunctionLayer, FFOLayer, FFOQPLayer
     from ffo.jax import FFOLayer, FFOQPLayer, solve_qp

@@ -1,8 +1,8 @@
-"""What can go wrong, and what to do about it.
+"""Exceptions, warnings and the status of a sample, each with advice.
 
-Every exception of this package derives from `FFOError`. Failures of a solve are `SolverError`s: they
-name the samples of the batch that failed and carry advice. `Status` is the per-sample verdict that
-solutions and `layer.info` report.
+Every exception of this package derives from `FFOError`. A failed solve raises a `SolverError`, which names the
+failed samples of the batch and says what to try. `Status` is the per-sample verdict reported by solutions and by
+`layer.info`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Status(enum.IntEnum):
 
     @property
     def answered(self) -> bool:
-        """Whether the sample has outputs: it is solved, or infeasible and its nearest feasible problem is solved."""
+        """Whether the sample has outputs: it was solved, or it is infeasible and its nearest feasible problem was."""
         return self in (Status.SOLVED, Status.RELAXED)
 
 
-#: the same as a plain number, which arrays are compared with ten times faster
+#: as a plain int: comparing an array with it is ten times faster
 SOLVED: int = Status.SOLVED.value
 #: statuses by number
 STATUSES = tuple(Status)
@@ -57,7 +57,7 @@ ADVICE: dict[Status, str] = {
     ),
     Status.ITERATION_LIMIT: "the solver stopped at its iteration limit: raise max_iters or loosen eps",
     Status.TIME_LIMIT: (
-        "the time limit of the call (time_limit=) or of the solver passed: raise it, loosen eps, or use "
+        "the time limit of the call (time_limit=) or of the solver was reached: raise it, loosen eps, or use "
         "on_fail='nan' to keep the rest of the batch"
     ),
     Status.NUMERICAL: (
@@ -65,8 +65,8 @@ ADVICE: dict[Status, str] = {
         "try another solver, or name one in retry="
     ),
     Status.INVALID_INPUT: (
-        "the problem data of this sample is not finite, not convex, or not what its parameters were declared "
-        "to be: look for NaN or inf in what produces them, and for matrices that should be positive "
+        "the problem data of this sample is not finite, not convex, or breaks an attribute that a parameter was "
+        "declared with: look for NaN or inf in the inputs, and for matrices that should be positive "
         "semidefinite but are not"
     ),
     Status.RELAXED: "",
@@ -86,23 +86,23 @@ class UnknownSettingError(InputError):
 
 
 class MissingSolverError(FFOError, ImportError):
-    """The solver's package is not installed; the message holds the pip command."""
+    """The solver's package is not installed; the message contains the pip command."""
 
 
 class UnsupportedProblemError(FFOError, ValueError):
-    """The problem lies outside what the chosen solver (or this package) can treat."""
+    """The chosen solver (or this package) does not support this kind of problem."""
 
 
 class TooLargeError(FFOError, MemoryError):
-    """The problem, or its batch, would take more memory than there is; the message holds the estimate."""
+    """The problem, or its batch, would need more memory than is available; the message contains the estimate."""
 
 
 class DerivativeError(FFOError, RuntimeError):
-    """A derivative was asked for that this package does not compute."""
+    """A derivative was requested that this package does not compute."""
 
 
 class NotFiniteError(FFOError, ArithmeticError):
-    """An objective or its gradient is infinite or no number where a method needs it."""
+    """An objective or its gradient is infinite or NaN where a method needs it."""
 
 
 class SolverError(FFOError, RuntimeError):
@@ -111,8 +111,9 @@ class SolverError(FFOError, RuntimeError):
     Attributes:
         samples: indices of the failed samples in the batch.
         status: the common `Status` of these samples.
-        proof: why the first of them has no solution (`ffo.engine.proof.Proof`), where that is proven; its `parts` are
-            the constraints that contradict each other, or the variables along which the objective falls for ever.
+        proof: proof that the first of them has no solution (`ffo.engine.proof.Proof`), if there is one; its `parts`
+            are the constraints that contradict each other, or the variables along which the objective decreases
+            without bound.
     """
 
     status: Status = Status.NUMERICAL

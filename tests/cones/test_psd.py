@@ -58,5 +58,5 @@ def test_svec_stacks_the_upper_triangle_by_columns() -> None:
 
 
 def test_order_is_checked() -> None:
-    with pytest.raises(InputError, match="order at least 1"):
+    with pytest.raises(InputError, match="order of a semidefinite cone must be at least 1"):
         PSD(0)

@@ -1,4 +1,4 @@
-"""Newton's method before a solver is asked: where it is tried, what is kept of it, and when it is given up."""
+"""Newton's method before a solver is called: when it is tried, which results are kept, and when it is skipped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ghost.yardstick import tight
 
 import ffo.engine.stages as stages_module
 from ffo.engine import Engine, Options
-from ffo.engine.memory import LONGEST_PAUSE, Attempts
+from ffo.engine.memory import LONGEST_PAUSE, Backoff
 from ffo.engine.outcome import Outcome
 from ffo.errors import Status
 from ffo.program.cone import ConeProgram
@@ -39,7 +39,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def run(engine: Engine, given: ConeProgram, keys: list[int] | None = None, **options: object) -> Outcome:
-    """The size t of the ball is nobody's to see, as in a layer."""
+    """The size t of the ball is hidden, as in a layer."""
     return engine.run(given, keys, hidden=np.arange(given.n) == given.n - 1, **options)
 
 
@@ -99,7 +99,7 @@ def test_variables_may_be_coupled_by_the_objective() -> None:
 
 
 def test_samples_on_which_it_fails_go_to_a_solver() -> None:
-    """One has no solution (x_0 <= -1 and x_0 >= 0), one has bad data; the others do not suffer."""
+    """One has no solution (x_0 <= -1 and x_0 >= 0), one has bad data; the others are not affected."""
     given = program()
     b = np.array(given.b)
     b[3, 0] = -1.0
@@ -155,21 +155,21 @@ def test_it_is_given_up_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch) -
     assert calls == [1, 1, 2, 2, 2, 3]
 
 
-def test_attempts_pause_longer_and_longer_until_they_pay() -> None:
-    attempts = Attempts()
+def test_backoff_pauses_longer_and_longer_until_an_attempt_succeeds() -> None:
+    backoff = Backoff()
     pauses = []
     for _ in range(9):
         waited = 0
-        while not attempts.due():
+        while not backoff.due():
             waited += 1
         pauses.append(waited)
-        attempts.record(paid=False)
+        backoff.record(paid=False)
     assert pauses == [0, 1, 2, 4, 8, 16, 32, LONGEST_PAUSE, LONGEST_PAUSE]
     for _ in range(LONGEST_PAUSE):
-        assert not attempts.due()
-    assert attempts.due()
-    attempts.record(paid=True)
-    assert attempts.due()
-    attempts.record(paid=False)
-    assert not attempts.due()
-    assert attempts.due()
+        assert not backoff.due()
+    assert backoff.due()
+    backoff.record(paid=True)
+    assert backoff.due()
+    backoff.record(paid=False)
+    assert not backoff.due()
+    assert backoff.due()

@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of a batch: heard, nothing goes on in the background, and the layer works as before."""
+"""Ctrl-C in the middle of a batch: it is noticed, nothing keeps running, and the layer works as before."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -19,6 +20,16 @@ from ffo.errors import InputError
 from ffo.kernels import pool
 
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="this platform sends no SIGINT to itself")
+
+
+@pytest.fixture(autouse=True)
+def listening() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt here and in child processes, also where a shell started the tests in the
+    background, which makes them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
 
 #: with each solver, solves until SIGINT comes, then reports: seconds until it was heard, processor time afterwards, how
 #: far the next answer is off, other threads
@@ -67,7 +78,7 @@ def test_ctrl_c(threads: int) -> None:
 
 @needs_signals
 def test_no_solver_takes_ctrl_c_away_for_good() -> None:
-    """OSQP takes SIGINT over while it solves, and gives back what it found: with two solves at a time, its own."""
+    """OSQP restores the SIGINT handler it found: with two solves at a time, that is its own."""
     script = """
 import os, signal, time
 import numpy as np

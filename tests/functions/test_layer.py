@@ -1,4 +1,4 @@
-"""The layer as a citizen of torch: shapes, batches, dtypes, repeated and second backward, copies, smoothing."""
+"""The layer in torch: shapes, batches, dtypes, repeated and second backward, copies, smoothing."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ CALLS = {
     "no dims": (lambda: projection(dims=None)(A), "Pass dims= to the constructor"),
     "shared without dims": (
         lambda: projection(dims=None)(A[:2], y0=torch.zeros(3, 3)),
-        "which of them the batch shares",
+        "which of them are shared by the batch",
     ),
-    "wrong count": (lambda: projection()(A, A), "names 1 theta, received 2"),
+    "wrong count": (lambda: projection()(A, A), "dims= has 1 entries, but 2 theta were passed"),
     "wrong dims": (lambda: projection()(A[0, 0]), "theta 0 must have 1 dimensions, or 2 with a batch"),
     "batch sizes": (
         lambda: quadratic_layer()(*(v.expand(2 + k, *v.shape) for k, v in enumerate(quadratic()))),

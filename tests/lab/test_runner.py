@@ -93,7 +93,7 @@ serve(Connection(int(sys.argv[1])))
 def test_a_contender_that_swallows_its_time_limit_has_failed(
     tmp_path: Path, tiny: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a bare `except` does, which then returns the iterate it had: nothing after the limit counts."""
+    """A bare `except` that then returns its last iterate: nothing after the limit counts."""
     monkeypatch.setattr(worker_module, "CHILD", ["-c", SWALLOWS])
     worker = Worker(tmp_path / "log", threads=1)
     rows: list[Row] = []
@@ -216,7 +216,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 130, said
-    assert "goes on from there" in said
+    assert "resumes the run" in said
     assert not any(worker.is_running() for worker in workers)
     done = [entry["job"] for entry in read_lines(tmp_path / DONE)]
     assert done

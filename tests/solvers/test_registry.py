@@ -44,11 +44,11 @@ def test_solvers_of_qpsolvers_come_by_their_prefix() -> None:
     pytest.importorskip("qpsolvers", reason="qpsolvers is an extra")
     assert get_solver("QPsolvers:Clarabel").name == "qpsolvers:clarabel"
     assert "qpsolvers:clarabel" in available()
-    with pytest.raises(InputError, match=r"qpsolvers knows no solver 'nosuch'.*qpsolvers:clarabel"):
+    with pytest.raises(InputError, match=r"qpsolvers has no solver 'nosuch'.*qpsolvers:clarabel"):
         get_solver("qpsolvers:nosuch")
     with pytest.raises(MissingSolverError, match=r"pip install 'qpsolvers\[qpoases\]'"):
         get_solver("qpsolvers:qpoases")
-    with pytest.raises(InputError, match="say 'qpsolvers:qpoases'"):
+    with pytest.raises(InputError, match="use 'qpsolvers:qpoases'"):
         get_solver("qpOASES")
 
 
@@ -102,7 +102,7 @@ def chain(n: int) -> sp.csr_array:
 
 
 def scattered(n: int) -> sp.csr_array:
-    """Four variables a row, anywhere."""
+    """Four random variables per row."""
     rng = np.random.default_rng(0)
     places = (np.repeat(np.arange(n // 2), 4), rng.integers(0, n, 4 * (n // 2)))
     return sp.csr_array((rng.normal(size=len(places[0])), places), shape=(n // 2, n))

@@ -1,13 +1,13 @@
 """GoldsteinDescent: nonsmooth, nonconvex descent to a Goldstein stationary point, with inexact gradients.
 
 A point x is (delta, epsilon)-Goldstein stationary when some convex combination of gradients taken within
-delta of x is at most epsilon long. The walk builds such combinations (Corollary of Theorem 4.1, by the
+delta of x has norm at most epsilon. The iteration builds such combinations (Corollary of Theorem 4.1, by the
 meta-algorithm of online-to-nonconvex conversion): for t = 1, 2, ...
 
     x_t = x_{t-1} + Delta_t
     z_t = x_{t-1} + s_t Delta_t,  s_t uniform on [0, 1]
     g_t = gradient at z_t
-    Delta_{t+1} = Delta_t - eta g_t, shortened to length D if it is longer
+    Delta_{t+1} = Delta_t - eta g_t, clipped to norm D
 
 and after each window of M steps, M D = delta, the mean z of the points z_t is stationary up to the norm of
 the mean g of the gradients g_t: all of them were taken within delta of z. With exact gradients that is a
@@ -28,19 +28,19 @@ from torch.optim import Optimizer
 from ffo.bilevel.theory import Plan, plan
 from ffo.errors import InputError, NotFiniteError
 
-#: key of what belongs to no single parameter in the optimizer's state
+#: key of the optimizer's state that belongs to no single parameter
 WALK = "walk"
 
 
 @dataclass(frozen=True)
 class Window:
-    """A finished window of the walk.
+    """A finished window of steps.
 
     Attributes:
         index: its number, from 0.
         stationarity: norm of the mean gradient over the window.
-        radius: length of the walk in the window; no gradient was taken farther from `centre`.
-        value: mean of what the closure returned.
+        radius: total length of the steps in the window; no gradient was taken farther from `centre`.
+        value: mean of the closure's return values.
         centre: mean of the points where gradients were taken, one tensor per parameter.
     """
 
@@ -54,19 +54,19 @@ class Window:
 class GoldsteinDescent(Optimizer):
     """Finds (delta, epsilon)-Goldstein stationary points of Lipschitz functions, delta = window * radius.
 
-    The gradient is taken at a random point of each step, so `step` needs a closure that zeroes the
+    The gradient is taken at a random point along each step, so `step` needs a closure that zeroes the
     gradients, evaluates the loss, calls backward and returns the loss, as for `torch.optim.LBFGS`.
-    Between steps the parameters hold the iterates x_t; `load_best` puts them to the centre of the best
-    window, which is the answer of the method.
+    Between steps the parameters hold the iterates x_t; `load_best` sets them to the centre of the best
+    window, which is the result of the method.
 
     Args:
-        params: parameters or parameter groups. Groups may have a `radius` and an `lr` of their own: each
-            is then clipped to its own ball, within a window it moves by at most window * its radius, and
-            the stationarity is still the norm of the whole mean gradient.
+        params: parameters or parameter groups. Groups may have their own `radius` and `lr`. Each is then
+            clipped to its own ball and moves by at most window * its radius within a window; the stationarity
+            is still the norm of the whole mean gradient.
         radius: D, the longest step.
         lr: eta, step size of the online learner; 2 D / (L sqrt(M)) for gradients of norm up to L.
         window: M, steps over which gradients are averaged.
-        maximize: ascend instead.
+        maximize: maximize instead of minimizing.
         generator: source of the random points (default: torch's own); its state is part of `state_dict`.
 
     Example:
@@ -112,23 +112,23 @@ class GoldsteinDescent(Optimizer):
         maximize: bool = False,
         generator: torch.Generator | None = None,
     ) -> GoldsteinDescent:
-        """The walk with the parameters of `ffo.bilevel.plan`."""
+        """An optimizer with the parameters of `ffo.bilevel.plan`."""
         p = plan(delta, epsilon, lipschitz)
         return cls(params, p.radius, p.lr, p.window, maximize=maximize, generator=generator)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As of any optimizer; the group joins the window under way."""
+        """As for any optimizer; the group joins the current window."""
         super().add_param_group(param_group)
         _check(self.param_groups[-1]["radius"], self.param_groups[-1]["lr"])
 
     @property
     def window(self) -> int:
-        """M of the window under way."""
+        """M of the current window."""
         return int(self._walk["window"])
 
     @property
     def filled(self) -> int:
-        """Steps taken in the window under way."""
+        """Steps taken in the current window."""
         return int(self._walk["filled"])
 
     @property
@@ -138,11 +138,11 @@ class GoldsteinDescent(Optimizer):
 
     @property
     def best(self) -> Window | None:
-        """The finished window of least stationarity."""
+        """The finished window with the smallest stationarity."""
         return self._window("best")
 
     def follow(self, plan: Plan) -> None:
-        """Other parameters from here on, for all groups; an unfinished window is given up."""
+        """Switch to other parameters, for all groups; an unfinished window is discarded."""
         _check(plan.radius, plan.lr)
         _check_window(plan.window)
         self._walk.update(window=plan.window, filled=0)
@@ -155,7 +155,7 @@ class GoldsteinDescent(Optimizer):
         """One step; returns the loss at the random point where the gradient was taken."""
         if closure is None:
             raise InputError(
-                "GoldsteinDescent takes the gradient at a random point of each step: pass step() a closure "
+                "GoldsteinDescent takes the gradient at a random point along each step: pass step() a closure "
                 "that calls zero_grad(), evaluates the loss, calls backward() and returns the loss"
             )
         self.to_random_point()
@@ -172,7 +172,7 @@ class GoldsteinDescent(Optimizer):
     def to_random_point(self) -> None:
         """First half of `step`: move the parameters to where the gradient is to be taken.
 
-        For callers who evaluate many walks in one batch; `advance` is the second half.
+        For callers that evaluate many optimizers in one batch; `advance` is the second half.
         """
         device = self.generator.device if self.generator is not None else "cpu"
         s = torch.rand((), generator=self.generator, device=device, dtype=torch.float64).item()
@@ -183,13 +183,13 @@ class GoldsteinDescent(Optimizer):
 
     @torch.no_grad()
     def advance(self, value: float = math.nan) -> None:
-        """Second half of `step`: take in the gradients, and move the parameters to the next iterate."""
+        """Second half of `step`: use the gradients, and move the parameters to the next iterate."""
         walk = self._walk
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._all()]
         if not math.isfinite(_norm(gradients)):
             self._back_to_iterate()
             raise NotFiniteError(
-                "a gradient is not finite at a point of the walk: look for samples that were not solved "
+                "a gradient is not finite: look for samples that were not solved "
                 "(layer.info.status) and for log, sqrt or division in the loss near their singularities"
             )
         weight = 1 / (walk["filled"] + 1)
@@ -209,7 +209,7 @@ class GoldsteinDescent(Optimizer):
             self.finish_window()
 
     def finish_window(self) -> Window | None:
-        """Finish the window under way, now; shorter windows are as good a certificate. None if empty."""
+        """Finish the current window now; a shorter window is a certificate too. None if empty."""
         walk = self._walk
         if walk["filled"] == 0:
             return None
@@ -225,7 +225,7 @@ class GoldsteinDescent(Optimizer):
 
     @torch.no_grad()
     def load_best(self) -> None:
-        """Put the parameters to the centre of the best window."""
+        """Set the parameters to the centre of the best window."""
         best = self.best
         if best is None:
             raise InputError(f"no window is finished yet: take {self.window - self.filled} more steps")
@@ -233,13 +233,13 @@ class GoldsteinDescent(Optimizer):
             p.copy_(centre)
 
     def state_dict(self) -> dict[str, Any]:
-        """As of any optimizer, with the state of the generator."""
+        """As for any optimizer, with the state of the generator."""
         if self.generator is not None:
             self._walk["generator"] = self.generator.get_state()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where another walk was; with a generator of one's own, from the same random points."""
+        """Resume from another optimizer's state; with its own generator, at the same random points."""
         super().load_state_dict(copy.deepcopy(state_dict))
         if self.generator is not None and "generator" in self._walk:
             self.generator.set_state(self._walk["generator"])

@@ -1,19 +1,19 @@
 """minimize: x with F(x) = upper(x, y(x)) Goldstein stationary, y(x) the solution of a layer.
 
-Every window of the walk is a certificate for the same delta, whatever its length, so each is made for a
-tolerance tau of its own: far from stationary points a large one, whose windows are short and steps long. A
-window that ends with a mean gradient of norm n has decreased F by delta (n - 2 tau / 3) or more, on average.
+Every window is a certificate for the same delta, whatever its length, so each has its own tolerance tau. Far
+from stationary points it is large, with short windows and long steps. A window that ends with a mean gradient
+of norm n has decreased F by delta (n - 2 tau / 3) or more, on average.
 
 - n <= 5/6 tau: the tolerance is halved, down to epsilon;
-- n > 5/6 tau: F has gone down by delta tau / 6 or more; the next tolerance is n.
+- n > 5/6 tau: F has decreased by delta tau / 6 or more; the next tolerance is n.
 
-At most 6 gap / (delta epsilon) windows can end the second way, and between two of them the tolerance is
-halved down to epsilon at most once, at the price of a few windows of the length for epsilon: the calls stay
-within a constant of the theory's gap L^2 / (delta epsilon^3).
+At most 6 gap / (delta epsilon) windows can end the second way. Between two of them the tolerance is halved
+down to epsilon at most once, at the cost of a few windows of the length for epsilon. The number of calls
+therefore stays within a constant of the theory's gap L^2 / (delta epsilon^3).
 
-L is a bound on the gradients of one window at a time. Given by the user, it is only raised, by longer
-gradients. Otherwise it is the longest gradient of the window before, and a window that meets one twice as
-long ends there: where gradients are short, windows are. Of random gradients, it is the longest so far.
+L is a bound on the gradients of one window at a time. If given by the user, it is only ever raised, by larger
+gradients. Otherwise it is the largest gradient norm of the previous window, and a window that meets one twice
+as large ends there: windows are short where gradients are small. For random gradients, it is the largest so far.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from ffo.errors import GradientWarning, InputError, NotFiniteError
 T = TypeVar("T")
 #: oracle calls between two updates of the progress bar
 REPORT_EVERY = 10
-#: share of its tolerance that a window's stationarity must reach for the tolerance to be halved
+#: fraction of the tolerance that a window's stationarity must reach for the tolerance to be halved
 SUCCESS = 5 / 6
-#: how many times longer than expected a gradient may be before its window is ended
+#: how many times larger than expected a gradient may be before its window ends
 SURPRISE = 2.0
 
 
@@ -64,25 +64,24 @@ def minimize(
     Args:
         upper: (x, y) -> scalar, differentiable in both by torch.
         layer: any layer of this package, or any differentiable function of x: called as `layer(x)`, or
-            `layer(*x)` if `x0` is a sequence. A tuple of one output reaches `upper` as that output. A
-            layer that needs constants too is wrapped: `lambda x: qp(Q, x, G, h)`.
-        x0: where to start, one tensor or a sequence of them.
+            `layer(*x)` if `x0` is a sequence. A tuple of one output is passed to `upper` as that output. Wrap
+            a layer that also needs constants: `lambda x: qp(Q, x, G, h)`.
+        x0: starting point, one tensor or a sequence of them.
         delta: radius within which gradients may be averaged, in units of x.
         epsilon: norm of the averaged gradient to reach.
-        budget: oracle calls at most, each a forward and a backward pass.
-        lipschitz: a bound on the norm of the hypergradient, for the theory's guarantee to the letter; None
-            takes the longest one of the window before.
+        budget: most oracle calls, each a forward and a backward pass.
+        lipschitz: a bound on the norm of the hypergradient, needed for the exact guarantee of the theory; None
+            takes the largest norm of the previous window.
         smoothing: minimize the mean of upper(x, y) over perturbed right-hand sides of the layer's
-            constraints instead: the half width rho of U(-rho, rho), or an `ffo.torch.Smoothing` that also
-            says how many `draws` to average in an oracle call. The mean has a gradient where active sets
-            are ambiguous. For layers of this package; a wrapped one is given its `smoothing=` where it
-            is made.
-        stochastic: whether values of F are random (a minibatch in `upper`, a layer that smooths; implied by
-            `smoothing`). A short mean of random gradients may be small by chance: then only windows of the
-            theory's length for epsilon count, whose standard error is a third of epsilon or less.
-        generator: source of all random numbers, the draws of `smoothing` included (default: torch's own).
-        progress: whether to show a progress bar; None shows it on a terminal if `rich` is installed.
-        callback: told every finished `Window`; true stops.
+            constraints instead: the half width rho of U(-rho, rho), or an `ffo.torch.Smoothing` with the
+            number of `draws` to average in an oracle call. The mean has a gradient even where active sets are
+            ambiguous. Only for layers of this package; give a wrapped layer its own `smoothing=`.
+        stochastic: whether values of F are random (a minibatch in `upper`, a layer with smoothing; implied by
+            `smoothing`). A short mean of random gradients may be small by chance, so only windows of the
+            theory's length for epsilon count then; their standard error is a third of epsilon or less.
+        generator: source of all random numbers, including the draws of `smoothing` (default: torch's own).
+        progress: whether to show a progress bar; None shows it in a terminal if `rich` is installed.
+        callback: called with every finished `Window`; a true return value stops.
 
     Returns:
         A `Result`: the centre of the best window, its stationarity, and the history of the windows.
@@ -125,7 +124,7 @@ def _check(delta: float, epsilon: float, budget: int, lipschitz: float | None) -
 
 @dataclass
 class _Minimization:
-    """A walk under way."""
+    """The state of a minimization."""
 
     objective: Objective
     delta: float
@@ -143,7 +142,7 @@ class _Minimization:
 
     def __post_init__(self) -> None:
         self.started = time.perf_counter()
-        # A first window of one call measures a gradient; no step is taken in it.
+        # The first window has one call, which measures a gradient and takes no step.
         self.tolerance, self.bound = math.inf, math.inf
         self.walk = GoldsteinDescent(self.objective.x, self.delta, self.delta, 1, generator=self.generator)
 
@@ -160,7 +159,7 @@ class _Minimization:
             self.reason = Reason.NOT_FINITE
 
     def end_of_window(self, last: bool) -> Window | None:
-        """Take stock if a window has been finished, or has to be."""
+        """Plan the next window if one has finished, or must be ended."""
         unfinished = self.walk.filled > 0
         if self.reason is None and last:
             self.reason = Reason.BUDGET
@@ -183,14 +182,14 @@ class _Minimization:
 
     @property
     def _short(self) -> bool:
-        """Whether the last window was made for a larger tolerance than epsilon, or ended early."""
+        """Whether the last window was planned for a tolerance above epsilon, or ended early."""
         since = self.history.calls[-2] if len(self.history.calls) > 1 else 0
         return self.tolerance > self.epsilon or self.calls - since < self.walk.window
 
     def _next_window(self, window: Window) -> None:
         if self.lipschitz is None and not self.stochastic:
             self.bound = max(self.longest_in_window, self.epsilon)
-        else:  # that a window met no long gradient may be chance
+        else:  # a window without large gradients may be chance
             self.bound = max(self.lipschitz or 0.0, self.longest, self.epsilon)
         self.longest_in_window = 0.0
         tolerance = min(self.tolerance, self.bound)
@@ -210,7 +209,7 @@ class _Minimization:
 
     def result(self) -> Result:
         objective = self.objective
-        # the window that ended the run; of random gradients, it need not be the one of least mean
+        # for random gradients, the window that ended the run need not be the one with the smallest mean
         window = self.walk.last if self.reason is Reason.STATIONARY else self.walk.best
         if window is None:
             raise NotFiniteError("the upper objective or its gradient is not finite at x0: start elsewhere")
@@ -236,7 +235,7 @@ class _Minimization:
 
 
 def _without_doubts(function: Callable[[], T]) -> tuple[T, bool]:
-    """What the function returns, and whether it warned of a gradient; other warnings pass."""
+    """The function's result, and whether it issued a `GradientWarning`; other warnings pass through."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", GradientWarning)
         found = function()

@@ -1,4 +1,4 @@
-"""A bar on the error stream while a minimization runs."""
+"""A progress bar on the error stream."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from importlib.util import find_spec
 
 from ffo.errors import InputError
 
-#: told the oracle calls so far, the best stationarity and the last value
+#: called with the oracle calls so far, the best stationarity and the last value
 Report = Callable[[int, float, float], None]
 
 
 @contextmanager
 def progress_bar(wanted: bool | None, budget: int, epsilon: float) -> Iterator[Report]:
-    """A progress bar; None shows it on a terminal if `rich` is installed."""
+    """A progress bar; None shows it in a terminal if `rich` is installed."""
     if wanted is None:
         wanted = sys.stderr.isatty() and find_spec("rich") is not None
     if not wanted:

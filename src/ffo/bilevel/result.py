@@ -1,4 +1,4 @@
-"""What a bilevel minimization returns."""
+"""The result of a bilevel minimization."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class History:
 
     Attributes:
         calls: oracle calls up to the end of the window.
-        seconds: time up to there.
+        seconds: time up to that point.
         values: mean of the upper objective over the window.
         stationarity: norm of the mean gradient over the window.
-        epsilon: the tolerance that the window's parameters were made for.
+        epsilon: the tolerance that the window was planned for.
     """
 
     calls: list[int] = field(default_factory=list)
@@ -41,24 +41,24 @@ class History:
 
 @dataclass(frozen=True)
 class Result:
-    """The best point that was found, and how good it is.
+    """The best point found, and how good it is.
 
     Attributes:
-        x: centre of the window that reached epsilon, else of the best one; of the shape of `x0` (a tuple if
+        x: centre of the window that reached epsilon, else of the best one; same shape as `x0` (a tuple if
             that was a sequence).
-        y: what the layer answers at x (every draw, with smoothing).
+        y: the layer's output at x (every draw, with smoothing).
         value: upper(x, y) (its mean over the draws, with smoothing).
         stationarity: norm of the mean of gradients taken within `radius` of x: with exact gradients of a
-            deterministic problem, x is (radius, stationarity)-Goldstein stationary for certain. An oracle
-            that is wrong by alpha adds alpha; random gradients add their standard error over the window.
-        radius: length of the walk in that window, at most `delta`.
-        delta, epsilon: what was asked for.
+            deterministic problem, x is certain to be (radius, stationarity)-Goldstein stationary. An oracle
+            with an error of alpha adds alpha; random gradients add their standard error over the window.
+        radius: total length of the steps in that window, at most `delta`.
+        delta, epsilon: as requested.
         reason: why it stopped.
         calls: oracle calls, each one forward and one backward pass of the layer.
         seconds: time taken.
-        lipschitz: largest norm of a gradient, or the bound that was given.
-        doubtful: oracle calls whose gradient the layer put in doubt (`GradientWarning`): near a kink either
-            side's gradient will do here, so these are counted, not warned of.
+        lipschitz: largest norm of a gradient, or the given bound.
+        doubtful: number of oracle calls with a `GradientWarning`. Near a kink the gradient of either side
+            will do here, so these are counted instead of warned about.
         history: one entry per window.
     """
 

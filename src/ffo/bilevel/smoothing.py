@@ -4,7 +4,7 @@
     F(x) = E upper(x, y_eta(x)),  eta ~ U(-rho, rho)^m on the right-hand sides    smoothed
 
 The mean is over values of `upper`, not over solutions: the two differ unless `upper` is linear in y, so the
-layer is asked for every draw (`Smoothing.average` false).
+layer returns every draw (`Smoothing.average` is false).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Objective:
     """upper(x, layer(x)) and its gradient at the current x.
 
     Attributes:
-        x: leaf tensors, copies of x0, to be moved by an optimizer.
+        x: leaf tensors, copies of x0, updated by an optimizer.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Objective:
         self.x = [t.detach().clone().requires_grad_() for t in given]
 
     def evaluate(self) -> tuple[Any, torch.Tensor]:
-        """The layer's answer at x, and the objective."""
+        """The layer's output at x, and the objective."""
         x: Any = self.x[0] if self.single else tuple(self.x)
         y = self.layer(x) if self.single else self.layer(*x)
         y = y[0] if isinstance(y, (tuple, list)) and len(y) == 1 else y
@@ -64,7 +64,7 @@ class Objective:
             t.grad = None
         _, value = self.evaluate()
         if not value.requires_grad:
-            raise InputError("upper(x, y) does not depend on x by differentiable operations")
+            raise InputError("upper(x, y) does not depend on x through differentiable operations")
         value.backward()  # type: ignore[no-untyped-call]
         return value.detach()
 
@@ -84,10 +84,10 @@ class Objective:
 def smoothed_layer(
     layer: Callable[..., Any], smoothing: float | Smoothing, generator: torch.Generator | None
 ) -> tuple[Callable[..., Any], int]:
-    """A copy of the layer that returns every draw in a dimension in front, and how many they are."""
+    """A copy of the layer that returns every draw in a leading dimension, and the number of draws."""
     if not hasattr(layer, "smoothed"):
         raise InputError(
-            "smoothing= perturbs the right-hand sides inside a layer, and this is a function around one: make "
+            "smoothing= perturbs the right-hand sides inside a layer, but this is a function around one: make "
             "the layer with smoothing=Smoothing(rho, draws=k, average=False) and take the mean over the draws "
             "(the first dimension of y) in upper"
         )

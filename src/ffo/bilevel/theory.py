@@ -1,6 +1,6 @@
-"""What the theory asks of a walk: the parameters that reach a (delta, epsilon)-Goldstein stationary point.
+"""The theory's parameters for reaching a (delta, epsilon)-Goldstein stationary point.
 
-F is L-Lipschitz, `gap` >= F(x0) - inf F, and the oracle's gradients are at most L long. A window is M steps
+F is L-Lipschitz, `gap` >= F(x0) - inf F, and the oracle's gradients have norm at most L. A window is M steps
 of an online learner (gradient descent in the ball of radius D, M D = delta) against the linear losses
 <g_t, .>. The random point z_t = x_{t-1} + s_t Delta_t makes the loss the decrease of F on average,
 
@@ -14,13 +14,13 @@ Summed over K windows, T = K M:
 
     mean |g| <= gap / (D T) + 2 L / sqrt(M).
 
-The right side is epsilon for 2 L / sqrt(M) = theta epsilon and gap / (D T) = (1 - theta) epsilon; theta = 2/3
-makes T least:
+The right-hand side is epsilon for 2 L / sqrt(M) = theta epsilon and gap / (D T) = (1 - theta) epsilon; theta = 2/3
+minimizes T:
 
     M = 9 L^2 / epsilon^2,  D = delta epsilon^2 / (9 L^2),  eta = 2 delta epsilon^3 / (27 L^4),
     T = 27 gap L^2 / (delta epsilon^3).
 
-Gradients that are wrong by alpha add 2 alpha: alpha D a step to the decrease, and alpha to every mean.
+Gradients with an error of alpha add 2 alpha: alpha D per step to the decrease, and alpha to every mean.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from ffo.errors import InputError
 
-#: share of epsilon that is left to the regret
+#: fraction of epsilon allotted to the regret
 REGRET = 2 / 3
 
 

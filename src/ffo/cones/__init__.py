@@ -1,4 +1,4 @@
-"""One cone, one file: projection and dual."""
+"""Cones, one file each: projection and dual."""
 
 from ffo.cones.base import Cone
 from ffo.cones.exponential import Exponential

@@ -1,7 +1,8 @@
-"""The contract of a cone: project onto it. Its faces are the business of kernels (`ffo.kernels.cones`).
+"""The interface of a cone: projection onto the cone and onto its dual.
 
-A `Cone` describes one block; its methods take many blocks at once, `(N, dim)` arrays, where N runs over the
-samples of a batch and over the equal blocks of a problem. The numerics of one block are compiled: `ffo.kernels.cones`.
+A `Cone` describes one block. Its methods take many blocks at once as `(N, dim)` arrays, where N runs over the samples
+of a batch and over equal blocks of a problem. The compiled numerics of one block, and its faces, are in
+`ffo.kernels.cones`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Array = np.ndarray
 
 
 def contiguous(v: Array) -> Array:
-    """v as the kernels take it: float64, contiguous and writable (any other layout would be compiled anew)."""
+    """v as float64, contiguous and writable: for any other layout the kernels would be compiled again."""
     return np.require(v, float, ["C", "W"])
 
 
@@ -23,7 +24,7 @@ class Cone(ABC):
     """One block of a product cone. Instances are immutable, hashable and compare by value."""
 
     name: ClassVar[str]
-    #: True where every block is one coordinate and blocks are independent (zero, nonneg).
+    #: True if every block is one coordinate and blocks are independent (zero, nonneg).
     scalar: ClassVar[bool] = False
 
     @property

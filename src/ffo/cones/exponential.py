@@ -1,4 +1,4 @@
-"""The exponential cone; the mathematics stands in `ffo.kernels.cones.exponential`."""
+"""The exponential cone; the mathematics is in `ffo.kernels.cones.exponential`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The three-dimensional power cone; the mathematics stands in `ffo.kernels.cones.power`."""
+"""The three-dimensional power cone; the mathematics is in `ffo.kernels.cones.power`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Power(Cone):
 
     def __post_init__(self) -> None:
         if not 0.0 < self.alpha < 1.0:
-            raise InputError(f"the exponent alpha of a power cone lies strictly between 0 and 1, not {self.alpha}")
+            raise InputError(f"the exponent alpha of a power cone must lie strictly between 0 and 1, not {self.alpha}")
 
     @property
     def dim(self) -> int:

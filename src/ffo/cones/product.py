@@ -25,7 +25,7 @@ class Group:
 
     @cached_property
     def rows(self) -> Array | slice:
-        """(count * dim,) the rows of all blocks, a slice where they follow each other."""
+        """(count * dim,) the rows of all blocks, a slice if they are consecutive."""
         flat = self.index.ravel()
         consecutive = len(flat) > 0 and bool((np.diff(flat) == 1).all())
         return slice(int(flat[0]), int(flat[-1]) + 1) if consecutive else flat
@@ -65,7 +65,7 @@ class Product:
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
-        """Equal cones gathered, wherever they stand, so that each is treated in one array operation."""
+        """Equal cones grouped, wherever they occur, so that each group takes one array operation."""
         found: dict[Cone, list[Array]] = {}
         start = 0
         for cone, count in self.blocks:

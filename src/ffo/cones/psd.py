@@ -1,4 +1,4 @@
-"""The cone of positive semidefinite matrices; the mathematics stands in `ffo.kernels.cones.psd`."""
+"""The cone of positive semidefinite matrices; the mathematics is in `ffo.kernels.cones.psd`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def smat(x: Array, order: int) -> Array:
 class PSD(Cone):
     """Symmetric positive semidefinite `order` x `order` matrices, as svec (self-dual).
 
-    The case is the rank: the number of eigenvalues of W that are not negative.
+    The case is the rank: the number of nonnegative eigenvalues of W.
     """
 
     name: ClassVar[str] = "psd"
@@ -48,7 +48,7 @@ class PSD(Cone):
 
     def __post_init__(self) -> None:
         if self.order < 1:
-            raise InputError(f"a semidefinite cone has order at least 1, not {self.order}")
+            raise InputError(f"the order of a semidefinite cone must be at least 1, not {self.order}")
 
     @property
     def dim(self) -> int:

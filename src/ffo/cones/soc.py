@@ -1,4 +1,4 @@
-"""The second-order cone; the mathematics stands in `ffo.kernels.cones.soc`."""
+"""The second-order cone; the mathematics is in `ffo.kernels.cones.soc`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SecondOrder(Cone):
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise InputError(f"a second-order cone has at least 1 coordinate, not {self.size}")
+            raise InputError(f"the size of a second-order cone must be at least 1, not {self.size}")
 
     @property
     def dim(self) -> int:

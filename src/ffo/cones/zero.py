@@ -12,7 +12,7 @@ from ffo.cones.base import Array, Cone
 
 @dataclass(frozen=True)
 class Zero(Cone):
-    """K = {0}, K* = R: always at its vertex, T = 1, delta = 0, and no change of case is possible."""
+    """K = {0}, K* = R: always at its vertex, T = 1, delta = 0; the case never changes."""
 
     name: ClassVar[str] = "zero"
     scalar: ClassVar[bool] = True

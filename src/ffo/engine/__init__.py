@@ -1,4 +1,4 @@
-"""One solve of a batch, with everything a layer promises around it; no framework needed."""
+"""The solve of a batch with all guarantees of a layer, independent of the framework."""
 
 from ffo.engine.engine import Engine
 from ffo.engine.info import Info

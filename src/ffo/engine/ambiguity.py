@@ -1,8 +1,8 @@
-"""Where ghost systems are singular: what null vectors leave open in a gradient.
+"""Singular ghost systems: whether null vectors make a gradient ambiguous.
 
-Solution and multipliers (x, y) are open along the null vectors of K, and so is the solution (u, w) of the ghost system.
-A gradient in the data is bilinear in the two (`ghost.oracle`). It is one whatever is chosen if no parameter feels what
-a null vector adds to it, in the place of (u, w) or of (x, y).
+Solution and multipliers (x, y) are not determined along the null vectors of K, and neither is the solution (u, w) of
+the ghost system. A gradient in the data is bilinear in the two (`ghost.oracle`). It is unique if no parameter is
+affected by what a null vector adds to it, in place of (u, w) or of (x, y).
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from ffo.program.cone import ConeProgram
 from ffo.program.sparse import SparseBatch
 
 Array = np.ndarray
-#: whether (samples,) a gradient in the data of some samples is one in any parameter that is asked for, and whether a
-#: change (u, w) of some samples' solutions and multipliers is one of an output
+#: whether (samples,) a gradient in the data of some samples affects any requested parameter, and whether a change
+#: (u, w) of some samples' solutions and multipliers affects an output
 Felt = Callable[[DataGradient], Array]
 Seen = Callable[[Array, Array], Array]
 
-#: share of the terms of a product that is rounding
+#: size of a product, relative to its terms, that counts as rounding
 ROUNDING = 1e-10
-#: what rows lack to be met together, as a share of their terms, that is rounding
+#: inconsistency of rows, relative to their terms, that counts as rounding
 MET = 1e-14
 
 
 def all_data(gradient: DataGradient) -> Array:
-    """Felt where all data are parameters."""
+    """`Felt` if all data are parameters."""
     x, y, u, v = gradient.x, gradient.y, gradient.u, gradient.v
     products = [_nonzero(a) & _nonzero(b) for a, b in ((u, x), (y, u), (v, x))]
     return _nonzero(gradient.dq) | _nonzero(gradient.db) | np.any(products, axis=0)
 
 
 def all_outputs(u: Array, w: Array) -> Array:
-    """Seen where all variables and multipliers are outputs."""
+    """`Seen` if all variables and multipliers are outputs."""
     return _nonzero(u, w)
 
 
 def open_gradients(
     null: NullVectors, equalities: Array, gradient: DataGradient, sees: Array, felt: Felt
 ) -> tuple[Array, Array]:
-    """(count,) of the null vectors: whether the gradient is open because the solution is not unique, and because
+    """(count,) for each null vector: whether the gradient is ambiguous because the solution is not unique, and because
     active rows depend on each other; `sees` as in `Sensitivity`."""
     k = null.samples
     x, y, u, w = (v[k] for v in (gradient.x, gradient.y, gradient.u, gradient.v))
@@ -69,13 +69,13 @@ def open_tangents(null: NullVectors, change: ConeProgram, unsolved: Array, seen:
 
 
 def clashing(null: NullVectors, program: ConeProgram, x: Array, s: Array) -> Array:
-    """(count,) of the null vectors: whether their rows, inequalities among them, cannot all be met, by however little:
+    """(count,) for each null vector: whether its rows, some of them inequalities, are inconsistent, by however little:
     w'(b - s) = w'(b - Ax - s) is not zero. Which of them are active is then below the accuracy of a solution."""
     k, w = null.samples, null.w
     program, x, s = program.take(k), x[k], s[k]
     used = w != 0
     left, size = (np.where(used, v, 0.0) for v in (program.slack(x) - s, np.abs(program.b) + np.abs(s)))
-    size = size + program.A.with_values(np.abs(program.A.values)).dot(np.abs(x))
+    size = size + program.A.magnitudes.dot(np.abs(x))
     apart = np.abs(_inner(w, left)) > MET * _inner(np.abs(w), size)
     return np.asarray(apart & used[:, ~program.cones.equalities].any(axis=1))
 
@@ -85,7 +85,7 @@ def _inner(u: Array, v: Array) -> Array:
 
 
 def _moves(M: SparseBatch, v: Array, transposed: bool = False) -> Array:
-    """Whether (samples,) a product is more than rounding."""
+    """(samples,) whether a product is more than rounding."""
     image = M.tdot(v) if transposed else M.dot(v)
     return (np.abs(image) > ROUNDING * M.largest[:, None] * _largest(v)).any(axis=1)
 

@@ -1,4 +1,4 @@
-"""One call on its way: the record that the stages of `Engine.run` fill in."""
+"""The state of a call: the record that the stages of `Engine.run` fill in."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ffo.solvers.workspace import OUT_OF_TIME
 
 Array = np.ndarray
 
-#: natural residual up to which Newton's method from a remembered or failed point counts as solved, and beyond which
-#: another solver is asked for a better answer than the polished one
+#: largest natural residual at which Newton's method from a remembered or failed point has solved a sample; above it,
+#: another solver is tried for a better answer than the polished one
 ACCEPT = 1e-10
-#: the status of a sample that nobody has answered yet
+#: the status of a sample without an answer
 OPEN = -1
 #: statuses of samples that more time might have solved
 UNFINISHED = one_of(OPEN, Status.INACCURATE, Status.ITERATION_LIMIT, Status.NUMERICAL, Status.TIME_LIMIT)
@@ -35,24 +35,24 @@ _AS_IT_IS = Presolve()
 
 @lru_cache(maxsize=8)
 def _nothing(batch: int) -> tuple[Array, ...]:
-    """Status, solver, residual, iterations, retried and rescued of samples of which nothing is known: copies are made
-    several times faster than these."""
-    no, unknown = np.zeros(batch, dtype=bool), np.full(batch, OPEN, dtype=int)
-    return unknown, np.full(batch, "", dtype=object), np.full(batch, np.nan, dtype=float), unknown, no, no
+    """Status or iterations, solver, residual, and whether something was done, of samples of which nothing is known:
+    copies are made several times faster than these."""
+    nobody, unmeasured = np.full(batch, "", dtype=object), np.full(batch, np.nan)
+    return np.full(batch, OPEN, dtype=int), nobody, unmeasured, np.zeros(batch, dtype=bool)
 
 
 @dataclass
 class Batch:
-    """All samples of a program, and what is known of each; arrays have one entry or row per sample.
+    """All samples of a program, and what is known about each; arrays have one entry or row per sample.
 
     Attributes:
         status: integers of `Status`, or `OPEN`.
-        solver: name of whoever answered; residual: natural residual of the point, where it is a solution, else
-            the one that a solver's answer was judged by.
-        pieces: the linearizations of the samples that are solved, in groups.
+        solver: name of the solver that answered; residual: natural residual of the point if it is a solution, else
+            the one by which a solver's answer was judged.
+        pieces: the linearizations of the solved samples, in groups.
         proofs: of the samples that provably have no solution.
         violations: of infeasible samples that were solved with slack.
-        hits: how many samples were solved from what is remembered of them.
+        hits: number of samples solved from a remembered solution.
     """
 
     program: ConeProgram
@@ -75,12 +75,12 @@ class Batch:
     @classmethod
     def of(cls, program: ConeProgram) -> Batch:
         """Nothing is known yet."""
-        status, solver, residual, iterations, retried, rescued = [v.copy() for v in _nothing(program.batch)]
-        return cls(program, status, solver, residual, iterations, retried, rescued)
+        unknown, nobody, unmeasured, no = _nothing(len(program.q))
+        return cls(program, unknown.copy(), nobody.copy(), unmeasured.copy(), unknown.copy(), no.copy(), no.copy())
 
     @classmethod
     def joined(cls, program: ConeProgram, parts: Sequence[tuple[Array, Batch]]) -> Batch:
-        """One batch of several, each of some samples of a program."""
+        """Join several batches, each of some samples of a program."""
         if len(parts) == 1:
             return parts[0][1]
         whole = cls.of(program)
@@ -90,8 +90,12 @@ class Batch:
 
     @property
     def open(self) -> Array:
-        """Numbers of the samples that nobody has answered yet."""
+        """Numbers of the samples without an answer."""
         return (self.status == OPEN).nonzero()[0]
+
+    def finished(self, most: float) -> bool:
+        """Whether all samples are solved, to a natural residual of at most this."""
+        return not np.count_nonzero(self.status) and not np.count_nonzero(self.residual > most)
 
     @property
     def proven(self) -> Array:
@@ -106,7 +110,7 @@ class Batch:
 
     @property
     def point(self) -> Triple:
-        """x (batch, n), y and s (batch, m): the best point so far, NaN without any."""
+        """x (batch, n), y and s (batch, m): the best point so far, NaN if there is none."""
         if self._point is None:
             batch, m = self.program.batch, self.program.m
             x, y, s = (np.full((batch, k), np.nan) for k in (self.program.n, m, m))
@@ -114,7 +118,7 @@ class Batch:
         return self._point
 
     def put_point(self, samples: Array, point: Triple) -> None:
-        """Take over points of some samples."""
+        """Store points of some samples."""
         if len(samples) == self.program.batch:
             self._point = point
             return
@@ -122,7 +126,7 @@ class Batch:
             mine[samples] = new
 
     def linearized(self, samples: Array, solution: Solution, way: Way) -> Linearization:
-        """Newton's method on some samples from these points; nothing is taken over yet."""
+        """Newton's method on some samples from these points; nothing is stored yet."""
         start = time.perf_counter()
         found = linearize(self.part(samples), solution, way)
         self.polish_time += time.perf_counter() - start
@@ -130,19 +134,29 @@ class Batch:
 
     def accept(self, samples: Array, found: Linearization, good: Array) -> bool:
         """Take over the good ones of some samples' solutions; whether they all are."""
-        residual, whole = found.certificate.natural_residual, bool(good.all())
+        residual, whole = found.certificate.natural_residual, np.count_nonzero(good) == len(good)
         if not whole:
             if not good.any():
                 return False
             samples, residual, found = samples[good], residual[good], found.take(np.flatnonzero(good))
         self.pieces.append(SolvedPart(samples, _AS_IT_IS, found))
         self.put_point(samples, (found.x, found.y, found.s))
-        self.status[samples], self.residual[samples] = SOLVED, residual
+        at = self._at(samples)
+        self.status[at], self.residual[at] = SOLVED, residual
         self._forget_details(samples)
         return whole
 
+    def answered_by(self, name: str, samples: Array, iterations: Array) -> None:
+        """Note who answered about some samples."""
+        at = self._at(samples)
+        self.solver[at], self.iterations[at] = name, iterations
+
+    def _at(self, samples: Array) -> Array | slice:
+        """Places of some samples."""
+        return samples if len(samples) < len(self.status) else slice(None)
+
     def only(self, kept: Array) -> Batch:
-        """The batch with all answers withdrawn but those of some samples; (batch,) mask."""
+        """The batch with only the answers of some samples kept; (batch,) mask."""
         pieces = []
         for piece in self.pieces:
             mine = kept[piece.samples]
@@ -152,7 +166,7 @@ class Batch:
         return replace(self, pieces=pieces, status=np.where(kept, self.status, OPEN))
 
     def withdraw(self, samples: Array) -> None:
-        """Take answers back."""
+        """Withdraw answers."""
         kept = np.ones(len(self.status), dtype=bool)
         kept[samples] = False
         self.pieces[:] = self.only(kept).pieces
@@ -161,7 +175,7 @@ class Batch:
         )
 
     def prove(self, samples: Array, found: dict[int, Proof]) -> None:
-        """Take over proofs, by place among some samples: whatever was said of these samples, they have no solution."""
+        """Store proofs, by position among some samples; they override any other verdict on these samples."""
         if not found:
             return
         proofs = {int(samples[k]): proof for k, proof in found.items()}
@@ -172,7 +186,7 @@ class Batch:
         self.status[mine] = [proof.status for proof in proofs.values()]
 
     def out_of_time(self) -> None:
-        """What is not finished, and might have been, has no other status than that."""
+        """Give unfinished samples that might have been solved the status TIME_LIMIT."""
         late = np.flatnonzero(UNFINISHED[self.status])
         for k in late.tolist():
             failure = self.detail.get(k) if self.status[k] in (Status.ITERATION_LIMIT, Status.NUMERICAL) else None
@@ -180,22 +194,22 @@ class Batch:
         self.status[late] = Status.TIME_LIMIT
 
     def name_proofs(self, names: Names) -> None:
-        """Let proofs speak of constraints and variables by the user's names."""
+        """Give proofs the user's names of constraints and variables."""
         for k, proof in self.proofs.items():
             self.proofs[k] = proof.named(self.program.take(np.array([k])), names)
 
     def relax(self, samples: Array, other: Batch, violations: dict[int, Violation]) -> None:
-        """Take over solutions of these samples with slack on their constraints."""
+        """Store solutions of these samples with slack on their constraints."""
         solved = other.status == SOLVED
         for k in np.flatnonzero(~solved).tolist():
             what = Status(int(other.status[k])).name.lower()
-            self.detail[int(samples[k])] = f"{what} also with slack on the constraints that may be violated"
+            self.detail[int(samples[k])] = f"{what} even with slack on the constraints that may be violated"
         other.proofs.clear()
         self.put(samples, other.only(solved), final_only=True)
         self.violations.update({int(samples[k]): violations[k] for k in np.flatnonzero(solved).tolist()})
 
     def undo(self, presolve: Presolve, program: ConeProgram) -> Batch:
-        """The same batch, of the program that a presolve made this one of."""
+        """The same batch for the original program, from that for the presolved one."""
         self.program, self._point = program, presolve.outward(*self.point)
         for k, piece in enumerate(self.pieces):
             steps = presolve if len(piece.samples) == program.batch else presolve.take(piece.samples)
@@ -207,7 +221,7 @@ class Batch:
         return self
 
     def put(self, samples: Array, other: Batch, final_only: bool = False) -> None:
-        """Take over what another batch, of these samples, has found out; `final_only`: solutions and proofs."""
+        """Store the results of another batch of these samples; `final_only`: only solutions and proofs."""
         kept = (other.status == SOLVED) | other.proven if final_only else np.ones(len(samples), dtype=bool)
         mine = samples[kept]
         self.prove(samples, {k: proof for k, proof in other.proofs.items() if kept[k]})
@@ -232,8 +246,8 @@ class Batch:
         """Raise the first failure, naming the samples that share it.
 
         Args:
-            copies: how many neighbouring samples are copies of one sample of the caller's batch.
-            asked: finds the solver to name where none was asked.
+            copies: how many consecutive samples are copies of one sample of the caller's batch.
+            asked: finds the solver to name if none was called.
         """
         if self.status.any():
             first = int(np.flatnonzero(self.status != SOLVED)[0])
@@ -243,9 +257,9 @@ class Batch:
             raise solver_error(status, same.tolist(), name, detail, self.proofs.get(first))
 
     def outcome(self, seconds: float) -> Outcome:
-        """What became of the samples, NaN where they failed; `seconds`: that the call took."""
+        """The results, NaN where samples failed; `seconds`: duration of the call."""
         solved = None
-        if self.status.any():
+        if np.count_nonzero(self.status):
             solved = self.status == SOLVED
             for v in (*self.point, self.residual):
                 v[~solved] = np.nan

@@ -1,7 +1,7 @@
-"""What a call of a layer is, whatever the framework of its tensors.
+"""A call of a layer, independent of the framework of its tensors.
 
-A front end turns tensors into arrays and back, and registers the two derivatives with its autograd; everything
-between stands here: smoothing by draws, keys, averages and their derivatives, doubts about gradients.
+A front end converts tensors to arrays and back, and registers the two derivatives with its autograd. Everything in
+between is here: smoothing by draws, keys, averages and their derivatives, warnings about gradients.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """What backward needs of a forward pass."""
+    """What backward needs from a forward pass."""
 
     outcome: Outcome
     values: list[Array]
@@ -46,11 +46,11 @@ class LayerCall:
     """One call of a layer, in NumPy: parameters in, outputs out, and both derivatives.
 
     Attributes:
-        batched: which parameters have a batch dimension; batch: its size, None without any.
+        batched: which parameters have a batch dimension; batch: its size, or None.
         keys: under which the samples are remembered; None: they are not.
         overrides: solver settings for this call.
         sampler: draws of a smoothed layer.
-        mean: whether gradients of parameters that the batch shares are means over it, not sums.
+        mean: whether gradients of shared parameters are means over the batch instead of sums.
         receive: takes the report on the call, to which derivatives add later.
     """
 
@@ -68,7 +68,7 @@ class LayerCall:
         return [len(s) for s in self.canonical.shapes]
 
     def folded(self, samples: int, batched: Sequence[bool]) -> LayerCall:
-        """The call in which a mapped dimension of `samples` has joined the batch."""
+        """The call with a mapped dimension of `samples` joined to the batch."""
         if self.keys is not None:
             raise InputError("keys= and warm_start= cannot be used under torch.func.vmap: pass a batch instead")
         self.check_foldable("torch.func.vmap")
@@ -89,12 +89,14 @@ class LayerCall:
             program, score = sampler.perturb(program)
             keys = None if keys is None else [(k, d) for k in keys for d in range(draws)]
         bad = refused(self.canonical.declared, flat, self.batch or 1)
+        if bad and draws > 1:
+            bad = {k * draws + d: text for k, text in bad.items() for d in range(draws)}
         outcome = self.engine.run(
             program,
             keys,
             self.overrides,
-            refused={k * draws + d: text for k, text in bad.items() for d in range(draws)},
-            check_convexity=self.canonical.map.touches("P"),
+            refused=bad,
+            check_convexity=self.canonical.map.parametric_P,
             copies=draws,
             open_sides=self.canonical.open_sides,
             hidden=self.canonical.recovery.hidden,
@@ -114,7 +116,7 @@ class LayerCall:
         if record.score is None or self.canonical.map.touches("P", "A", "b", wanted=wanted):
             data = outcome.adjoint(only(solved, c_x), only(solved, c_y), lambda g: self.canonical.map.feels(g, wanted))
             warn_of_doubt(outcome.info)
-        else:  # the solutions alone say it all
+        else:  # the solutions suffice
             data = DataGradient(outcome.x, outcome.y, np.zeros_like(c_x), np.zeros_like(c_y))
         if record.score is not None:
             data = replace(data, other_q=self._score_gradient(record, spread))
@@ -139,6 +141,9 @@ class LayerCall:
         change = self.canonical.map.tangent(flat, record.values, len(outcome.x) // record.draws)
         if record.draws > 1:
             change = change.repeat(record.draws)
+        if self.canonical.map.forms:
+            point = (only(outcome.solved, v) for v in (outcome.x, outcome.y))
+            change = self.canonical.map.along_forms(change, flat, *point)
         along = None if record.score is None else np.einsum("ij,ij->i", record.score, change.q)
         dx, dy = outcome.tangent(
             change if along is None else change.with_vectors(q=np.zeros_like(change.q)), self.canonical.recovery.shows
@@ -177,16 +182,16 @@ class LayerCall:
 
     def _averaged(self, v: Array, draws: int) -> Array:
         if self.sampler is not None:
-            apart = v.reshape(len(v) // draws, draws, *v.shape[1:])
+            by_draw = v.reshape(len(v) // draws, draws, *v.shape[1:])
             if not self._averages:
-                return apart.swapaxes(0, 1) if self.batch is not None else apart[0]
-            v = apart.mean(axis=1)
+                return by_draw.swapaxes(0, 1) if self.batch is not None else by_draw[0]
+            v = by_draw.mean(axis=1)
         return v if self.batch is not None else v[0]
 
     def _spread(self, g: Array, draws: int) -> Array:
         if not self._averages:
-            apart = g if self.batch is not None else g[:, None]
-            return apart.swapaxes(0, 1).reshape(len(g) * apart.shape[1], *apart.shape[2:])
+            by_draw = g if self.batch is not None else g[:, None]
+            return by_draw.swapaxes(0, 1).reshape(len(g) * by_draw.shape[1], *by_draw.shape[2:])
         full = g if self.batch is not None else g[None]
         return np.repeat(full / draws, draws, axis=0) if draws > 1 else full
 
@@ -239,7 +244,7 @@ def read_batch(
 def call_keys(
     keys: Iterable[Hashable] | None, warm_start: bool | None, by_position: bool, batch: int | None
 ) -> list[Hashable] | None:
-    """Under which keys the samples of a call are remembered; None: they are not.
+    """The keys under which the samples of a call are remembered; None: they are not.
 
     Args:
         keys, warm_start: as in `FFOLayer.forward`; by_position: the layer's own `warm_start`.
@@ -267,11 +272,11 @@ def sample_keys(keys: Iterable[Hashable] | None, batch: int | None) -> list[Hash
 
 
 def warn_of_doubt(info: Info) -> None:
-    """Say so when a gradient that was just computed cannot be fully trusted."""
+    """Warn if a gradient that was just computed cannot be fully trusted."""
     certificate = info.certificate
-    if certificate is None or (good := certificate.good).all():
+    if certificate is None or certificate.all_good:
         return
-    doubtful = np.flatnonzero(~good & info.answered)
+    doubtful = np.flatnonzero(~certificate.good & info.answered)
     if len(doubtful):
         first = int(doubtful[0])
         warnings.warn(

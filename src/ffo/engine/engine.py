@@ -1,14 +1,17 @@
-"""Solve a batch, verify it, and make its derivative ready.
+"""Solve a batch, verify it, and prepare its derivative.
 
-One call is a row of stages over one record, a `Batch`. Equal matrices are recognised; a presolve brings the data
-to unit size and removes rows that samples lack. Then, in each reduced program: data that cannot be solved is set
-aside; samples with a remembered solution are tried from their active set alone; the rest, if it is light and the
-user named no solver, is tried by Newton's method from nothing; what is left goes to the solver, whose answers are
-polished and verified, and sample by sample to the next one (`retry=`) where that fails; points that failed are
-given to Newton's method before they are given up, and asked for a proof that there is no solution. The presolve is
-undone. What remains failed is raised, turned into NaN or, if it is provably infeasible, relaxed, as the user chose.
+One call is a sequence of stages over one record, a `Batch`. Equal matrices are recognised; a presolve scales the data
+to unit size and removes missing rows. Then, in each reduced program:
 
-Every point that is returned has been through `linearize`, with or without gradients.
+- data that cannot be solved is set aside;
+- samples with a remembered solution are tried from their active set;
+- the rest, if it is light and the user named no solver, is tried by Newton's method from zero;
+- the remaining samples go to the solver, whose answers are polished and verified, and samples that fail go on to the
+  next solver (`retry=`);
+- Newton's method is tried from the points of failed samples, and a proof that there is no solution is looked for.
+
+The presolve is undone. Samples that still failed are raised, turned into NaN or, if they are provably infeasible,
+relaxed, as the user chose. Every returned point has been through `linearize`, with or without gradients.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import numpy as np
 from ffo.cones import Nonneg, SecondOrder, Zero
 from ffo.engine.batch import Batch
 from ffo.engine.info import Violation
-from ffo.engine.memory import Attempts, Matrices, Memory
+from ffo.engine.memory import Backoff, Matrices, Memory
 from ffo.engine.options import Options, Relax
 from ffo.engine.outcome import Outcome
 from ffo.engine.stages import REPAIRABLE, ask, from_memory, reject_bad_data, rescue, seek_proofs, solve_from_nothing
@@ -43,19 +46,20 @@ from ffo.program.relaxation import Relaxation
 from ffo.program.scaling import Moderate, scaling
 from ffo.program.substitution import Definitions, Substitution
 from ffo.solvers.base import Solver
-from ffo.solvers.registry import choose, further, get_solver
+from ffo.solvers.registry import choose, further, get_solver, named_in_settings
 
 Array = np.ndarray
 
-#: if Newton's method from nothing leaves more than this share of samples, it did not pay
+#: Newton's method from zero pauses if it leaves more than this share of samples unsolved
 PAYING = 0.5
-#: unknowns of one sample's ghost system beyond which factors are no longer tried by default
+#: most unknowns of one sample's ghost system for which factors are tried by default
 DIRECT_LIMIT = 200_000
 _NOBODY: Mapping[int, str] = {}
+_DIRECT = Direct()
 
 
 class _How(NamedTuple):
-    """What `Engine.run` was told about a call; deadline: of the whole call."""
+    """The arguments of `Engine.run` for a call; deadline: of the whole call."""
 
     overrides: dict[str, object] | None
     check_convexity: bool
@@ -64,19 +68,21 @@ class _How(NamedTuple):
 
 
 class Engine:
-    """Options, the solver they name, and what is remembered between calls."""
+    """Options, the solver they name, and the memory between calls."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
         self._solvers: dict[str, Solver] = {}
-        self._memory, self._newton, self._pace = Memory(), Attempts(), Pace()
+        self._memory, self._newton, self._pace = Memory(), Backoff(), Pace()
         self.matrices, self._moderate = Matrices(), Moderate()
         self._slack: Engine | None = None  # remembers relaxed programs
-        # Complain now, not at the first call.
-        if isinstance(options.solver, str):
-            self._configured(options.solver, options.solver_args)
-        elif options.solver is not None:
-            get_solver(options.solver, options.solver_args)
+        self._own = options.solver is None and options.solver_args.keys() <= {"eps"}
+        # raise errors now, not at the first call
+        named, settings = named_in_settings(options.solver, options.solver_args)
+        if isinstance(named, str):
+            self._configured(named, settings)
+        elif named is not None:
+            get_solver(named, settings)
         for other in options.retry or ():
             get_solver(other)
 
@@ -88,13 +94,13 @@ class Engine:
 
     def solver(self, program: ConeProgram, overrides: dict[str, object] | None = None) -> Solver:
         """The configured solver for a program."""
-        chosen = self.options.solver or self.matrices.once(choose, program)
-        if isinstance(chosen, str):
-            return self._configured(chosen, {**self.options.solver_args, **(overrides or {})})
-        return get_solver(chosen, overrides)
+        given = {**self.options.solver_args, **(overrides or {})}
+        named, settings = named_in_settings(self.options.solver, given) if given else (self.options.solver, given)
+        chosen = named or self.matrices.once(choose, program)
+        return self._configured(chosen, settings) if isinstance(chosen, str) else get_solver(chosen, settings)
 
     def _configured(self, name: str, settings: Mapping[str, object]) -> Solver:
-        """A solver by name, made once for the same settings (and so warning once of idle ones)."""
+        """A solver by name, made once for the same settings (and so warning once about unused ones)."""
         key = f"{name} {sorted(settings.items(), key=str)!r}" if settings else name
         if key not in self._solvers:
             self._solvers[key] = get_solver(name, settings, self.options.verbose)
@@ -102,11 +108,11 @@ class Engine:
 
     def _ours(self, overrides: dict[str, object] | None) -> bool:
         """Whether who solves is left to this package, and how but for the accuracy."""
-        return self.options.solver is None and not {*self.options.solver_args, *(overrides or {})} - {"eps"}
+        return self._own and (not overrides or overrides.keys() <= {"eps"})
 
     def others(self, program: ConeProgram, solver: Solver, overrides: dict[str, object] | None) -> list[Solver]:
-        """Whom to ask about samples that the solver fails on: those in `retry=`; others of this
-        package's own choice where the first is too, as it is (settings, such as limits, are meant for one solver)."""
+        """The solvers to try on samples that the first one fails on: those in `retry=`, else this package's own choice
+        if the first was too, with default settings (settings, such as limits, are meant for one solver)."""
         if self.options.retry is not None:
             return [r if isinstance(r, Solver) else get_solver(r, {"eps": solver.eps}) for r in self.options.retry]
         names = further(program, solver.name) if self._ours(overrides) else ()
@@ -120,7 +126,7 @@ class Engine:
         if choice == "auto":
             choice = "direct" if program.n + program.m <= DIRECT_LIMIT and fits(program) else "iterative"
         if choice == "direct":
-            return Direct()
+            return _DIRECT
         if choice == "iterative":
             return Iterative()
         return Resolve(find_solver().solve, delta=self.options.delta)
@@ -142,14 +148,14 @@ class Engine:
         Args:
             keys: one per sample; remembered solutions are tried first.
             overrides: solver settings for this call.
-            refused: samples that are not to be solved, and why.
+            refused: samples that must not be solved, and why.
             check_convexity: whether P depends on parameters, so that it may be indefinite.
-            copies: how many neighbouring samples are copies of one sample of the caller's batch
-                (smoothing), whose number is the one to name in errors.
+            copies: how many consecutive samples are copies of one sample of the caller's batch
+                (smoothing), whose number is named in errors.
             open_sides: whether +inf as the right-hand side of an inequality means that the sample
-                does not have this row (else it is bad data).
-            hidden: (n,) variables that nobody sees.
-            names: what the user calls constraints and variables.
+                does not have this row (else it is invalid data).
+            hidden: (n,) variables that are not outputs.
+            names: the user's names of constraints and variables.
         """
         start = time.perf_counter()
         if refused:
@@ -161,8 +167,8 @@ class Engine:
         deadline = None if self.options.time_limit is None else Deadline(self.options.time_limit, self._pace)
         how = _How(overrides, check_convexity, open_sides, deadline)
         batch = self._solve(given, known, hidden, how)
-        batch.detail.update(refused)
-        if batch.status.any():
+        if np.count_nonzero(batch.status):
+            batch.detail.update(refused)
             if self.options.relax is not None and names is not None:
                 self._relax(batch, self.options.relax, names, hidden, how)
             if names is not None:
@@ -175,7 +181,7 @@ class Engine:
         return outcome
 
     def _solve(self, given: ConeProgram, known: tuple[Array, ...] | None, hidden: Array | None, how: _How) -> Batch:
-        """Every sample through the presolve and the stages, and back; `known`: what is remembered of some."""
+        """Every sample through the presolve and the stages, and back; `known`: remembered solutions of some."""
         program, first = given, self._substitution(given, how.check_convexity)
         if first is not None:
             program, hidden = first.apply(given), None if hidden is None else hidden[first.of.places.kept]
@@ -183,9 +189,7 @@ class Engine:
         groups = missing_rows(program) if how.open_sides else None
         lids = None if groups else epigraphs(program, hidden)
         parts: list[tuple[Array, MissingRows | None]] = [*groups] if groups else [(np.arange(program.batch), None)]
-        stages: Callable[..., None] = partial(self._stages, overrides=how.overrides)
-        if how.deadline is not None:
-            stages = how.deadline.around(stages)
+        stages: Callable[..., None] = self._stages if how.deadline is None else how.deadline.around(self._stages)
         solved = []
         for samples, rows in parts:
             before, rest, origin, reduced = Presolve.of(first), Presolve.of(units, rows, lids), given, program
@@ -193,15 +197,15 @@ class Engine:
                 before, rest = before.take(samples), rest.take(samples)
                 origin, reduced = origin.take(samples), reduced.take(samples)
             presolve, part = before.then(rest), Batch.of(rest.apply(reduced))
-            stages(part, check_convexity=how.check_convexity, recalled=_recalled(known, samples, presolve))
+            stages(part, how.overrides, how.check_convexity, _recalled(known, samples, presolve))
             solved.append((samples, part.undo(presolve, origin)))
         batch = Batch.joined(given, solved)
         if units is not None:
-            self._in_given_units(batch, parts, first, lids, stages)
+            self._in_given_units(batch, parts, first, lids, partial(stages, overrides=how.overrides))
         return batch
 
     def _relax(self, batch: Batch, relax: Relax, names: Names, hidden: Array | None, how: _How) -> None:
-        """Samples that are provably infeasible, with slack on the constraints that may be violated."""
+        """Solve provably infeasible samples with slack on the constraints that may be violated."""
         samples = np.flatnonzero((batch.status == Status.INFEASIBLE) & batch.proven)
         if not len(samples):
             return
@@ -220,7 +224,7 @@ class Engine:
 
     def _substitution(self, program: ConeProgram, check_convexity: bool) -> Substitution | None:
         found = self.matrices.once(Definitions.of, program)
-        if found is None or (check_convexity and len(found.places.in_P)):  # what is put in could hide an indefinite P
+        if found is None or (check_convexity and len(found.places.in_P)):  # a substitution could hide an indefinite P
             return None
         return Substitution(found, program.q, program.b)
 
@@ -237,13 +241,13 @@ class Engine:
         check_convexity: bool = False,
         recalled: tuple[Array, Array, Array, Array] | None = None,
     ) -> None:
-        """A batch of reduced programs, solved as far as it goes."""
+        """Run the stages on a batch of reduced programs."""
         program = batch.program
         find = partial(self.solver, program, overrides)
         if overrides:
-            find()  # settings are checked, whether or not a solver will be asked
+            find()  # checks the settings, whether or not a solver will be called
         way = self.way(program, find)
-        # what the solver finds out in passing, dense batches take a tenth of a step to find out first
+        # the solver detects this for free; checking dense batches first would take a tenth of a step
         if check_convexity and recalled is None and not program.P.shared:
             check_convexity = not find().capabilities.convexity
         reject_bad_data(batch, self.matrices.indefinite if check_convexity else None)
@@ -252,14 +256,14 @@ class Engine:
         if self._ours(overrides) and way.factorizes:
             self._try_newton(batch)
         ask(batch, self._in_turn(program, overrides), way)
-        if batch.status.any():
+        if np.count_nonzero(batch.status):
             rescue(batch, way)
             seek_proofs(batch)
         if expired():
             batch.out_of_time()
 
     def _in_turn(self, program: ConeProgram, overrides: dict[str, object] | None) -> Iterator[Solver]:
-        """The solver and those that it leaves samples to; all that the user named must be fit for the program."""
+        """The solver and those that follow it; all that the user named must support the program."""
         first = self.solver(program, overrides)
         if self.options.retry is not None:
             for solver in (first, *self.others(program, first, overrides)):
@@ -268,7 +272,7 @@ class Engine:
         yield from self.others(program, first, overrides)
 
     def _try_newton(self, batch: Batch) -> None:
-        """Newton's method from nothing, where it is likely to succeed: second-order cones, quadratic objective."""
+        """Newton's method from zero, where it is likely to succeed: second-order cones, quadratic objective."""
         program = batch.program
         if SecondOrder not in program.cones.kinds or not program.P.nnz:
             return
@@ -286,9 +290,9 @@ class Engine:
         lids: Epigraphs | None,
         stages: Callable[[Batch], None],
     ) -> None:
-        """Samples that failed at unit size, solved in the units they came in.
+        """Solve samples that failed after scaling in their original units.
 
-        Sizes are read off the data, and these may mislead (right-hand sides of 1e-12 that mean zero).
+        Scales are estimated from the data, which may mislead (right-hand sides of 1e-12 that mean zero).
         """
         for samples, rows in parts:
             failed = samples[REPAIRABLE[batch.status[samples]] & ~batch.proven[samples]]
@@ -302,7 +306,7 @@ class Engine:
 def _recalled(
     known: tuple[Array, ...] | None, samples: Array, presolve: Presolve
 ) -> tuple[Array, Array, Array, Array] | None:
-    """What is remembered of some samples, as points of their reduced programs; places are those among the samples."""
+    """The remembered solutions of some samples as points of their reduced programs, by position among the samples."""
     if known is None:
         return None
     places, x, y, s = known

@@ -1,4 +1,4 @@
-"""What happened in a call: `layer.info`."""
+"""The report on a call: `layer.info`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Violation:
     """By how much a relaxed sample violates its constraints.
 
     Attributes:
-        vector: (m,) of the program's rows; names: what the user calls them.
+        vector: (m,) violation of the program's rows; names: the user's names of them.
     """
 
     vector: Array
@@ -48,7 +48,7 @@ class Violation:
 
     @property
     def parts(self) -> list[tuple[str, float]]:
-        """Violated constraints by the user's names, the most violated first, and by how much."""
+        """Violated constraints by the user's names, with their violation, the largest first."""
         return parts(self.names.constraints, self.vector)
 
 
@@ -57,26 +57,26 @@ class Info:
     """Report on a call of a layer; arrays have one entry per sample (per draw with smoothing).
 
     It belongs to the call: backward passes through an earlier call add to that call's report, not to the last
-    one's (`layer.call` returns a call's own report with its outputs). The verdicts of several passes, and of
-    the rows of a Jacobian, add up: the certificate tells the worst.
+    one's (`layer.call` returns a call's own report with its outputs). The certificate keeps the worst verdict of
+    several passes, and of the rows of a Jacobian.
 
     Attributes:
-        status: what became of each sample.
-        solver: name of the solver that answered ("Newton" where none had to be asked, because Newton's
-            method found the solution; "" for a warm start hit, and data not fit to be solved).
+        status: the verdict on each sample.
+        solver: name of the solver that answered ("Newton" if Newton's method found the solution without one; ""
+            for a warm-start hit, and for invalid data).
         residual: natural residual of the returned point, after polish: how far the optimality conditions are
             from holding, each in its own units; NaN where a sample failed.
-        iterations: of the solver, or steps of Newton's method; -1 where unknown, 0 for warm start hits.
-        warm_hits: how many samples were solved from their remembered active set alone.
-        retried: samples that the first solver failed on and another was asked about, or whose answer by the first
-            was coarse and another's was better (see `retry=`).
-        rescued: samples whose solver failed but whose point Newton steps made a solution.
-        certificate: how far to trust the gradients; complete once they have been taken. None where no
+        iterations: of the solver, or steps of Newton's method; -1 if unknown, 0 for warm-start hits.
+        warm_hits: number of samples solved from their remembered active set.
+        retried: samples that the first solver failed on and another one tried, or that another one solved more
+            accurately (see `retry=`).
+        rescued: samples whose solver failed but whose point was turned into a solution by Newton steps.
+        certificate: how far to trust the gradients; complete once they have been computed. None if no
             derivative can be taken (problems given by functions, called without gradients).
-        detail: the solver's own words about failed samples.
+        detail: the solver's own message about failed samples.
         proofs: of the samples that provably have no solution; `proofs[k].parts` names the constraints that contradict
             each other with their multipliers, or the variables with their components of the ray.
-        violations: of the samples that were relaxed (`on_fail="relax"`); `violations[k].parts` names the constraints.
+        violations: of the relaxed samples (`on_fail="relax"`); `violations[k].parts` names the constraints.
     """
 
     status: list[Status]
@@ -99,12 +99,12 @@ class Info:
 
     @property
     def answered(self) -> Array:
-        """(batch,) true where the sample has outputs: it was solved, or relaxed."""
+        """(batch,) true where the sample has outputs: it was solved or relaxed."""
         return np.array([s.answered for s in self.status])
 
     @property
     def violation(self) -> Array:
-        """(batch,) Euclidean norm of what relaxed samples violate their constraints by; 0 for others, NaN for failed
+        """(batch,) Euclidean norm of the constraint violation of relaxed samples; 0 for solved ones, NaN for failed
         ones."""
         found = np.where(self.answered, 0.0, np.nan)
         found[list(self.violations)] = [each.size for each in self.violations.values()]
@@ -112,7 +112,7 @@ class Info:
 
     @classmethod
     def joined(cls, parts: Sequence[Info]) -> Info:
-        """The report on a batch of which these are the reports on its parts, one after the other."""
+        """Concatenate the reports on the consecutive parts of a batch."""
         total, first = sum(len(part.status) for part in parts), 0
         nothing = np.zeros(total, dtype=bool)
         found = cls(
@@ -125,7 +125,7 @@ class Info:
         return found
 
     def take_in(self, other: Info, samples: Array) -> None:
-        """Put in the report on some samples (by number), made elsewhere."""
+        """Insert the report on some samples (by number)."""
         solver = list(self.solver)
         for k, i in enumerate(samples.tolist()):
             self.status[i], solver[i] = other.status[k], other.solver[k]
@@ -140,7 +140,7 @@ class Info:
             self.certificate = self.certificate.put(samples, other.certificate)
 
     def add_pass(self, seconds: float, residual: Array, *evidence: Array | None) -> None:
-        """Take in a pass through the derivative: how long it took, and what `Certificate.after_backward` takes."""
+        """Add a backward or forward-mode pass: its time, and the arguments of `Certificate.after_backward`."""
         assert self.certificate is not None
         self.certificate = self.certificate.after_backward(residual, *evidence)
         self.times.backward = seconds

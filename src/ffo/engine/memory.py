@@ -1,4 +1,4 @@
-"""What is remembered between calls: solutions by sample, the matrices used last, and what was worth trying."""
+"""Memory between calls: solutions by sample, the matrices used last, and a backoff for methods that failed."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from ffo.program.sparse import SymmetricBatch
 Array = np.ndarray
 Fact = TypeVar("Fact")
 
-#: memory given to remembered solutions
+#: most memory for remembered solutions
 MAX_BYTES = 256 * 2**20
-#: calls after which everything is tried again
+#: most calls that a failed method is skipped
 LONGEST_PAUSE = 64
 _ALIKE = SharedMatrices()
 
 
 class Memory:
-    """What was last known of each key, some vectors in one row of one array; the least recently used are
-    forgotten beyond `max_bytes`. Threads may share it; copies of it start empty, and so do those of a forked process,
-    where what another thread was changing stays half changed, and its lock locked.
+    """The last vectors of each key, in one row of one array; the least recently used keys are dropped beyond
+    `max_bytes`. Safe to share between threads. Copies start empty, and so does a forked process, where another thread
+    may have been in the middle of a change with the lock held.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES, dtype: type[np.generic] = np.float64) -> None:
@@ -49,7 +49,7 @@ class Memory:
         return len(self._places)
 
     def recall(self, keys: Sequence[Hashable], *widths: int) -> tuple[Array, ...]:
-        """Positions that are known, and their vectors, which have these lengths: (known, width) each."""
+        """Positions of known keys, and their vectors of these lengths: (known, width) each."""
         with self._lock:
             self._fit(widths)
             known = [i for i, key in enumerate(keys) if key in self._places]
@@ -59,11 +59,11 @@ class Memory:
         return np.array(known, dtype=int), *(rows[:, part] for part in _parts(widths))
 
     def remember(self, keys: Sequence[Hashable], *vectors: Array) -> None:
-        """Keep vectors (len(keys), width) each; they are copied."""
+        """Store vectors (len(keys), width) each; they are copied."""
         widths = tuple(v.shape[1] for v in vectors)
         with self._lock:
             self._fit(widths)
-            places = [self._place(key) for key in keys]  # of places that are taken twice, the last is right
+            places = [self._place(key) for key in keys]  # if a row is used twice, the last one is right
             if len(self._places) > len(self._rows):
                 more = min(max(2 * len(self._rows), len(self._places)), self._limit) - len(self._rows)
                 self._rows = np.concatenate([self._rows, np.empty((more, sum(widths)), self.dtype)])
@@ -72,17 +72,17 @@ class Memory:
 
     @property
     def _limit(self) -> int:
-        """Keys that there is memory for."""
+        """The number of keys that fit into memory."""
         return max(int(self.max_bytes // max(self._rows.shape[1] * self._rows.itemsize, 1)), 1)
 
     def _fit(self, widths: tuple[int, ...]) -> None:
-        """Forget vectors of other lengths."""
+        """Drop vectors of other lengths."""
         if self._widths != widths:
             self._places.clear()
             self._rows, self._widths = np.empty((0, sum(widths)), self.dtype), widths
 
     def _place(self, key: Hashable) -> int:
-        """The row of a key, a new one or that of the least recently used."""
+        """The row of a key: its own, a new one, or that of the least recently used."""
         place = self._places.pop(key, None)
         if place is None:
             full = len(self._places) >= self._limit
@@ -109,10 +109,10 @@ def _parts(widths: Sequence[int]) -> list[slice]:
 
 
 class Matrices:
-    """The matrices used last: where a program has equal ones, those stand in for them.
+    """The matrices used last, which replace equal ones in a program.
 
-    What was derived from them (products, norms, patterns by rows) then need not be derived again. Values
-    are compared, not trusted: matrices may have been changed in place.
+    What was derived from them (products, norms, patterns by rows) is then reused. Values are always compared, because
+    matrices may have been changed in place.
     """
 
     def __init__(self) -> None:
@@ -122,25 +122,26 @@ class Matrices:
         self._facts: dict[Callable[[ConeProgram], Any], tuple[ConeProgram, Any]] = {}
 
     def program(self, affine: AffineMap, values: Sequence[Array]) -> ConeProgram:
-        """The program of these parameters; blocks whose parameters are those of the last call are not made again."""
+        """The program of these parameters; blocks whose parameters equal those of the last call are reused."""
         made = self._made
         if made is None or made[0] is not affine:
             made = self._made = affine, {}
         return affine.apply(values, made[1])
 
     def indefinite(self, P: SymmetricBatch) -> dict[int, float]:
-        """`convexity.indefinite`, asked once of a matrix that is recognized."""
+        """`convexity.indefinite`, cached for a recognized matrix."""
         judged = self._judged
         if judged is None or judged[0] is not P:
             judged = self._judged = P, indefinite(P)
         return judged[1]
 
     def once(self, find: Callable[[ConeProgram], Fact], program: ConeProgram) -> Fact:
-        """find(program), which depends on matrices and cones alone: asked once of matrices that are recognized."""
+        """find(program), which depends only on matrices and cones; cached for recognized matrices."""
         known = self._facts.get(find)
         if known is not None:
             last = known[0]
-            if last.P is program.P and last.A is program.A and last.cones == program.cones:
+            same = last.P is program.P and last.A is program.A
+            if same and (last.cones is program.cones or last.cones == program.cones):
                 return known[1]  # type: ignore[no-any-return]
         found = find(program)
         if program.shared_matrices and program.P.own and program.A.own:
@@ -164,19 +165,18 @@ class Matrices:
         return found
 
 
-class Attempts:
-    """Whether something that may fail is tried in this call: where it did not pay, not in the next one, nor, if
-    it fails again, in the next two, four, eight, up to `LONGEST_PAUSE`."""
+class Backoff:
+    """Skips a method that failed, for exponentially more calls: the next one, two, four, up to `LONGEST_PAUSE`."""
 
     def __init__(self) -> None:
         self._pause = self._left = 0
 
     def due(self) -> bool:
-        """Whether to try; each call is one of the layer's."""
+        """Whether to try; called once per call of the layer."""
         self._left -= 1
         return self._left < 0
 
     def record(self, paid: bool) -> None:
-        """What came of the last attempt."""
+        """Record whether the last attempt was worthwhile."""
         self._pause = 0 if paid else min(2 * self._pause or 1, LONGEST_PAUSE)
         self._left = self._pause

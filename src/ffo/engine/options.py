@@ -1,4 +1,4 @@
-"""The keywords that all layers share."""
+"""The options common to all layers."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class Smoothing:
 
     Right-hand sides of inequalities (and radii of second-order cones) are perturbed by independent
     U(-radius, radius) draws; outputs and gradients are means over `draws` perturbed problems. The
-    derivative of that mean exists where the solution itself has a kink.
+    derivative of that mean exists even where the solution itself has a kink.
 
-    That leaves the jumps of a linear program in its costs: no derivative of a vertex sees them. With
-    `costs`, the linear term is perturbed too, by normal draws, and the derivative in it is that of the
-    mean solution, E[(z - mean z) xi] / costs (the score-function estimator: unbiased, its error falls
-    like one over the root of `draws`).
+    The solution of a linear program jumps as its costs change, and no derivative of a vertex sees the jumps.
+    With `costs`, the linear term is perturbed too, by normal draws, and the derivative with respect to it is
+    that of the mean solution, E[(z - mean z) xi] / costs (the score-function estimator: unbiased, with an error
+    proportional to one over the square root of `draws`).
 
     Attributes:
         radius: half width of the uniform perturbation, in units of the right-hand sides.
         draws: perturbed problems per sample.
-        seed: seed of the draws, or a NumPy generator of them; they go on from call to call.
+        seed: seed of the draws, or a NumPy generator for them; each call continues the sequence.
         costs: standard deviation of the perturbation of the linear term, in its units.
-        average: whether outputs are means over the draws; false returns every draw, in a dimension in
-            front of the batch's, so that the mean can be taken of a loss that is not linear in them.
+        average: whether outputs are means over the draws; false returns every draw, in a leading dimension
+            before the batch dimension, so that the mean can be taken of a loss that is not linear in them.
     """
 
     radius: float = 0.0
@@ -48,33 +48,33 @@ class Smoothing:
         if not 0 < self.radius < np.inf and not (self.radius == 0 and self.costs > 0):
             raise InputError(f"smoothing radius must be positive and finite, not {self.radius!r}")
         if not 0 <= self.costs < np.inf:
-            raise InputError(f"smoothing costs must be finite and not negative: {self.costs!r}")
+            raise InputError(f"smoothing costs must be nonnegative and finite, not {self.costs!r}")
         if not (isinstance(self.draws, int) and self.draws > 0):
             raise InputError(f"smoothing draws must be a positive integer, not {self.draws!r}")
         if self.costs and self.draws < 2:
-            raise InputError("smoothing costs needs two draws or more")
+            raise InputError("smoothing costs needs at least two draws")
         if self.costs and not self.average:
             raise InputError("smoothing costs estimates the derivative of the mean solution: it needs average=True")
 
 
 @dataclass(frozen=True)
 class Relax:
-    """What to solve where no point is feasible: the nearest feasible problem,
+    """Solve the nearest feasible problem of infeasible samples,
 
         minimize f(x) + weight/2 |r|^2  over x and r, with the constraints violated by r.
 
     An inequality g(x) <= h becomes g(x) <= h + r, an equality g(x) = h becomes g(x) = h + r, and a cone g(x) in K
     becomes g(x) + r in K; |r| is the Euclidean norm over all of them (Frobenius for semidefinite ones). The penalty is
-    smooth, so that solution and derivative are defined as those of any problem, and exact, for this weight. As it
-    grows, r tends to the least violation in the least-squares sense, at a rate of 1/weight, and x to the best of the
-    points that violate no more. Samples with a feasible point are solved as they are.
+    smooth, so that solution and derivative are defined as for any other problem, and are exact for this weight. As the
+    weight grows, r tends to the smallest violation in the least-squares sense, at a rate of 1/weight, and x to the best
+    point with that violation. Samples with a feasible point are solved unchanged.
 
     Attributes:
-        constraints: those that may be violated; None: all that the user wrote (what variables were declared to be holds
-            in any case). In `FFOLayer` constraints of the problem, or their numbers; in quadratic programs "b", "h",
+        constraints: those that may be violated; None: all that the user wrote (declared attributes of variables always
+            hold). In `FFOLayer` constraints of the problem, or their numbers; in quadratic programs "b", "h",
             "lower", "ub", "lb".
         weight: in units of the objective per squared unit of the constraints.
-        rest: what other failures do, and samples that stay infeasible: "raise" or "nan".
+        rest: "raise" or "nan", for other failures and for samples that stay infeasible.
     """
 
     constraints: Sequence[Any] | None = None
@@ -97,7 +97,7 @@ SIDES = ("b", "h", "lower", "ub", "lb")
 
 
 def check_relaxed(relax: Relax | None) -> None:
-    """Whether the constraints that may be violated are those of a quadratic program."""
+    """Raise unless the constraints that may be violated are those of a quadratic program."""
     for name in (relax and relax.constraints) or ():
         if name not in SIDES:
             raise InputError(f"constraints of a quadratic program are named {', '.join(SIDES)}, not {name!r}")
@@ -108,7 +108,10 @@ OnFail = Literal["raise", "nan", "relax"] | Relax
 
 @dataclass(frozen=True)
 class Options:
-    """How to solve, how to differentiate, and what to do when either fails; `time_limit`: seconds for a call."""
+    """How to solve, how to differentiate, and what to do if either fails.
+
+    `time_limit`: seconds for a call; `verbose`: a number counts as its sign, as qpth's -1 for silence does.
+    """
 
     solver: str | Solver | None = None
     solver_args: Mapping[str, Any] = field(default_factory=dict)
@@ -122,6 +125,7 @@ class Options:
     time_limit: float | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "verbose", self.verbose > 0)
         if not isinstance(self.backward, Way) and self.backward not in BACKWARDS:
             raise InputError(f"backward must be one of {', '.join(BACKWARDS)} or a Way, not {self.backward!r}")
         if self.on_fail == "relax":

@@ -23,7 +23,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class SolvedPart:
-    """Samples that were linearized together, in the program that a presolve made of theirs."""
+    """Samples that were linearized together, in their presolved program."""
 
     samples: Array
     presolve: Presolve
@@ -46,8 +46,8 @@ class SolvedPart:
 class Outcome:
     """A solved batch: x (batch, n), y and s (batch, m), NaN where a sample failed.
 
-    `pieces` hold the linearizations; samples in none of them failed. `info` is the report on this call:
-    derivatives add to it whenever they are taken. `solved`: (batch,) true where a sample was solved; None: everywhere.
+    `pieces` hold the linearizations; samples in none of them failed. `info` is the report on this call;
+    every derivative adds to it. `solved`: (batch,) true where a sample was solved; None: everywhere.
     """
 
     program: ConeProgram
@@ -62,17 +62,16 @@ class Outcome:
         """Loss gradients in x and y -> gradient in the data; failed samples contribute zero.
 
         Args:
-            felt: whether a gradient in the data is one in what the caller asks for, so that the certificate speaks
-                of it.
+            felt: whether a gradient in the data affects what the caller asked for; only that counts in the
+                certificate.
         """
         start = time.perf_counter()
         found = self._sensitivity(negated(c_x), negated(c_y))
-        gradient = DataGradient(only(self.solved, self.x), only(self.solved, self.y), found.u, found.w)
-        null = self._null
+        gradient, null = DataGradient(*self._solved_point, found.u, found.w), self._null
         if null is not None:
             sees = found.sees.copy()
-            # Costs that move along a null vector of variables choose among solutions: rows that were not active come
-            # to carry a force, and a loss of multipliers sees that in any case.
+            # Costs that change along a null vector of variables choose among solutions: inactive rows get a force,
+            # which a loss of multipliers always sees.
             sees[:, MEETS_U] |= c_y.any(axis=1)
             ambiguous, dependent = open_gradients(null, self.program.cones.equalities, gradient, sees, felt)
             self._report(found, start, ambiguous, dependent | (self._clashing & sees[null.samples, MEETS_W]))
@@ -87,7 +86,7 @@ class Outcome:
             seen: whether the caller's outputs depend on a change (u, w) of (x, y).
         """
         start = time.perf_counter()
-        x, y = only(self.solved, self.x), only(self.solved, self.y)
+        x, y = self._solved_point
         found = self._sensitivity(-change.stationarity(x, y), change.slack(x))
         null = self._null
         if null is not None:
@@ -96,6 +95,10 @@ class Outcome:
         else:
             self._report(found, start)
         return found.u, found.w
+
+    @property
+    def _solved_point(self) -> tuple[Array, Array]:
+        return only(self.solved, self.x), only(self.solved, self.y)
 
     def _sensitivity(self, r_x: Array, r_s: Array) -> Sensitivity:
         """Solutions of all samples' ghost systems; zero and NaN for failed samples."""
@@ -112,7 +115,7 @@ class Outcome:
 
     @cached_property
     def _null(self) -> NullVectors | None:
-        """Null vectors of ghost systems, None without any."""
+        """Null vectors of ghost systems, or None."""
         if not any(len(piece.found.null.samples) for piece in self.pieces):
             return None
         parts = [piece.null(self.x.shape[1], self.y.shape[1]) for piece in self.pieces]
@@ -123,7 +126,7 @@ class Outcome:
 
     @cached_property
     def _clashing(self) -> Array:
-        """(null vectors,) whether their rows cannot all be met; weakly active ones have been looked at (`kinked`)."""
+        """(null vectors,) whether their rows are inconsistent; weakly active ones are covered by `kinked`."""
         assert self._null is not None
         weak = merged_certificate(self.pieces, len(self.x)).weakly_active[self._null.samples]
         return clashing(self._null, self.program, self.x, self.s) & ~weak
@@ -132,8 +135,9 @@ class Outcome:
         self, found: Sensitivity, start: float, ambiguous: Array | None = None, dependent: Array | None = None
     ) -> None:
         """Verdicts on samples with null vectors are spread over the batch."""
-        spread = [self._spread(v) for v in (dependent, ambiguous)]
-        self.info.add_pass(time.perf_counter() - start, found.residual, *spread, found.kinked)
+        self.info.add_pass(
+            time.perf_counter() - start, found.residual, self._spread(dependent), self._spread(ambiguous), found.kinked
+        )
 
     def _spread(self, verdict: Array | None) -> Array | None:
         if verdict is None or self._null is None:

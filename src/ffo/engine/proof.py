@@ -1,18 +1,18 @@
 """Proofs that there is no solution.
 
     y in K*, A'y = 0, b'y < 0:              no point is feasible                        (Farkas)
-    Pd = 0, -Ad in K, q'd < 0:              from any feasible point, the objective falls along d for ever
+    Pd = 0, -Ad in K, q'd < 0:              from any feasible point, the objective decreases along d without bound
 
-Where there is no solution, solvers end near such a vector: as their answer, or because their iterates diverge along it.
-Theirs holds to their tolerance. The nearest one that holds to rounding is the solution of a projection, which Newton's
+If there is no solution, solvers end near such a vector: as their answer, or because their iterates diverge along it.
+It holds to their tolerance. The nearest one that holds to rounding is the solution of a projection, which Newton's
 method finds from there, for every cone:
 
     minimize 1/2 |w|^2       subject to  Au + s - w = -y,  s in K;    its multiplier is the projection of y
     minimize 1/2 |u - d|^2   subject to  Pu = 0,  Au + s = 0,  s in K
 
-The rows of a singular P depend on each other: instead of Pu = 0, u'Pu / eps is added to the objective, and the
-projection repeated from where it ends. A proof is judged by itself, each sum next to its own terms, whoever found it.
-It is final.
+The rows of a singular P are dependent. Therefore u'Pu / eps is added to the objective instead of Pu = 0, and the
+projection is repeated from its result. A proof is judged on its own, each sum relative to its own terms, whatever its
+origin. It is final.
 """
 
 from __future__ import annotations
@@ -37,40 +37,40 @@ from ffo.solvers.registry import choose, get_solver
 
 Array = np.ndarray
 
-#: share of its terms to which a sum cancels that is zero
+#: size of a sum, relative to its terms, that counts as zero
 EXACT = 1e-12
-#: errors of a proof as a share of what it says: with more, a solution far out could still be there
+#: largest relative error of a proof: with a larger one, there could still be a distant solution
 SHARP = 1e-3
-#: share of its terms to which a sum must cancel for its vector to be worth repairing
+#: size of a sum, relative to its terms, below which its vector is worth repairing
 NEAR = 1e-2
-#: entries of a vector, relative to its largest, that a proof may do without
+#: entries of a vector, relative to its largest, that are dropped from a proof
 TRIMMED = 1e-8
-#: entries of multipliers, relative to the largest, from which rows are taken for the ones that contradict each other
+#: multipliers, relative to the largest, above which rows are candidates for the ones that contradict each other
 SUPPORTS = (1e-2, 1e-4)
-#: entries of a repaired vector, relative to its largest, that are rounding
+#: entries of a repaired vector, relative to its largest, that count as rounding
 ROUNDING = 1e-14
-#: eps relative to the largest entry of P, and projections of a ray
+#: eps relative to the largest entry of P, and most projections of a ray
 PROXIMAL, PROJECTIONS = 1e-8, 6
-#: seconds of one factorization beyond which no proof is repaired
+#: seconds of one factorization above which no proof is repaired
 PATIENCE = 10.0
-#: constraints or variables that are named in a message
+#: most constraints or variables named in a message
 NAMED = 6
-#: force of an inequality, relative to the largest, below which a proof without it is looked for
+#: multiplier of an inequality, relative to the largest, below which a proof without it is looked for
 MINOR = 1e-2
-#: entries of the rows of a proof among which a smaller one is looked for
+#: most entries in the rows of a proof for which a smaller proof is looked for
 SEARCHED = 100_000
-#: components of a ray's move, relative to their terms, that lead away from a constraint
+#: components of a ray's move, relative to their terms, above which it leads away from a constraint
 AWAY = 1e-9
 
 
 @dataclass(frozen=True)
 class Proof:
-    """Why a sample has no solution.
+    """A proof that a sample has no solution.
 
     Attributes:
         status: INFEASIBLE or UNBOUNDED.
         vector: multipliers y (m,) of constraints that contradict each other, or a ray d (n,).
-        program, names: the program of this sample, and what the user calls its constraints and variables.
+        program, names: the program of this sample, and the user's names of its constraints and variables.
     """
 
     status: Status
@@ -80,8 +80,8 @@ class Proof:
 
     @cached_property
     def parts(self) -> list[tuple[str, float]]:
-        """What it is made of, the largest first: constraints that contradict each other, by the user's names, with
-        their multipliers (as few as were found); or entries of variables with their components of the ray."""
+        """Its components, the largest first: constraints that contradict each other, by the user's names, with their
+        multipliers (as few as were found); or entries of variables with their components of the ray."""
         if self.program is None or self.names is None:
             return []
         if self.status is Status.UNBOUNDED:
@@ -98,8 +98,8 @@ class Proof:
         return "these contradict each other: " + "; ".join(name for name, _ in self.parts[:NAMED]) + more
 
     def undo(self, presolve: Presolve, program: ConeProgram) -> Proof:
-        """The proof for a program, from that for the one which a presolve made of it. Both vectors are changes of a
-        point that no constraint resists: solutions of the ghost system with zeros on its right-hand side."""
+        """The proof for a program, from that for its presolved form. Both vectors are changes of a point that no
+        constraint resists: solutions of the ghost system with a zero right-hand side."""
         mine = self.vector[None]
         (n, m), ray = (program.n, program.m), self.status is Status.UNBOUNDED
         u, w = presolve.solve(
@@ -115,8 +115,8 @@ class Proof:
 
 
 def find_proofs(program: ConeProgram, x: Array, y: Array) -> tuple[dict[int, Proof], Array]:
-    """Proofs that points x (batch, n), y (batch, m) of some samples are, or lead to, by sample; and (batch,) whether a
-    point is nearly one, repaired or not."""
+    """Proofs found at, or by repairing, points x (batch, n), y (batch, m), by sample; and (batch,) whether a point is
+    nearly a proof, repaired or not."""
     found: dict[int, Proof] = {}
     doubted = np.zeros(program.batch, dtype=bool)
     with np.errstate(all="ignore"):
@@ -149,7 +149,7 @@ def refutes(y: Array, program: ConeProgram) -> Array:
 
 
 def recedes(d: Array, program: ConeProgram) -> Array:
-    """(batch,) whether the objective falls along rays d (batch, n) for ever, and no constraint ends them."""
+    """(batch,) whether the objective decreases along rays d (batch, n) without bound, and no constraint ends them."""
     return _weigh_ray(d, program)[1]
 
 
@@ -167,7 +167,7 @@ def _weigh_multipliers(y: Array, program: ConeProgram) -> tuple[Array, Array]:
 
 
 def _weigh_ray(d: Array, program: ConeProgram) -> tuple[Array, Array]:
-    """The same of rays."""
+    """The same for rays."""
     gain = -_inner(program.q, d)
     if not (gain > 0.0).any():
         return _nowhere(gain)
@@ -180,9 +180,9 @@ def _weigh_ray(d: Array, program: ConeProgram) -> tuple[Array, Array]:
 
 
 def starts_somewhere(d: Array, x: Array, program: ConeProgram) -> Array:
-    """(batch,) whether it is easily seen that there is a feasible point that rays d (batch, n) may start from: the
-    origin, whose slacks are the sides themselves; any point, if all constraints hold far enough along the ray; or
-    x (batch, n), which must be so in spite of rounding."""
+    """(batch,) whether a feasible starting point for rays d (batch, n) is easily found: the origin, whose slacks are
+    the right-hand sides; any point, if all constraints hold far enough along the ray; or x (batch, n), which must be
+    feasible despite rounding."""
     cones = program.cones
     known = (program.b == cones.project(program.b)).all(axis=1)
     free = cones.scalar_rows & ~cones.equalities
@@ -194,7 +194,7 @@ def starts_somewhere(d: Array, x: Array, program: ConeProgram) -> Array:
 
 
 def with_curvature(program: ConeProgram) -> ConeProgram:
-    """The program with |q| I in the place of P: it has a solution if any point is feasible."""
+    """The program with |q| I in place of P: it has a solution if any point is feasible."""
     n = program.n
     P = SymmetricBatch(np.arange(n + 1, dtype=np.int32), np.arange(n, dtype=np.int32), np.ones(n), (n, n))
     return ConeProgram(P, _unit(program.q), program.A, program.b, program.cones)
@@ -215,7 +215,7 @@ def steepest_ray(program: ConeProgram) -> ConeProgram:
 
 
 def _without_small(y: Array, program: ConeProgram) -> Array:
-    """Multipliers (m,) that prove the same without the inequalities that have small ones, if there are such."""
+    """Multipliers (m,) that prove the same without the inequalities with small ones, if there are any."""
     force = np.abs(y) * program.A.row_sizes[0]
     step = MissingRows((force > MINOR * force.max()) | program.cones.equalities | ~program.cones.scalar_rows)
     if step.present.all():
@@ -228,14 +228,14 @@ def _without_small(y: Array, program: ConeProgram) -> Array:
 
 
 def _fewer(y: Array, program: ConeProgram) -> Array:
-    """Multipliers (m,) that prove the same with fewer scalar rows: a vertex of all that do, by the simplex method, or
-    those given where there are too many to look."""
+    """Multipliers (m,) that prove the same with fewer scalar rows: a vertex of the set of proofs, by the simplex
+    method; unchanged if there are too many rows to search."""
     A, b, scalar = program.A.matrix().T, program.b[0], program.cones.scalar_rows
     used, equal = np.flatnonzero(scalar & (y != 0.0)), program.cones.equalities
     if len(used) * program.n > SEARCHED:
         return y
     units = np.where(equal[used], np.sign(y[used]), 1.0) / program.A.row_sizes[0, used]
-    rest = np.where(scalar, 0.0, y)  # blocks of curved cones stay as they are
+    rest = np.where(scalar, 0.0, y)  # blocks of curved cones are kept
     sides = np.append(b[used] * units, b @ rest)
     sides /= np.abs(sides).max()
     rows = sp.vstack([sp.hstack([A[:, used] * units, sp.csc_array((A @ rest)[:, None])]), sides[None]])
@@ -253,9 +253,9 @@ def _trimmed(v: Array, program: ConeProgram, level: float) -> Array:
 
 
 def _on_support(y: Array, program: ConeProgram, level: float) -> Array:
-    """The nearest multipliers (batch, m) of the rows with large ones alone, whatever their signs, by least squares.
+    """The nearest multipliers (batch, m) on only the rows with large ones, whatever their signs, by least squares.
 
-    Before Newton's method: n = 30, 60 rows, two of which contradict each other: 4 ms instead of 28.
+    Tried before Newton's method: n = 30, 60 rows, two of which contradict each other: 4 ms instead of 28.
     """
     found = _trimmed(y, program, level)
     for k, mine in enumerate(found):
@@ -269,7 +269,7 @@ def _on_support(y: Array, program: ConeProgram, level: float) -> Array:
 def _along_support(d: Array, program: ConeProgram, level: float) -> Array:
     """The nearest rays (batch, n) along all scalar rows that the given ones hardly leave, by least squares.
 
-    Before Newton's method: n = 10, 20 rows: 0.1 ms instead of 0.8, with a singular P instead of 3.1.
+    Tried before Newton's method: n = 10, 20 rows: 0.1 ms instead of 0.8, with a singular P instead of 3.1.
     """
     held = (np.abs(program.A.dot(d)) <= level * _terms(program, d)) & program.cones.scalar_rows
     d, sizes = d.copy(), np.broadcast_to(program.A.row_sizes, held.shape)
@@ -295,7 +295,7 @@ def _nearest_multipliers(y: Array, program: ConeProgram, by_solver: bool = False
 
 
 def _nearest_rays(d: Array, program: ConeProgram, by_solver: bool) -> Array:
-    """Rays (batch, n) near the given ones, one by one."""
+    """`_nearest_ray` for each of some rays (batch, n)."""
     each = (np.array([k]) for k in range(program.batch))
     return np.concatenate([_nearest_ray(d[k], program.take(k), by_solver) for k in each])
 
@@ -332,8 +332,8 @@ def _terms(program: ConeProgram, d: Array) -> Array:
 
 
 def _weigh(parts: list[tuple[Array, Array]], gain: Array, terms: Array) -> tuple[Array, Array]:
-    """(batch,) whether sums that should cancel do, and the one that should not does not: nearly so, so that the vector
-    is worth repairing, and by far more than the errors.
+    """(batch,) whether sums that should cancel do, and the one that should not does not: nearly, so that the vector is
+    worth repairing, and by far more than the errors.
 
     Args:
         parts: sums that should be zero and the sizes of their terms, (batch, ·) each.
@@ -358,7 +358,7 @@ def _part(program: ConeProgram, samples: Array) -> ConeProgram:
 
 
 def _clean(v: Array, sizes: Array) -> Array:
-    """Rows scaled to a largest component of 1, without what is only rounding, in units of these sizes."""
+    """Rows scaled to a largest component of 1 in units of these sizes, without entries that are rounding."""
     force = np.abs(v) * sizes
     return _unit(np.where(force > ROUNDING * _largest(force)[:, None], v, 0.0))
 
@@ -383,7 +383,7 @@ def _inner(u: Array, v: Array) -> Array:
     return np.einsum("ij,ij->i", u, v)
 
 
-#: what vectors (batch, ·) that are nearly proofs are turned into, the cheapest first
+#: ways to repair vectors (batch, ·) that are nearly proofs, the cheapest first
 _MULTIPLIERS = (
     partial(_trimmed, level=TRIMMED),
     *(partial(_on_support, level=level) for level in SUPPORTS),

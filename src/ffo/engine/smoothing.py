@@ -1,7 +1,7 @@
-"""Smoothing: perturbed copies of a batch, and the derivative of their mean in what was perturbed.
+"""Smoothing: perturbed copies of a batch, and the derivative of their mean in the perturbed data.
 
 For xi normal with standard deviation c, d/dp E f(p + xi) = E[(f(p + xi) - baseline) xi] / c^2, whatever
-f is; the baseline is the mean of the other draws, which leaves the estimate unbiased.
+f is; the baseline is the mean of the other draws, which keeps the estimate unbiased.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Array = np.ndarray
 
 
 class Sampler:
-    """Draws of the right-hand sides, reproducible from the seed."""
+    """Random perturbations, reproducible from the seed."""
 
     def __init__(self, smoothing: Smoothing) -> None:
         self.smoothing = smoothing
         self._random = np.random.default_rng(smoothing.seed)
 
     def perturb(self, program: ConeProgram) -> tuple[ConeProgram, Array | None]:
-        """Every sample `draws` times, one after the other, each perturbed on its own; and the score
+        """Every sample `draws` times, consecutively, each perturbed independently; and the score
         xi / c^2 of each draw of the costs, (batch * draws, n)."""
         repeated = program.repeat(self.smoothing.draws)
         rows = perturbed_rows(program)
@@ -33,7 +33,7 @@ class Sampler:
         if radius and not len(rows):
             raise InputError(
                 "smoothing perturbs the right-hand sides of inequalities and the radii of norms; this problem has "
-                "neither: leave smoothing= out, or perturb its costs with Smoothing(costs=...)"
+                "neither: omit smoothing=, or perturb the costs with Smoothing(costs=...)"
             )
         b = repeated.b.copy()
         b[:, rows] += self._random.uniform(-radius, radius, size=(len(b), len(rows)))
@@ -44,9 +44,9 @@ class Sampler:
 
 
 def centred(values: Array, draws: int) -> Array:
-    """(batch * draws, ...) each less the mean of the other draws of its sample."""
-    apart = values.reshape(-1, draws, *values.shape[1:])
-    return ((apart - apart.mean(axis=1, keepdims=True)) * (draws / (draws - 1))).reshape(values.shape)
+    """(batch * draws, ...) each minus the mean of the other draws of its sample."""
+    by_draw = values.reshape(-1, draws, *values.shape[1:])
+    return ((by_draw - by_draw.mean(axis=1, keepdims=True)) * (draws / (draws - 1))).reshape(values.shape)
 
 
 def perturbed_rows(program: ConeProgram) -> Array:

@@ -1,4 +1,4 @@
-"""The stages of a call: each looks at the samples of a `Batch` that are still open or failed."""
+"""The stages of a call: each processes the samples of a `Batch` that are still open or failed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ffo.kernels.deadline import current, expired
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.convexity import NOT_CONVEX
 from ffo.program.presolve import Triple
-from ffo.program.sparse import SymmetricBatch
+from ffo.program.sparse import SymmetricBatch, all_finite
 from ffo.solvers.base import Solver
 from ffo.solvers.forward import default_tolerance, describe, solve_guarded
 from ffo.solvers.registry import choose, further, get_solver
@@ -26,22 +26,22 @@ from ffo.solvers.verdict import ROUGH, judge, one_of, refuted
 
 Array = np.ndarray
 
-#: name under which solutions of Newton's method from nothing are reported
+#: name under which solutions of Newton's method from zero are reported
 NEWTON = "Newton"
 _LOST = Status.INACCURATE, Status.ITERATION_LIMIT, Status.NUMERICAL, Status.INFEASIBLE, Status.UNBOUNDED
-#: by status: failures whose point, if there is one, may still be near the solution; of which it is worth finding out
-#: whether there is one; and that there is none
+#: tables by status: failures whose point may still be near the solution; failures for which a proof that there is no
+#: solution is worth looking for; and verdicts that there is none
 REPAIRABLE, UNDECIDED = one_of(*_LOST, Status.TIME_LIMIT), one_of(*_LOST)
 VERDICTS = one_of(Status.INFEASIBLE, Status.UNBOUNDED)
-#: natural residual of a point from which a verdict of infeasibility or unboundedness is not disputed (that of a
+#: natural residual of a point above which a verdict of infeasibility or unboundedness is not questioned (that of a
 #: certificate of either is 1); below, a solution found by Newton's method refutes it
 FAR = 0.5
-#: entries of a point, in programs of moderate size, from which it may have diverged
+#: size of the entries of a point, in a scaled program, above which it may have diverged
 DISTANT = 1e6
 
 
 def reject_bad_data(batch: Batch, indefinite: Callable[[SymmetricBatch], dict[int, float]] | None) -> None:
-    """Samples that cannot be solved; `indefinite` finds P that are not convex, None: they are known to be."""
+    """Reject samples that cannot be solved; `indefinite` finds P that are not convex; None: all are known to be."""
     if not batch.program.all_finite:
         bad = np.flatnonzero(~batch.program.finite)
         batch.status[bad] = Status.INVALID_INPUT
@@ -58,7 +58,7 @@ def reject_bad_data(batch: Batch, indefinite: Callable[[SymmetricBatch], dict[in
 
 
 def from_memory(batch: Batch, way: Way, known: Array, point: Triple) -> None:
-    """Newton's method from remembered solutions of some samples; kept where it ends in a solution."""
+    """Newton's method from remembered solutions of some samples; results that are solutions are kept."""
     fresh = batch.status[known] == OPEN
     known, x, y, s = (v if fresh.all() else v[fresh] for v in (known, *point))
     if not len(known) or not way.polishes:
@@ -71,7 +71,7 @@ def from_memory(batch: Batch, way: Way, known: Array, point: Triple) -> None:
 
 
 def solve_from_nothing(batch: Batch) -> None:
-    """Newton's method without a solver; kept where it ends in a solution."""
+    """Newton's method without a solver; results that are solutions are kept."""
     todo = batch.open
     start = time.perf_counter()
     found = from_nothing(batch.part(todo))
@@ -82,19 +82,23 @@ def solve_from_nothing(batch: Batch) -> None:
 
 
 def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
-    """Solvers in order: a sample that one fails on, or whose answer is not verified, goes on to the next alone. So does
-    one whose answer is coarse although it was polished, if there is another solver: the better answer stands, unless
-    it stays coarse and some solver says that there is no solution. That needs no second opinion where it is proven."""
+    """Call solvers in order. A sample that one fails on, or whose answer is not verified, goes on to the next alone.
+
+    So does one whose answer is coarse after polishing, if there is another solver: the better answer is kept, unless it
+    stays coarse and some solver says that there is no solution. A proof that there is none needs no second opinion.
+    """
     todo = fresh = batch.open
     if not len(todo) or expired():
         return
-    denied = np.full(len(batch.status), OPEN)
+    denied = batch.status.copy()  # of those that are open
     for place, solver in enumerate(solvers):
         if place:
             fresh = todo[batch.status[todo] != SOLVED]
             batch.retried[fresh] = True
         if len(fresh):
             _ask_one(batch, solver, way, fresh)
+            if batch.finished(ACCEPT if way.polishes else np.inf):
+                return
             _note_verdicts(denied, fresh, batch.status[fresh])
         if len(fresh) < len(todo):
             others = np.setdiff1d(todo, fresh)
@@ -118,14 +122,14 @@ def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
 
 
 def _note_verdicts(denied: Array, samples: Array, status: Array) -> None:
-    if not status.any():
+    if not np.count_nonzero(status):
         return
     verdict = VERDICTS[status]
     denied[samples[verdict]] = status[verdict]
 
 
 def _ask_again(batch: Batch, solver: Solver, way: Way, samples: Array) -> Array:
-    """Another solver about samples that have an answer, which stands unless the new one is better; what it says."""
+    """Call another solver on samples that have an answer, which is kept unless the new one is better; its statuses."""
     other = Batch.of(batch.part(samples))
     _ask_one(other, solver, way, np.arange(len(samples)))
     better = (other.status == SOLVED) & (other.residual < batch.residual[samples])
@@ -136,7 +140,7 @@ def _ask_again(batch: Batch, solver: Solver, way: Way, samples: Array) -> Array:
 
 
 def _ask_one(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
-    """One solver about some samples; where time is limited a few at a time, so that these are polished too."""
+    """Call one solver on some samples; a few at a time if time is limited, so that these are polished too."""
     deadline = current()
     if deadline is None:
         _ask_some(batch, solver, way, samples)
@@ -149,11 +153,11 @@ def _ask_one(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
 
 
 def _ask_some(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
-    """One solver about some samples."""
+    """Call one solver on some samples."""
     answer, tolerance = solve_guarded(solver, batch.part(samples)), default_tolerance(solver)
     batch.setup_time += answer.setup_time
     batch.solve_time += answer.solve_time
-    if answer.status.any() or not np.isfinite(answer.x).all():
+    if np.count_nonzero(answer.status) or not all_finite(answer.x):
         failed = ~(answer.solved & np.isfinite(answer.x).all(axis=1))
         failed[failed] = ~_give_up(batch, solver, samples, answer, np.flatnonzero(failed), tolerance)
         samples, answer = samples[~failed], answer.take(~failed)
@@ -165,9 +169,11 @@ def _give_up(
     batch: Batch, solver: Solver, samples: Array, answer: Solution, at: Array, tolerance: float,
     residual: Array | None = None,
 ) -> Array:  # fmt: skip
-    """What is left of the answers `at` some places that are no solutions as they stand: proofs that there is none, or
-    failures. A failure replaces no earlier one; a verdict that there is no solution does. Returns those (places,) that
-    are solutions after all, although the solver does not say so; none if their natural residuals are known already."""
+    """Handle answers `at` some places that are not solutions: proofs that there is none, or failures.
+
+    A failure does not replace an earlier one; a verdict that there is no solution does. Returns those (places,) that
+    are solutions although the solver does not say so; none if their natural residuals are known already.
+    """
     mine, words = samples[at], answer.detail or {}
     said = replace(answer.take(at), detail={i: words[k] for i, k in enumerate(at.tolist()) if k in words})
     proofs, _ = _proofs(batch.part(mine), said.x, said.y)
@@ -192,15 +198,15 @@ def _give_up(
 
 
 def _proofs(program: ConeProgram, x: Array, y: Array) -> tuple[dict[int, Proof], Array]:
-    """`find_proofs`, where rays have a feasible point to start from."""
+    """`find_proofs`, with a feasible starting point for every ray."""
     found, doubted = find_proofs(program, x, y)
     _find_points({k: proof for k, proof in found.items() if proof.status == Status.UNBOUNDED}, program, x, found)
     return found, doubted
 
 
 def _find_points(rays: dict[int, Proof], program: ConeProgram, x: Array, found: dict[int, Proof]) -> None:
-    """Rays prove something with a feasible point that they start from. Where there is none, the proof of that takes
-    their place, where neither is found nothing does."""
+    """Keep rays for which a feasible starting point is found. If there provably is none, that proof replaces the ray;
+    if neither is found, there is no proof."""
     if not rays:
         return
     mine = np.array(list(rays))
@@ -215,7 +221,7 @@ def _find_points(rays: dict[int, Proof], program: ConeProgram, x: Array, found: 
 
 
 def _by_own_choice(program: ConeProgram) -> Batch:
-    """A program that was made here, solved by the solvers that are best for it."""
+    """Solve an auxiliary program by the solvers that suit it best."""
     batch = Batch.of(program)
     ask(batch, _own_choice(program), Direct())
     return batch
@@ -227,8 +233,8 @@ def _own_choice(program: ConeProgram) -> Iterator[Solver]:
 
 
 def seek_proofs(batch: Batch) -> None:
-    """Look for proofs that samples which failed have no solution, where no solver's point led to one. Verdicts that
-    a feasible point of the program, or of its dual, refutes do not stand."""
+    """Look for proofs that failed samples have no solution, if no solver's point led to one. Verdicts refuted by a
+    feasible point of the program, or of its dual, are withdrawn."""
     for k in np.flatnonzero(UNDECIDED[batch.status] & ~batch.proven).tolist():
         if expired():
             return
@@ -251,35 +257,35 @@ def seek_proofs(batch: Batch) -> None:
 
 
 def _verify(batch: Batch, samples: Array, answer: Solution, solver: Solver, way: Way, tolerance: float) -> None:
-    """Polish the answers of a solver that it calls solved, and see whether they hold in the units of every row.
+    """Polish the answers that a solver calls solved, and check them in the units of every row.
 
-    Where Newton's method does not converge, the solver's own point stands if it holds to its tolerance: the
-    certificate says so. The residual of an answer to a tolerance may be its square root (a slack and a multiplier of
-    that size: solvers measure their product); one that is farther off is no answer, even if Newton's method gets
-    from there to the solution.
+    If Newton's method does not converge, the solver's own point is kept if it holds to its tolerance; the certificate
+    says so. The residual of an answer may be the square root of the tolerance (a slack and a multiplier of that size:
+    solvers measure their product). An answer with a larger residual is rejected, even if Newton's method converges from
+    it.
     """
     found = batch.linearized(samples, answer, way)
     natural, start = found.certificate.natural_residual, found.start_residual
     done = _accept(batch, samples, found, (natural <= tolerance) & (start <= math.sqrt(tolerance)))
-    if not done.all():
+    if np.count_nonzero(done) < len(done):
         done |= batch.proven[samples]
-        batch.solver[samples[done]], batch.iterations[samples[done]] = solver.name, answer.iterations[done]
+        batch.answered_by(solver.name, samples[done], answer.iterations[done])
         if not done.all():
             _give_up(batch, solver, samples, answer, np.flatnonzero(~done), tolerance, np.fmax(natural, start))
         return
-    batch.solver[samples], batch.iterations[samples] = solver.name, answer.iterations
+    batch.answered_by(solver.name, samples, answer.iterations)
 
 
 def _accept(batch: Batch, samples: Array, found: Linearization, good: Array) -> Array:
-    """Take over the good ones of some samples' solutions, unless they prove, or nearly so, that there is none: where
-    points diverge, the terms of the conditions grow with them, and any error becomes small beside these. Returns those
-    (samples,) that were taken over."""
+    """Store the good ones of some samples' solutions, unless they prove, or nearly prove, that there is none: as points
+    diverge, the terms of the conditions grow with them, and any error becomes relatively small. Returns those
+    (samples,) that were stored."""
     x, y, rough = found.x, found.y, good & (found.certificate.natural_residual > ROUGH)
     asked = rough
     if np.vdot(x, x) > DISTANT**2 or np.vdot(y, y) > DISTANT**2:
         largest = np.maximum(np.abs(x).max(axis=1, initial=0.0), np.abs(y).max(axis=1, initial=0.0))
         asked = rough | (good & (largest > DISTANT))
-    if asked.any():
+    if np.count_nonzero(asked):
         at = np.flatnonzero(asked)
         proofs, doubted = _proofs(batch.part(samples[at]), x[at], y[at])
         good[at[list(proofs)]] = False
@@ -307,6 +313,6 @@ def rescue(batch: Batch, way: Way) -> None:
 
 
 def _unsolved(x: Array, y: Array, s: Array) -> Solution:
-    """Points that no solver claims to be solutions."""
+    """Points without a solver's claim that they are solutions."""
     nobody = np.full(len(x), OPEN)
     return Solution(x, y, s, nobody, nobody)

@@ -1,12 +1,12 @@
-"""Which inequalities are active: slacks and multipliers compared in natural sizes.
+"""Which inequalities are active: slacks and multipliers compared in natural units.
 
-Inequality i is active where its slack s_i = -h_i is smaller than tau_i lam_i, with (DESIGN: identification)
+Inequality i is active if its slack s_i = -h_i is smaller than tau_i lam_i, with
 
     tau_i = |a_i|^2 l / f,   l = max(|y|, |s_i| / |a_i|),   f = max(|grad g|, |H| l, lam_i |a_i|).
 
 The norms |a_i| of the rows of the Jacobian, which is never formed, are estimated from products with
-random vectors, E (J z)_i^2 = |a_i|^2: a size is wanted, not a number. |H| is the size of H z for random
-signs z: the change of the gradient over a unit length, which gives a scale where gradients vanish.
+random vectors, E (J z)_i^2 = |a_i|^2: only their order of magnitude matters. |H| is the size of H z for
+random signs z: the change of the gradient over a unit length, which gives a scale where gradients vanish.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ffo.kernels.point import FAR
 from ffo.probes import PROBE
 
 PROBES = 8
-#: how much of the size of all slacks the solution is taken to have at least
+#: least assumed size of the solution, relative to that of all slacks
 VANISHING = 1e-3
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Natural sizes: rows (batch, k) norms of the Jacobian's rows, primal l and dual f (batch,)."""
+    """Natural units: rows (batch, k) norms of the Jacobian's rows, primal l and dual f (batch,)."""
 
     rows: Tensor
     primal: Tensor
@@ -65,8 +65,8 @@ def row_norms(constraints: Constraints, y: Tensor) -> Tensor:
 def scale(y: Tensor, gradient: Tensor, constraints: Constraints, multipliers: Tensor, curvature: Tensor) -> Scale:
     """Sizes at a point; `gradient` of the objective (batch, n), `curvature` |H| (batch,).
 
-    Slacks stand in for y where that vanishes, up to the length of a Newton step, or to FAR times y where there is none:
-    one distant constraint says nothing.
+    Where y vanishes, slacks replace it, up to the length of a Newton step, or FAR times y if there is none: a single
+    distant constraint must not set the scale.
     """
     rows = row_norms(constraints, y)
     slack, length = VANISHING * largest(constraints.value / rows), largest(y)
@@ -80,7 +80,7 @@ def scale(y: Tensor, gradient: Tensor, constraints: Constraints, multipliers: Te
 
 
 def largest(v: Tensor) -> Tensor:
-    """(batch,) largest modulus of each row; 0 of empty ones."""
+    """(batch,) largest magnitude of each row; 0 for empty rows."""
     return v.abs().amax(1) if v.shape[1] else v.new_zeros(len(v))
 
 
@@ -90,8 +90,8 @@ class ActiveSet:
 
     Attributes:
         held: (batch, k) equalities and active inequalities.
-        multipliers: (batch, k) zero off the held rows, not negative on inequalities.
-        margin: (batch,) distance of the nearest inequality from changing sides, relative to its size.
+        multipliers: (batch, k) zero except on held rows, nonnegative on inequalities.
+        margin: (batch,) distance of the nearest inequality to a change of classification, relative to its size.
     """
 
     held: Tensor

@@ -4,10 +4,10 @@ With constraints scaled to gradients of unit length and a penalty r per sample, 
 
     g + sum_i ( max(0, lam_i + r h_i)^2 - lam_i^2 ) / 2r + nu'e + r/2 |e|^2,
 
-then lam = max(0, lam + r h), nu = nu + r e, and a larger r where violation does not fall. Once the active
-set shows, `polish` (projected conjugate gradients on differences of gradients) takes the point to full
-accuracy in a step or two; if it does not, the set was wrong, and the outer loop goes on. Everything is a
-batch of vectors on whatever device they are on; memory is a few of them times the memory of L-BFGS.
+then lam = max(0, lam + r h), nu = nu + r e, and a larger r where the violation does not decrease. Once the
+active set is identified, `polish` (projected conjugate gradients on differences of gradients) reaches full
+accuracy in a step or two. If it does not, the set was wrong, and the outer loop continues. Everything is a
+batch of vectors on any device; memory is a few vectors per pair that L-BFGS keeps.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from ffo.kernels.deadline import expired
 from ffo.probes import PROBE
 
 OUTER = 60
-#: how often L-BFGS starts again within one inner problem
+#: restarts of L-BFGS within one inner problem
 RESTARTS = 5
 #: first and last tolerance of the inner problem, relative to the size of gradients
 FIRST, LAST = 1e-2, 1e-9
-#: violation and stationarity, relative, at which Newton steps are first tried; a hundredth after a failure
+#: relative violation and stationarity at which Newton steps are first tried; a hundredth of it after a failure
 READY = 1e-3
-#: growth of the penalty, the share of violation that is progress, and how far it may grow
+#: growth factor of the penalty, reduction of the violation that counts as progress, and limit of the growth
 GROWTH, PROGRESS, CEILING = 10.0, 0.3, 1e9
 
 
 @dataclass(frozen=True)
 class LagrangianSettings:
-    """eps: natural residual to reach; max_iters: L-BFGS steps in all; memory: pairs that L-BFGS keeps."""
+    """eps: natural residual to reach; max_iters: total L-BFGS steps; memory: pairs that L-BFGS keeps."""
 
     eps: float = 1e-9
     max_iters: int = 20_000
@@ -50,8 +50,8 @@ class LagrangianSettings:
 class Answer:
     """y (batch, n), multipliers (batch, k; None: to be recovered), status and iterations (batch,).
 
-    `detail` are a solver's own words about failed samples; `polished` has the evidence of Newton steps that
-    ended in these points, if the solver made some.
+    `detail` holds a solver's own messages about failed samples; `polished` the evidence of the Newton steps that
+    ended at these points, if the solver took any.
     """
 
     y: Tensor
@@ -75,7 +75,7 @@ def solve(problem: Problem, y: Tensor, settings: LagrangianSettings, exact: bool
 
 
 class _AugmentedRun:
-    """Samples on their way; all vectors are those of the pending samples, `final` those of the whole batch."""
+    """A run of the solver; vectors are those of the pending samples, `final` has those of the whole batch."""
 
     def __init__(self, problem: Problem, y: Tensor, settings: LagrangianSettings, exact: bool) -> None:
         self.problem, self.settings, self.exact = problem, settings, exact
@@ -113,7 +113,7 @@ class _AugmentedRun:
             return value.detach(), pull(value.sum(), at)
 
     def minimize(self) -> None:
-        """The inner problem; L-BFGS starts again, with a fresh diagonal, where it got stuck."""
+        """Solve the inner problem; where L-BFGS is stuck it restarts with a fresh diagonal."""
         target = self.tolerance * self.size
         for _ in range(RESTARTS):
             left = self.settings.max_iters - int(self.iterations[self.pending].max())
@@ -128,13 +128,13 @@ class _AugmentedRun:
                 break
 
     def update(self) -> None:
-        """Multipliers, penalties and tolerances."""
+        """Update multipliers, penalties and tolerances."""
         m = self.problem.inequalities
         with torch.no_grad():
             scaled = self.problem.constraints(self.y) / self.rows
         moved = self.multipliers + self.penalty.unsqueeze(1) * scaled
         moved[:, :m] = moved[:, :m].clamp_min(0.0)
-        # Violation, and slack of inequalities that still have a multiplier.
+        # Violation, or slack of inequalities that still have a multiplier.
         gap = (moved - self.multipliers) / self.penalty.unsqueeze(1)
         self.multipliers = moved
         self.length = torch.maximum(largest(self.y), 1e-3 * self.length)
@@ -147,7 +147,7 @@ class _AugmentedRun:
         self.tolerance = (0.1 * self.tolerance).clamp_min(LAST)
 
     def finish(self) -> None:
-        """Newton steps where they may succeed; samples that are done, or hopeless, leave."""
+        """Take Newton steps where they may succeed; remove samples that are done or hopeless."""
         true = self.multipliers / self.rows
         self.final.y[self.pending], self.final.multipliers[self.pending] = self.y, true
         done = self.runaway.clone()
@@ -159,7 +159,7 @@ class _AugmentedRun:
         if len(try_now):
             polished = polish(self.problem.take(try_now), self.y[try_now], true[try_now], self.exact)
             good = (polished.natural <= self.settings.eps) & (polished.settled | last[try_now])
-            kept = good | last[try_now]  # what is left of a last try is for others to judge
+            kept = good | last[try_now]  # the result of a last try is kept: the caller judges it
             self.final.put(self.pending[try_now[kept]], polished, kept)
             for k in self.pending[try_now[good]].tolist():
                 self.status[k] = Status.SOLVED
@@ -171,10 +171,10 @@ class _AugmentedRun:
         if bool(done.any()):
             self._keep((~done).nonzero().squeeze(1))
 
-    def _keep(self, who: Tensor) -> None:
-        self.problem = self.problem.take(who)
+    def _keep(self, samples: Tensor) -> None:
+        self.problem = self.problem.take(samples)
         for name in "y rows multipliers length size penalty ceiling tolerance violation ready pending".split():
-            setattr(self, name, getattr(self, name)[who])
+            setattr(self, name, getattr(self, name)[samples])
 
     def answer(self) -> Answer:
         return Answer(self.final.y, self.final.multipliers, self.status, self.iterations, polished=self.final)

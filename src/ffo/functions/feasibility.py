@@ -1,7 +1,7 @@
-"""Is there a point that satisfies the constraints? Asked only of samples that no solver could solve.
+"""Whether any point satisfies the constraints. Used only for samples that no solver could solve.
 
-The sum of squared violations, each in units of its constraint's gradient, is minimized. Where that ends in a
-stationary point with violation left, there is none nearby; for convex constraints, none at all.
+The sum of squared violations, each in units of its constraint's gradient, is minimized. If that ends at a stationary
+point with a positive violation, no point nearby is feasible; for convex constraints, no point at all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ffo.functions.lbfgs import minimize
 from ffo.functions.problem import Problem, Tensor, pull
 from ffo.functions.products import Constraints
 
-#: violation, relative to the size of y, that is none; and how flat its square must be to be minimal
+#: violation, relative to the size of y, that counts as zero; and gradient of its square that counts as stationary
 VIOLATED, FLAT = 1e-6, 1e-4
 ITERATIONS = 500
 

@@ -9,9 +9,9 @@ and its solution moves, when the objective is perturbed along c and the constrai
     H u + B't = -c,      B u = b,
 
 H the Hessian of the ghost objective. u is the shortest solution of B u = b plus a vector of the null
-space of B, found by conjugate gradients on H there; every residual r is replaced by r - B't, the part of it
-that multipliers do not explain, which keeps it small and sums up to t (Gould, Hribar and Nocedal's
-residual update).
+space of B, found by conjugate gradients on H there. Every residual r is replaced by r - B't, the part not
+explained by multipliers; this keeps it small and accumulates t (the residual update of Gould, Hribar and
+Nocedal).
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from ffo.functions.projection import Projection
 
 #: relative residuals at which conjugate gradients stop, with exact products and with differences
 EXACT, DIFFERENCES = 1e-13, 1e-10
-#: iterations without progress after which rounding is taken to have the last word
+#: iterations without progress after which the accuracy is taken to be limited by rounding
 STALLED = 40
-#: curvature along a direction, relative to the largest one met, that counts as none: exact, by differences
+#: curvature along a direction, relative to the largest so far, that counts as zero: exact, by differences
 FLAT, FLAT_DIFFERENCES = 1e-14, 1e-10
-#: ... and below which it counts as negative
+#: and below which it counts as negative
 NEGATIVE = -1e-8
 #: agreement of two probes of the diagonal of H above which it is trusted as a preconditioner
 AGREED = 0.3
 
 
 class Local:
-    """First-order information at a point, in natural sizes.
+    """First-order information at a point, in natural units.
 
     Attributes:
         y: (batch, n); constraints: at y, with their Jacobian; active: the classified point.
         stationarity: (batch, n) gradient of the Lagrangian with the cleaned multipliers.
-        defect: (batch, k) what held constraints lack to zero, and what others are violated by.
-        natural: (batch,) largest of both, in natural sizes.
-        diagonal: (batch, n) positive diagonal to precondition with.
+        defect: (batch, k) values of held constraints, and violations of the others.
+        natural: (batch,) largest of both, in natural units.
+        diagonal: (batch, n) positive diagonal used as a preconditioner.
     """
 
     def __init__(self, problem: Problem, y: Tensor, multipliers: Tensor, exact: bool = False) -> None:
@@ -72,7 +72,7 @@ class Local:
 def probe(y: Tensor, H: Curvature) -> tuple[Tensor, Tensor]:
     """|H| (batch,), and the diagonal of H (batch, n) where two probes of it agree, else ones.
 
-    A product with random signs z shows z * Hz = diag H + noise of the size of the entries off the diagonal.
+    For random signs z, z * Hz = diag H + noise of the size of the off-diagonal entries.
     """
     source, found, size = generator(y), [], y.new_zeros(len(y))
     for _ in range(2):
@@ -93,7 +93,7 @@ class GhostStep:
 
     Attributes:
         residual: (batch,) relative residual of the first equation.
-        indefinite: (batch,) whether a direction of negative curvature was met.
+        indefinite: (batch,) whether a direction of negative curvature was found.
         iterations: of conjugate gradients.
     """
 
@@ -127,7 +127,7 @@ class GhostSystem:
 
 
 class _ConjugateGradients:
-    """Projected conjugate gradients of a batch, each sample with its own scalars."""
+    """Projected conjugate gradients for a batch, each sample with its own scalars."""
 
     def __init__(self, system: GhostSystem, left: Tensor, reference: Tensor) -> None:
         self.H, self.inverse, self.projection = system.H, system.inverse, system.projection

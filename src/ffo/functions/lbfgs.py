@@ -1,7 +1,7 @@
-"""L-BFGS of a batch: two-loop recursion and a weak-Wolfe line search, each sample with its own scalars.
+"""L-BFGS for a batch: two-loop recursion and a weak-Wolfe line search, each sample with its own scalars.
 
 The line search doubles and bisects (Lewis and Overton), which suits functions whose second derivative
-jumps, such as augmented Lagrangians; points where a function is not finite are simply too far.
+jumps, such as augmented Lagrangians. Points where a function is not finite count as too far.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
 DECREASE, FLATTEN = 1e-4, 0.9
 #: trials of one line search
 TRIALS = 40
-#: rounding of a value, relative, that counts as no increase
+#: relative increase of a value that counts as rounding
 ROUNDING = 1e-14
-#: distance from the start, relative, beyond which a sample runs away
+#: relative distance from the start beyond which a sample is diverging
 FAR = 1e10
 
 
 @dataclass
 class Minimum:
-    """y (batch, n) with its gradient; `runaway` (batch,) where values fall without end."""
+    """y (batch, n) with its gradient; `runaway` (batch,) where values decrease without bound."""
 
     y: Tensor
     gradient: Tensor
@@ -37,7 +37,7 @@ class Minimum:
 
 
 class _History:
-    """The last pairs (s, z = change of gradient), newest last; a pair of no curvature weighs nothing."""
+    """The last pairs (s, z = change of gradient), newest last; a pair without curvature has weight zero."""
 
     def __init__(self, memory: int, inverse: Tensor) -> None:
         self.memory, self.inverse = memory, inverse
@@ -69,9 +69,9 @@ class _History:
 def minimize(
     objective: Objective, y: Tensor, tolerance: Tensor, limit: int, inverse: Tensor, memory: int = 10
 ) -> Minimum:
-    """Until the largest entry of the gradient is below `tolerance` (batch,) or no step helps.
+    """Minimize until the largest entry of the gradient is below `tolerance` (batch,) or no step helps.
 
-    `inverse` (batch, n): a diagonal near the inverse of the Hessian, up to a factor; ones if none is known.
+    `inverse` (batch, n): approximate diagonal of the inverse Hessian, up to a factor; ones if unknown.
     """
     start = y.norm(dim=1).clamp_min(1.0)
     value, gradient = objective(y)
@@ -109,7 +109,7 @@ def _search(
     t: Tensor,
     alive: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y, value and gradient after the step, and which samples made one."""
+    """y, value and gradient after the step, and which samples moved."""
     low, high = torch.zeros_like(t), torch.full_like(t, torch.inf)
     todo = alive.clone()
     best_y, best_value, best_gradient, stepped = y, value, gradient, torch.zeros_like(alive)
@@ -119,7 +119,7 @@ def _search(
         allowed = value + DECREASE * t * slope + ROUNDING * value.abs()
         enough = (f <= allowed) & g.isfinite().all(1)
         steep = (g * d).sum(1) < FLATTEN * slope
-        # Any decrease is kept, in case the search ends before the slope is flat enough.
+        # Any decrease is kept, in case the search ends before the curvature condition holds.
         take = todo & enough
         best_y = torch.where(take.unsqueeze(1), trial, best_y)
         best_gradient = torch.where(take.unsqueeze(1), g, best_gradient)

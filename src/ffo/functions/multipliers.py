@@ -1,11 +1,11 @@
-"""Multipliers of a point that came without: least squares on the constraints that are met.
+"""Multipliers of a point given without them: least squares on the active constraints.
 
-    minimize | grad g + J'[lam; nu] |   over lam >= 0 of inequalities that are met, lam = 0 of the others.
+    minimize | grad g + J'[lam; nu] |   over lam >= 0 of active inequalities, lam = 0 of the others.
 
 At a solution where the gradients of active constraints are independent this is the only pair of multipliers
-(the paper's appendix). Rows whose multiplier comes out negative are dropped, rows that would lower the misfit
-are taken up again, until nothing changes. How closely a constraint must be met depends on how accurate the
-solver was, which is not known: the closest that explains the gradient is right.
+(the paper's appendix). Rows with a negative multiplier are dropped, and rows that would lower the residual are
+added again, until nothing changes. How small the slack of an active constraint is depends on the accuracy of
+the solver, which is unknown: the smallest threshold that explains the gradient is used.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ffo.functions.problem import Problem, Tensor
 from ffo.functions.products import Constraints
 from ffo.functions.projection import Projection
 
-#: slacks, relative to the size of the solution, up to which a constraint may be met
+#: thresholds on slacks, relative to the size of the solution, below which a constraint may be active
 MET = (1e-7, 1e-5, 1e-3)
-#: misfit, relative to the gradient, that is none
+#: residual, relative to the gradient, that counts as zero
 EXPLAINED = 1e-5
 ROUNDS = 20
 
@@ -49,7 +49,7 @@ def recover(problem: Problem, y: Tensor) -> Tensor:
 
 
 def _least_squares(constraints: Constraints, gradient: Tensor, candidate: Tensor, rows: Tensor, m: int) -> Tensor:
-    """Multipliers on candidate rows, not negative on the first m."""
+    """Multipliers on candidate rows, nonnegative on the first m."""
     held = candidate.clone()
     for _ in range(ROUNDS):
         _, multipliers = Projection(constraints, held, torch.ones_like(gradient), rows).reduce(-gradient)

@@ -1,12 +1,12 @@
 """Algorithm 1: the hypergradient as a finite difference along the perturbed ghost solution.
 
-Let u and t be how the ghost solution moves when its objective is perturbed by d c'y (`ghost`). With the
+Let u and t be the rates of change of the ghost solution when its objective is perturbed by d c'y (`ghost`). With the
 Lagrangian L(theta, y) = g + lam'h + nu'e at fixed multipliers (the ghost objective),
 
     v = ( grad_theta L(theta, y + d u) - grad_theta L(theta, y - d u) ) / 2d + grad_theta t'c(theta, y),
 
-the paper's difference (eq. finite_diff) taken centrally: only gradients of the functions, and an error of
-O(d^2). With exact Hessian products the difference is a derivative, grad_theta of u'grad_y L.
+the paper's difference (eq. finite_diff) taken centrally. It uses only gradients of the functions, with an error
+of O(d^2). With exact Hessian products the difference is a derivative, grad_theta of u'grad_y L.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ffo.functions.ghost import GhostStep, GhostSystem
 from ffo.functions.problem import Problem, Tensor, pull
 from ffo.functions.products import SHORTER, difference_step
 
-#: derivative of dependent rows in a parameter, relative to its terms, that is rounding
+#: derivative of dependent rows with respect to a parameter, relative to its terms, that counts as rounding
 TURNED = 1e-6
 
 
@@ -50,7 +50,7 @@ class Leaves:
                 total += part
 
     def gradients(self) -> list[Tensor | None]:
-        """What was collected, None for parameters that were not wanted."""
+        """The collected gradients, None for parameters that were not wanted."""
         found = iter(self._total)
         return [next(found) if w else None for w in self._wanted]
 
@@ -62,7 +62,7 @@ def _leaf(t: Tensor, wanted: bool) -> Tensor:
 def hypergradient(
     system: GhostSystem, step: GhostStep, wanted: Sequence[bool], delta: float | None
 ) -> list[Tensor | None]:
-    """Gradients in theta and weights, (batch, ...) or summed over the batch where it shares them."""
+    """Gradients in theta and weights, (batch, ...), or summed over the batch for shared ones."""
     local = system.local
     y, multipliers = local.y, local.active.multipliers
     leaves = Leaves(local.problem, wanted)
@@ -82,10 +82,11 @@ def hypergradient(
 
 
 def turns_dependent_rows(system: GhostSystem, step: GhostStep, wanted: Sequence[bool]) -> Tensor:
-    """(batch,) whether wanted parameters turn dependent held rows apart, and the loss sees their forces.
+    """(batch,) whether wanted parameters make dependent held rows independent, and the loss sees their forces.
 
-    With w'J = 0 the multipliers are open along w, and the derivative of w'J in theta must vanish: else the rows become
-    independent, and the solution jumps. The derivative of w'c need not: sides move so that equalities agree.
+    With w'J = 0 the multipliers are not determined along w, and the derivative of w'J in theta must vanish: else the
+    rows become independent, and the solution jumps. The derivative of w'c need not vanish: right-hand sides are assumed
+    to move so that equalities stay consistent.
     """
     problem, y = system.local.problem, system.local.y
     dependent = system.projection.dependent
@@ -112,7 +113,7 @@ def turns_dependent_rows(system: GhostSystem, step: GhostStep, wanted: Sequence[
 
 
 def _delta(system: GhostSystem, u: Tensor, delta: float | None) -> Tensor:
-    """(batch,) the step of the difference: given, or as in `products`, and inside the functions' domain."""
+    """(batch,) the step of the difference: given, or as in `products`; reduced to stay inside the functions' domain."""
     problem, y, multipliers = system.local.problem, system.local.y, system.local.active.multipliers
     d = difference_step(y, u, system.local.diagonal)
     if delta is not None:

@@ -1,9 +1,8 @@
-"""One batch from starting points to judged solutions, and back to gradients.
+"""One batch from starting points to verified solutions, and back to gradients.
 
-The order of things is that of `ffo.engine`: samples that cannot be evaluated are set aside; remembered
-solutions are tried first; the rest go to the solver (and to those in `retry=`); multipliers that a solver
-does not give are recovered; points that need it are given Newton steps. What the optimality conditions, as
-measured here, do not confirm has failed.
+The order is that of `ffo.engine`: samples that cannot be evaluated are set aside; remembered solutions are tried
+first; the rest go to the solver (and to those in `retry=`); multipliers that a solver does not return are recovered;
+points that need it get Newton steps. A sample has failed unless the optimality conditions, as measured here, hold.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ from ffo.solvers.workspace import OUT_OF_TIME
 
 Array = np.ndarray
 
-#: natural residual up to which a solver's point counts as solved; and one that Newton steps end in
+#: largest natural residual of a solved sample: for a solver's point, and for the end of Newton steps
 SOLVED, POLISHED = 1e-6, 1e-8
-#: natural residual up to which Newton's method from a remembered point counts as solved
+#: the same for Newton's method from a remembered point
 REMEMBERED = 1e-10
-#: size of y, relative to the start, beyond which a point is on its way to infinity
+#: size of y, relative to the start, beyond which a point is diverging
 FAR = 1e8
 
 
 @dataclass
 class FunctionOutcome:
-    """A solved batch: y (batch, n), NaN where a sample failed, and its derivative where it was asked for.
+    """A solved batch: y (batch, n), NaN where a sample failed, and its derivative if requested.
 
     `solved` are the numbers of solved samples; `system` is their ghost system.
     """
@@ -59,7 +58,7 @@ class FunctionOutcome:
     system: GhostSystem | None
 
     def adjoint(self, c: Tensor, wanted: Sequence[bool], delta: float | None, use: Tensor) -> list[Tensor | None]:
-        """Loss gradients (batch, n) -> gradients in theta and weights; samples outside `use` (batch,) add nothing."""
+        """Loss gradients (batch, n) -> gradients in theta and weights; samples outside `use` (batch,) add zero."""
         start = time.perf_counter()
         problem = self.problem
         total: list[Tensor | None] = [
@@ -91,14 +90,14 @@ class FunctionOutcome:
 
 @dataclass
 class Runner:
-    """Options, and what is remembered between calls."""
+    """Options, and the memory between calls."""
 
     options: Options
     exact: bool
 
     def __post_init__(self) -> None:
         self._memory = Memory()
-        # Complain now, not at the first call.
+        # raise errors now, not at the first call
         if self.options.solver is not None:
             get_solver(self.options.solver, self.options.solver_args)
         for other in self.options.retry or ():
@@ -159,7 +158,7 @@ class _FunctionRun:
         self.times = Times()
 
     def reject(self) -> None:
-        """Set samples aside whose parameters are not finite, or whose functions are not at the start."""
+        """Set aside samples whose parameters, or functions at the starting point, are not finite."""
         problem, y = self.problem, self.start
         good = torch.ones(problem.batch, dtype=torch.bool, device=y.device)
         for t, batched in zip(problem.theta, problem.batched, strict=True):
@@ -184,39 +183,39 @@ class _FunctionRun:
             self.detail[sample] = detail
 
     def from_memory(self, known: Array, y: Array, multipliers: Array) -> None:
-        """Newton's method from remembered solutions, kept where it ends in a solution."""
+        """Newton's method from remembered solutions; results are kept if they are solutions."""
         fresh = [i for i, k in enumerate(known) if self.status[int(k)] is None]
         if not fresh:
             return
         began = time.perf_counter()
-        who = torch.as_tensor(known[fresh], device=self.start.device)
+        samples = torch.as_tensor(known[fresh], device=self.start.device)
         at, given = (torch.tensor(v[fresh], device=self.start.device) for v in (y, multipliers))
-        polished = polish(self.problem.take(who), at, given, self.exact)
+        polished = polish(self.problem.take(samples), at, given, self.exact)
         good = (polished.natural <= REMEMBERED) & polished.settled
-        self.points.put(who[good], polished, good)
-        for k in who[good].tolist():
+        self.points.put(samples[good], polished, good)
+        for k in samples[good].tolist():
             self.status[k], self.iterations[k] = Status.SOLVED, 0
         self.hits = int(good.sum())
         self.times = replace(self.times, polish=time.perf_counter() - began)
 
     def solve(self, solver: FunctionSolver, derivative: bool, retry: bool = False) -> None:
-        """Ask a solver about the samples that are not solved yet."""
+        """Run a solver on the samples that are not solved yet."""
         open_ = [k for k, s in enumerate(self.status) if s is None or (retry and _retriable(s))]
         if not open_ or expired():
             return
         began = time.perf_counter()
-        who = torch.tensor(open_, device=self.start.device)
-        problem = self.problem.take(who)
-        answer = solver.solve(problem, self.start[who], self.exact)
+        samples = torch.tensor(open_, device=self.start.device)
+        problem = self.problem.take(samples)
+        answer = solver.solve(problem, self.start[samples], self.exact)
         solved = time.perf_counter()
         points, rescued = self._judged(problem, answer, derivative)
         done = time.perf_counter()
         self.times = replace(
             self.times, solve=self.times.solve + solved - began, polish=self.times.polish + done - solved
         )
-        self.points.put(who, points, torch.arange(len(who), device=who.device))
+        self.points.put(samples, points, torch.arange(len(samples), device=samples.device))
         iterations = answer.iterations.cpu().numpy()
-        verdicts = _verdicts(problem, points, answer, self.start[who])
+        verdicts = _verdicts(problem, points, answer, self.start[samples])
         for i, k in enumerate(open_):
             self.status[k], self.answered[k], self.iterations[k] = verdicts[i], solver.name, iterations[i]
             self.retried[k], self.rescued[k] = retry, bool(rescued[i]) and verdicts[i].ok
@@ -225,7 +224,7 @@ class _FunctionRun:
                 self.detail[k] = answer.detail[i]
 
     def _judged(self, problem: Problem, answer: Answer, derivative: bool) -> tuple[Polished, Array]:
-        """The points with their measured residuals, polished where a derivative is wanted or they are not solved."""
+        """The points with their measured residuals, polished if a derivative is wanted or they are not solved."""
         batch = problem.batch
         rescued = np.zeros(batch, dtype=bool)
         if answer.polished is not None:
@@ -244,13 +243,13 @@ class _FunctionRun:
         return points, rescued
 
     def out_of_time(self) -> None:
-        """What is not finished, and might have been, has no other status than that."""
+        """Give unfinished samples that might have been solved the status TIME_LIMIT."""
         for k, status in enumerate(self.status):
             if status is None or UNFINISHED[status]:
                 self._fail(k, Status.TIME_LIMIT, OUT_OF_TIME)
 
     def raise_failures(self, copies: int) -> None:
-        """Raise the first failure, naming the samples that share it, if the user wants that."""
+        """With on_fail="raise", raise the first failure and name the samples that share it."""
         failed = [k for k, s in enumerate(self.status) if s is not Status.SOLVED]
         if not failed or not self.options.raises:
             return
@@ -261,7 +260,7 @@ class _FunctionRun:
         raise solver_error(status, same, self.answered[first] or "FFOFunctionLayer", self.detail.get(first, ""))
 
     def outcome(self, derivative: bool) -> FunctionOutcome:
-        """What became of the samples; NaN where they failed."""
+        """The results; NaN where samples failed."""
         began = time.perf_counter()
         status = [s if s is not None else Status.NUMERICAL for s in self.status]
         ok = torch.tensor([s.ok for s in status], device=self.start.device)
@@ -301,7 +300,7 @@ def _retriable(status: Status) -> bool:
 
 
 def _verdicts(problem: Problem, points: Polished, answer: Answer, start: Tensor) -> list[Status]:
-    """What the measured optimality conditions say, and the solver's own word where they do not hold."""
+    """Statuses by the measured optimality conditions; where these do not hold, the solver's own status."""
     good = points.natural <= SOLVED
     if bool(good.all()):
         return [Status.SOLVED] * len(good)

@@ -1,12 +1,12 @@
 """Newton steps on the ghost system: a more accurate solution, and evidence about its derivative.
 
-At a point whose active inequalities have been identified, one step solves the ghost system for what is left
+At a point whose active inequalities have been identified, one step solves the ghost system for the residual
 of the optimality conditions,
 
     H dy + B'dm = -(grad g + J'm),     B dy = -c,
 
-and the active set is identified again. A sample is done when a step leaves the active set alone and its
-natural residual can fall no further; the best point met is kept, so polish never makes a point worse.
+and the active set is identified again. A sample is done when a step does not change the active set and its
+natural residual cannot decrease further. The best point is kept, so polishing never makes a point worse.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ffo.kernels.deadline import expired
 from ffo.kernels.point import WEAK
 
 STEPS = 12
-#: natural residuals at which a point is called exact, with exact Hessian products and with differences
+#: natural residuals at which a point counts as exact, with exact Hessian products and with differences
 EXACT, DIFFERENCES = 1e-13, 1e-12
-#: a step that leaves more of the natural residual than this was the last one
+#: reduction of the natural residual by a step; a weaker one ends the steps
 PROGRESS = 0.3
 
 
@@ -36,9 +36,9 @@ class Polished:
 
     Attributes:
         natural: (batch,) relative residual of the optimality conditions.
-        error: (batch,) estimated relative error of y: the residual times what the last step made of one.
-        settled: (batch,) whether the active set stayed the same under the last step.
-        last: first-order information of the whole batch at exactly these points, if at hand.
+        error: (batch,) estimated relative error of y: the residual times the amplification of the last step.
+        settled: (batch,) whether the last step did not change the active set.
+        last: first-order information of the whole batch at exactly these points, if available.
     """
 
     y: Tensor
@@ -51,20 +51,20 @@ class Polished:
 
     @classmethod
     def unknown(cls, y: Tensor, multipliers: Tensor) -> Polished:
-        """Points of which nothing is known yet."""
+        """Points without evidence."""
         infinite = torch.full_like(y[:, 0], torch.inf)
         never = torch.zeros_like(infinite, dtype=torch.bool)
         return cls(y.clone(), multipliers.clone(), infinite, infinite.clone(), never, never.clone())
 
-    def put(self, who: Tensor, other: Polished, chosen: Tensor) -> None:
-        """Take samples of another batch over: those `chosen` of it become samples `who` here."""
+    def put(self, samples: Tensor, other: Polished, chosen: Tensor) -> None:
+        """Copy the `chosen` samples of another batch to `samples` of this one."""
         for name in ("y", "multipliers", "natural", "error", "settled", "indefinite"):
-            getattr(self, name)[who] = getattr(other, name)[chosen]
-        self.last = other.last if len(who) == len(self.y) == len(other.y) else None
+            getattr(self, name)[samples] = getattr(other, name)[chosen]
+        self.last = other.last if len(samples) == len(self.y) == len(other.y) else None
 
 
 def polish(problem: Problem, y: Tensor, multipliers: Tensor, exact: bool, steps: int = STEPS) -> Polished:
-    """Newton steps from approximate solutions; at least one, so that there is evidence."""
+    """Take Newton steps from approximate solutions; at least one, so that there is evidence."""
     run = _PolishRun(problem, y, multipliers, exact)
     for _ in range(steps):
         run.step()
@@ -84,27 +84,27 @@ class _PolishRun:
 
     def step(self) -> None:
         """One Newton step for the pending samples."""
-        before, who, best = self.local, self.pending, self.best
+        before, samples, best = self.local, self.pending, self.best
         rtol = float((self.target / before.natural.clamp_min(self.target)).min().clamp(1e-12, 1e-3))
         found = GhostSystem(before).solve(-before.stationarity, -before.defect * before.active.held, rtol)
         y, multipliers = before.y + found.u, before.active.multipliers + found.t
-        after = Local(self.problem.take(who), y, multipliers, self.exact)
+        after = Local(self.problem.take(samples), y, multipliers, self.exact)
         same = (after.active.held == before.active.held).all(1)
         moved = largest(found.u) / before.sizes.primal
         amplified = (moved / before.natural.clamp_min(1e-300)).clamp_min(1.0)
         better = after.natural < before.natural
-        # Where rounding keeps the residual from falling, the point before the step was as good as this one.
+        # If rounding keeps the residual from decreasing, the point before the step was as good as this one.
         done = same & (~better | (after.natural <= self.target) | (after.natural > PROGRESS * before.natural))
-        mine = who[better]
+        mine = samples[better]
         best.y[mine], best.multipliers[mine] = y[better], after.active.multipliers[better]
         best.natural[mine] = after.natural[better]
-        best.error[who] = best.natural[who] * torch.where(amplified.isfinite(), amplified, torch.inf)
-        best.settled[who] = same
-        best.indefinite[who] |= found.indefinite
-        whole = len(who) == self.problem.batch
+        best.error[samples] = best.natural[samples] * torch.where(amplified.isfinite(), amplified, torch.inf)
+        best.settled[samples] = same
+        best.indefinite[samples] |= found.indefinite
+        whole = len(samples) == self.problem.batch
         best.last = after if whole and bool(better.all()) else (best.last if not bool(better.any()) else None)
         keep = ~done & after.natural.isfinite()
-        self.pending = who[keep]
+        self.pending = samples[keep]
         if not len(self.pending):
             return
         self.local = after
@@ -113,7 +113,7 @@ class _PolishRun:
 
 
 def certificate(polished: Polished, system: GhostSystem) -> Certificate:
-    """Evidence about derivatives at polished points; `system` is theirs."""
+    """Evidence about derivatives at polished points; `system` is their ghost system."""
     margin, held = system.local.active.margin, system.local.active.held
     inequality = held[:, : system.local.problem.inequalities].any(1)
     fields = {

@@ -1,9 +1,9 @@
 """A problem given by functions:  minimize g(theta, y)  subject to  h(theta, y) <= 0,  e(theta, y) = 0.
 
 The functions are written for one sample. A batch is evaluated by `torch.func.vmap` over samples, or one
-sample after the other where that is impossible (control flow that looks at values). Gradients are taken by
-ordinary autograd around the mapped functions: samples do not touch each other, so one backward pass of
-the sum is the gradient of each, and what the batch shares collects the sum.
+sample after the other where that is impossible (control flow that depends on values). Gradients are taken by
+ordinary autograd around the mapped functions: samples are independent, so one backward pass of the sum gives
+the gradient of each, and parameters shared by the batch receive the sum.
 
 Inequalities and equalities are stacked from here on: c = [h; e] (batch, k), with multipliers
 [lam; nu] (batch, k) of the Lagrangian g + lam'h + nu'e.
@@ -26,7 +26,7 @@ NAMES = ("objective", "inequality", "equality")
 
 
 class _Holder(torch.nn.Module):
-    """Runs a function while `torch.func.functional_call` has other tensors in the held modules."""
+    """Runs a function while `torch.func.functional_call` replaces the tensors of the modules."""
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
         super().__init__()
@@ -40,8 +40,8 @@ class Functions:
     """g, h and e for one sample, and the modules whose parameters and buffers they use.
 
     Attributes:
-        mapped: whether batches go through `torch.func.vmap`; turned off for good by the first function
-            that cannot.
+        mapped: whether batches go through `torch.func.vmap`; the first function that cannot turns it off
+            permanently.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Functions:
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """Parameters and buffers of the modules by name, as they are."""
+        """Parameters and buffers of the modules by name."""
         return {**dict(self.holder.named_parameters()), **dict(self.holder.named_buffers())}
 
     def run(
@@ -70,7 +70,7 @@ class Functions:
     ) -> Tensor:
         """Function number `which` at every sample: (batch,) of the objective, (batch, rows) of constraints.
 
-        `y` (batch, *shape); batched theta have a batch dimension in front.
+        `y` (batch, *shape); batched theta have a leading batch dimension.
         """
         function = self.given[which]
         if function is None:
@@ -130,7 +130,7 @@ def _checked(value: Any, which: int) -> Tensor:
 
 
 def _is_data_problem(error: Exception) -> bool:
-    """Whether vmap failed for a reason that will not come again."""
+    """Whether vmap failed for lack of memory, which may not recur."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
@@ -146,7 +146,7 @@ def _complaint(which: int, error: RuntimeError) -> str:
 
 @dataclass(frozen=True)
 class Problem:
-    """Functions at values of their parameters; every tensor is double precision and detached.
+    """Functions with values of their parameters; every tensor is double precision and detached.
 
     Attributes:
         theta, batched: values of the parameters, and which of them have a batch dimension.
@@ -185,7 +185,7 @@ class Problem:
     def gradient(self, y: Tensor, multipliers: Tensor) -> Tensor:
         """Gradient of the Lagrangian in y, (batch, n); NaN outside the domain of the functions.
 
-        (The gradient of a logarithm is finite below zero, where there is no logarithm.)
+        (Autograd's gradient of a logarithm is finite at negative arguments, where the logarithm is not defined.)
         """
         with torch.enable_grad():
             at = y.detach().requires_grad_()
@@ -209,7 +209,7 @@ class Problem:
 
 
 def pull(output: Tensor, at: Tensor, weight: Tensor | None = None, keep: bool = False, graph: bool = False) -> Tensor:
-    """Gradient of a tensor in `at`, zero where it does not depend on it."""
+    """Gradient of a tensor with respect to `at`, zero if it does not depend on it."""
     if not output.requires_grad:
         return torch.zeros_like(at)
     (found,) = torch.autograd.grad(
@@ -232,6 +232,6 @@ def graph_nodes(output: Tensor) -> Iterator[Any]:
 def is_cut(output: Tensor) -> bool:
     """Whether a function in the graph forbids another backward pass (`once_differentiable`).
 
-    Autograd does not complain where the path to the inputs is cut there: it calls their gradient zero.
+    Autograd raises no error if the path to the inputs is cut there: it returns zero.
     """
     return any(node.name() == "torch::autograd::Error" for node in graph_nodes(output))

@@ -1,15 +1,15 @@
 """Products with first and second derivatives at a point; no matrix is formed.
 
-Of the constraints, J'w is one backward pass through a graph that is kept. J v is one too: u(w) = J'w is
-linear in w, and its transpose is the gradient of u in w along v. Where a function cannot be taken
-backward twice, J v is a central difference of the constraints.
+For the constraints, J'w is one backward pass through a graph that is kept. J v is one too: u(w) = J'w is
+linear in w, and its transpose is the gradient of u in w along v. If a function cannot be differentiated
+twice, J v is a central difference of the constraints.
 
-Of the Lagrangian, H v is a central difference of gradients (first-order, the default),
+For the Lagrangian, H v is a central difference of gradients (first-order, the default),
 
     H v ~ (grad L(y + t v) - grad L(y - t v)) / 2t,      t |v| = eps^(1/3) |y|,
 
 with an error of about 1e-10 of the largest gradients, or exact by autograd. Lengths are measured in a
-diagonal metric near that of H, in which steps are short where the functions curve strongly.
+diagonal metric close to that of H, in which steps are short where the curvature is large.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ffo.functions.problem import Problem, Tensor, is_cut, pull
 
 #: relative step of central differences
 STEP = torch.finfo(torch.float64).eps ** (1 / 3)
-#: how often a step that leaves the domain of the functions is shortened, tenfold each time
+#: how often a step that leaves the domain of the functions is divided by ten
 SHORTER = 8
 
 
@@ -61,7 +61,7 @@ class Constraints:
             return (self._problem.constraints(self._y + t * v) - self._problem.constraints(self._y - t * v)) / (2 * t)
 
     def jacobian(self) -> Tensor:
-        """(k, n) of a batch of one; for solvers that want a dense matrix."""
+        """(k, n) for a batch of one; for solvers that need a dense matrix."""
         k, n = self.value.shape[1], self._y.shape[1]
         if k <= n:
             units = torch.eye(k, dtype=torch.float64, device=self.value.device)
@@ -75,7 +75,7 @@ class Constraints:
                 w = torch.zeros_like(self.value, requires_grad=True)
                 u = pull(self._output, self._at, w, graph=True)
             if is_cut(u):
-                raise DerivativeError("the constraints cannot be taken backward twice")
+                raise DerivativeError("the constraints cannot be differentiated twice")
             self._transposed = (w, u)
         w, u = self._transposed
         return pull(u, w, v, keep=True)
@@ -108,7 +108,7 @@ class Differences:
             if bool(finite.all()):
                 break
             t = torch.where(finite, t, 0.1 * t)
-        if t is not first:  # not right up to the edge of the domain
+        if t is not first:  # keep a distance from the edge of the domain
             found = self._central(v, torch.where(t < first, 0.1 * t, t))
         return found
 

@@ -2,8 +2,8 @@
 
     P r = D^-1 (r - B't),    (B D^-1 B') t = B D^-1 r.
 
-Few rows: their Gram matrix B D^-1 B' is built column by column from products, and factorized; B itself is
-never stored. Many rows: conjugate gradients on the Gram matrix, a vector at a time.
+For few rows, the Gram matrix B D^-1 B' is built column by column from products and factorized; B itself is
+never stored. For many rows, conjugate gradients on the Gram matrix are used.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ffo.functions.products import Constraints
 
 Product = Callable[[Tensor], Tensor]
 
-#: held rows up to which the Gram matrix is built, and how many of its entries are allowed per unknown beyond
+#: most held rows for which the Gram matrix is always built; above that, its most entries per unknown
 FEW, PER_UNKNOWN = 256, 8
-#: pivot, relative to the row's norm squared, below which rows count as dependent
+#: pivot, relative to the squared norm of the row, below which rows count as dependent
 DEPENDENT = 1e-11
-#: pivot below which rows are at a small angle, and how often multipliers are refined there
+#: pivot below which rows are at a small angle, and how often multipliers are then refined
 LOOSE, REFINEMENTS = 1e-3, 2
 
 
@@ -67,9 +67,10 @@ class Projection:
         return self.solve(self._down(self._inverse * r))
 
     def reduce(self, r: Tensor) -> tuple[Tensor, Tensor]:
-        """r - B't, and t: what of r no multiplier explains.
+        """r - B't, the part of r not explained by multipliers, and t.
 
-        Rows at an angle a: the Gram matrix knows t to eps / a^2, each refinement is better by that factor, to eps / a.
+        For rows at an angle a, the Gram matrix gives t with an error of eps / a^2. Each refinement reduces the error by
+        that factor, down to eps / a.
         """
         t = self.multipliers(r)
         if self._factors is None:
@@ -81,7 +82,7 @@ class Projection:
         return left, t
 
     def null(self, b: Tensor) -> Tensor:
-        """w with B'w = 0, b (batch, k) in part; zero where held rows are independent, or too many for their factors."""
+        """The part w of b (batch, k) with B'w = 0; zero if held rows are independent, or too many to factorize."""
         return self._factors.null(b) if isinstance(self._factors, _Gram) else torch.zeros_like(b)
 
     def particular(self, b: Tensor) -> Tensor:
@@ -92,7 +93,7 @@ class Projection:
 
 
 class _Gram:
-    """Dense factors of the Gram matrix on the held rows of each sample, which are gathered in front."""
+    """Dense factors of the Gram matrix on the held rows of each sample, which are moved to the front."""
 
     def __init__(self, product: Product, held: Tensor, count: int) -> None:
         self._index = held.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :count]

@@ -1,7 +1,7 @@
-"""Forward solvers of problems given by functions: any callable, SciPy's, IPOPT, and our own.
+"""Forward solvers for problems given by functions: any callable, SciPy's, IPOPT, and a built-in one.
 
-A solver gets a batch and starting points and returns an `Answer`. Black boxes are asked one sample after
-the other; what they claim is not taken on trust (`outcome` measures every answer).
+A solver gets a batch and starting points and returns an `Answer`. Black boxes solve one sample after the
+other. `outcome` measures every answer, whatever status the solver reports.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SMALL = (100, 200, 4)
 
 
 class _TimeIsUpError(Exception):
-    """Raised where a black box evaluates a function after the call's time: the only way to end it."""
+    """Raised when a black box evaluates a function after the time limit: the only way to stop it."""
 
 
 def _stop_in_time() -> None:
@@ -64,7 +64,7 @@ class AugmentedLagrangian(FunctionSolver):
 
 @dataclass(frozen=True)
 class Found:
-    """What a black box says of one sample; NumPy arrays, multipliers [lam; nu] or None."""
+    """The answer of a black box for one sample; NumPy arrays, multipliers [lam; nu] or None."""
 
     y: Array
     multipliers: Array | None = None
@@ -74,7 +74,7 @@ class Found:
 
 
 class Sample:
-    """One sample for solvers that speak NumPy: values and dense first derivatives at flat y (n,)."""
+    """One sample for NumPy solvers: values and dense first derivatives at flat y (n,)."""
 
     def __init__(self, problem: Problem, like: Tensor) -> None:
         self._problem, self._device = problem, like.device
@@ -108,7 +108,7 @@ class Sample:
 
 
 class BlackBox(FunctionSolver):
-    """A solver that treats one sample at a time."""
+    """A solver for one sample at a time."""
 
     @abstractmethod
     def one(self, problem: Problem, y: Tensor) -> Found:
@@ -128,7 +128,7 @@ class BlackBox(FunctionSolver):
         return Answer(points, multipliers, [f.status for f in found], iterations, detail)
 
     def _guarded(self, problem: Problem, y: Tensor) -> Found:
-        """One sample; an exception of the solver, or the end of the call's time, costs this sample only."""
+        """Solve one sample; an exception of the solver, or the time limit, fails this sample only."""
         start = y.cpu().numpy()[0].copy()
         try:
             _stop_in_time()
@@ -174,7 +174,7 @@ class Scipy(BlackBox):
         parts = [(rows, kind) for rows, kind in parts if rows.stop > rows.start]
         arguments["constraints"] = [self._constraint(sample, rows, kind) for rows, kind in parts]
         with np.errstate(all="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # its result says the same again
+            warnings.simplefilter("ignore")  # its result contains the same information
             done = minimize(sample.value, start, **arguments)
         multipliers = None
         if self.name == "TRUST-CONSTR" and k:
@@ -195,7 +195,7 @@ class Scipy(BlackBox):
 
         if self.name == "TRUST-CONSTR":
             return NonlinearConstraint(value, -np.inf if kind == "ineq" else 0.0, 0.0, jac=jacobian)
-        sign = -1.0 if kind == "ineq" else 1.0  # SLSQP wants values that are not negative
+        sign = -1.0 if kind == "ineq" else 1.0  # SLSQP requires nonnegative values
         return {"type": kind, "fun": lambda y: sign * value(y), "jac": lambda y: sign * jacobian(y)}
 
     def _status(self, done: Any) -> Status:
@@ -261,10 +261,10 @@ def _ipopt(options: Mapping[str, Any]) -> Ipopt:
 
 
 class UserSolver(BlackBox):
-    """A user's `solve(g, h, e, y0)` -> y or (y, lam, nu); h and e are None where the problem has none.
+    """A user's `solve(g, h, e, y0)` -> y or (y, lam, nu); h and e are None if the problem has none.
 
     g, h, e are functions of y alone, for one sample, differentiable by autograd; y0 and y have the shape of
-    one y. Anything that `torch.as_tensor` takes may be returned.
+    one y. Anything that `torch.as_tensor` accepts may be returned.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -342,5 +342,5 @@ def _check(name: str, settings: Mapping[str, Any], known: Any) -> None:
     unknown = sorted(set(settings) - set(known))
     if unknown:
         raise UnknownSettingError(
-            f"{name} has no setting {', '.join(unknown)}; it knows {', '.join(sorted({'eps', 'max_iters', *known}))}"
+            f"{name} has no setting {', '.join(unknown)}; it accepts {', '.join(sorted({'eps', 'max_iters', *known}))}"
         )

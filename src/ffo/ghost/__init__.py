@@ -1,1 +1,1 @@
-"""The ghost problem: three ways to solve it, hypergradient, certificate."""
+"""The ghost problem: three ways to solve it, the hypergradient and the certificate."""

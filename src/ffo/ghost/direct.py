@@ -1,7 +1,7 @@
 """First way: Newton's method and both derivatives by compiled kernels, one sample at a time.
 
-The ghost system of a sample is factorized as a sparse LDL' on a pattern that all active sets share (`ffo.kernels`);
-the factors of the last Newton step serve the backward pass.
+The ghost system of a sample is factorized as a sparse LDL' on a pattern shared by all active sets (`ffo.kernels`). The
+backward pass reuses the factors of the last Newton step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from ffo.ghost.certificate import RESIDUAL, Certificate
 from ffo.ghost.oracle import LARGE_U, LARGE_W, MEETS_U, MEETS_W, Linearization, NullVectors, Sensitivity, Way
-from ffo.kernels import newton as columns
+from ffo.kernels import evidence as columns
 from ffo.kernels.batch import FACTORS, KernelPlan, State, state_bytes
 from ffo.kernels.kkt import Full
 from ffo.kernels.point import MARGIN_RATIO, WEAK
@@ -23,15 +23,15 @@ from ffo.program.plan import plan_of, values_of
 
 Array = np.ndarray
 
-#: Newton steps from a solver's answer, and from nothing
+#: most Newton steps from a solver's answer, and from zero
 POLISHING, FROM_NOTHING = 10, 25
-#: relative difference of solutions that are the same, and what curved blocks say about one that do not touch it
+#: relative difference below which two solutions are the same; relative size below which a curved block has no effect
 SAME, UNMOVED = 1e-6, 1e-12
-#: share of a solution in a row that may as well not be there
+#: relative multiplier below which a row carries no force
 FORCELESS = 1e-9
-#: entries of the patterns of all samples from which it is asked whether there is memory for their factors
+#: total entries of the samples' patterns above which the memory for their factors is checked first
 LARGE = 10_000_000
-#: entries of a solution, equilibrated and relative to its largest, that are rounding
+#: entries of an equilibrated solution, relative to the largest, below which they are rounding
 SEEN = 1e-10
 
 
@@ -49,7 +49,7 @@ class Direct(Way):
 
 @dataclass(frozen=True)
 class Compiled(Linearization):
-    """Solutions with the faces and factors that Newton's method left."""
+    """Solutions with the faces and factors of the last Newton step."""
 
     plan: KernelPlan
     state: State
@@ -74,12 +74,14 @@ class Compiled(Linearization):
         return self.with_evidence(mine, r_x, r_s, u, w, residual)
 
     def with_evidence(self, samples: Array, r_x: Array, r_s: Array, u: Array, w: Array, residual: Array) -> Sensitivity:
-        """Solutions of some samples' ghost systems, and what they depend on."""
+        """Solutions of some samples' ghost systems, with the evidence about them."""
         return Sensitivity(u, w, residual, self._kinked(samples, r_x, r_s, u, w), self._sees(samples, u, w))
 
     @cached_property
     def null(self) -> NullVectors:
         near, weak = self.certificate.weakly_active.nonzero()[0], self.y[:0]
+        if not len(near) and not np.count_nonzero(self.state.evidence[:, columns.SINGULAR]):
+            return NullVectors(near, self.x[:0], weak)
         if len(near):  # rows depend on each other on the largest face, and solutions are many on the smallest
             rows = self.weak_rows[near]
             held = (rows & (self.state.face[0][near, : self.program.m] > 0)).any(axis=1)
@@ -88,7 +90,7 @@ class Compiled(Linearization):
 
     @cached_property
     def weak_rows(self) -> Array:
-        """(batch, m) rows that may as well belong to another face."""
+        """(batch, m) weakly active rows: they could as well belong to another face."""
         weak = np.zeros(self.y.shape, dtype=bool)
         near = np.flatnonzero(self.certificate.weakly_active)
         if len(near):
@@ -98,14 +100,15 @@ class Compiled(Linearization):
         return weak
 
     def _kinked(self, samples: Array, r_x: Array, r_s: Array, u: Array, w: Array) -> Array:
-        """(samples,) whether u depends on the face to which weakly active rows are counted.
+        """(samples,) whether u depends on which weakly active rows count as active.
 
-        Where it is the same without them and with all of them, it is the same with any: Au = r_s there without a force.
-        Without them it is the same where w = 0 there; else it is solved for again, since other rows, on which they
-        depend, may take their force. Of curved blocks, whose faces are many, both must hold by themselves.
+        If u is the same with none and with all of them, it is the same with any subset: Au = r_s holds on these rows
+        without a force. With none of them, u is unchanged if w = 0 on them. Otherwise it is solved for again, since
+        other rows on which they depend may take over their force. A curved block has many faces, so both conditions
+        are required of it separately.
         """
         found = self.certificate.weakly_active[samples]
-        if not found.any():
+        if not np.count_nonzero(found):
             return found
         near, k = np.flatnonzero(found), samples[found]
         kinked = np.zeros(len(k), dtype=bool)
@@ -152,7 +155,7 @@ def _largest(v: Array) -> Array:
 def newton(
     program: ConeProgram, x: Array, y: Array, s: Array, steps: int = POLISHING, full: Full = FACTORS
 ) -> Compiled:
-    """Newton steps from points of every sample; `s` is the solver's own slack, `full` how to solve ghost systems."""
+    """Take Newton steps from a point of every sample; `s` is the solver's slack, `full` how to solve ghost systems."""
     plan = plan_of(program)
     structure = plan.pattern if full.iterations else plan.structure
     if program.batch * len(structure.slim) > LARGE:
@@ -170,10 +173,16 @@ def from_nothing(program: ConeProgram) -> Compiled:
 
 def _certificate(state: State) -> Certificate:
     evidence = state.evidence
-    return Certificate.before_backward(
-        unsettled=evidence[:, columns.IS_SETTLED] == 0,
-        margin_ratio=evidence[:, columns.RATIO],
-        weakly_active=evidence[:, columns.NEAREST] <= np.maximum(WEAK, evidence[:, columns.RESIDUAL] / MARGIN_RATIO),
-        error=evidence[:, columns.ERROR],
-        natural_residual=evidence[:, columns.RESIDUAL],
+    unsettled, weakly_active, ambiguous, dependent, indefinite, relaxed = state.flags.T
+    return Certificate(
+        unsettled,
+        evidence[:, columns.RATIO],
+        weakly_active,
+        evidence[:, columns.ERROR],
+        evidence[:, columns.RESIDUAL],
+        evidence[:, columns.GHOST],
+        ambiguous,
+        dependent,
+        indefinite,
+        relaxed,
     )

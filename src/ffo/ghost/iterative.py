@@ -18,9 +18,9 @@ class Iterative(Way):
     """MINRES with a diagonal preconditioner.
 
     Attributes:
-        rtol: relative residual at which a sample is done; 1e-6 would leave 1e-3 in the gradient.
+        rtol: relative residual at which a sample is done; 1e-6 would leave an error of 1e-3 in the gradient.
         max_iters: iterations per restart; None: ten times the unknowns of a sample.
-        restarts: how often to start again from the true residual.
+        restarts: number of restarts from the true residual.
     """
 
     rtol: float = 1e-12
@@ -28,7 +28,7 @@ class Iterative(Way):
     restarts: int = 4
 
     def full(self, program: ConeProgram) -> Full:
-        """What the kernels are told."""
+        """The settings as the kernels take them."""
         return Full(self.max_iters or 10 * max(program.n + program.m, 20), float(self.rtol), self.restarts)
 
     def linearize(self, program: ConeProgram, solution: Solution) -> Compiled:

@@ -7,7 +7,7 @@ finite difference of its gradient in the data, taken centrally,
     v = ( grad L(theta; x_d, y_d) - grad L(theta; x_-d, y_-d) ) / 2d,
 
 is   dP = sym(u x'),  dq = u,  dA = y u' + w x',  db = -w   for every d: the ghost solution is linear in
-d and the quadratic terms cancel, so the O(d) error of the one-sided difference is not there at all.
+d and the quadratic terms cancel, so there is no O(d) error as in a one-sided difference.
 Loss gradients in the slack s = b - Ax add c_s to db and -c_s x' to dA.
 """
 
@@ -25,19 +25,19 @@ from ffo.program.cone import ConeProgram, Solution
 
 Array = np.ndarray
 
-#: columns of `Sensitivity.sees`, where a ghost system has null vectors: u and w are more than rounding; they have
-#: entries in common with those of the null vectors
+#: columns of `Sensitivity.sees` for ghost systems with null vectors: whether u (w) is more than rounding, and whether
+#: it has nonzero entries where a null vector has
 LARGE_U, LARGE_W, MEETS_U, MEETS_W = range(4)
 
 
 class Sensitivity(NamedTuple):
-    """A solution of the ghost system, and its evidence.
+    """A solution of the ghost system, and evidence about it.
 
     Attributes:
         u, w: (batch, n), (batch, m).
         residual: (batch,) relative residual.
-        kinked: (batch,) whether the solution differs on another face to which weakly active rows may belong.
-        sees: (batch, 4) what of the solution null vectors would change: LARGE_U to MEETS_W.
+        kinked: (batch,) whether the solution depends on which weakly active rows count as active.
+        sees: (batch, 4) which parts of the solution null vectors could change: LARGE_U to MEETS_W.
     """
 
     u: Array
@@ -47,20 +47,22 @@ class Sensitivity(NamedTuple):
     sees: Array
 
     def take(self, samples: Array) -> Sensitivity:
-        """Those of some samples."""
+        """Select some samples."""
         return Sensitivity(*(v[samples] for v in self))
 
 
 class NullVectors(NamedTuple):
-    """Some samples' (count,) null vectors of their ghost systems, drawn at random: u (count, n) along which the
-    solution is not unique, w (count, m) along which active rows depend on each other. A sample may have several."""
+    """Random null vectors of the ghost systems of some samples (count,); a sample may have several.
+
+    Along u (count, n) the solution is not unique; along w (count, m) active rows depend on each other.
+    """
 
     samples: Array
     u: Array
     w: Array
 
     def take(self, samples: Array) -> NullVectors:
-        """Those of some (distinct) samples, numbered by their place there."""
+        """Those of some (distinct) samples, renumbered by position in `samples`."""
         place = np.full(max(samples.max(initial=0), self.samples.max(initial=0)) + 1, -1)
         place[samples] = np.arange(len(samples))
         here = place[self.samples]
@@ -80,7 +82,7 @@ class Linearization(ABC):
     @property
     @abstractmethod
     def start_residual(self) -> Array:
-        """(batch,) residual of the point that was given, in the largest terms of its program, as solvers measure."""
+        """(batch,) residual of the given point relative to the largest terms of its program, as solvers measure it."""
 
     @abstractmethod
     def sensitivity(self, r_x: Array, r_s: Array, samples: Array | None = None) -> Sensitivity:
@@ -89,7 +91,7 @@ class Linearization(ABC):
     @property
     @abstractmethod
     def null(self) -> NullVectors:
-        """Of the samples whose ghost systems are singular."""
+        """Null vectors of the samples whose ghost systems are singular."""
 
     @property
     def dependent(self) -> Array:
@@ -145,14 +147,14 @@ class Way(ABC):
 
     @property
     def factorizes(self) -> bool:
-        """Whether ghost systems are factorized, so that Newton's method from nothing is worth a try."""
+        """Whether ghost systems are factorized, so that Newton's method from zero is worth a try."""
         return False
 
     @abstractmethod
     def linearize(self, program: ConeProgram, solution: Solution) -> Linearization:
-        """Polish a solution (if the way can) and make its derivative ready."""
+        """Polish a solution (if the way can) and prepare its derivative."""
 
 
 def linearize(program: ConeProgram, solution: Solution, way: Way) -> Linearization:
-    """Polish a solution (if the way can) and make its derivative ready."""
+    """Polish a solution (if the way can) and prepare its derivative."""
     return way.linearize(program, solution)

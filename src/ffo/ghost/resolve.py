@@ -1,15 +1,15 @@
-"""Third way: Algorithm 1 of the paper to the letter, with nothing but a black-box solve.
+"""Third way: Algorithm 1 of the paper taken literally, with nothing but a black-box solver.
 
-`target="ghost"` hands the perturbed ghost problem (P3), an equality-constrained quadratic program, to
+`target="ghost"` passes the perturbed ghost problem (P3), an equality-constrained quadratic program, to
 the solver: rows with curvature become a slack e with cost e^2/2,
 
     minimize  1/2 u'Pu - r_x'u + 1/2 e'e   subject to  TA u - C k - sqrt(delta) e = T r_s,
 
 whose multipliers are t. The ghost is linear in the perturbation, so there is no truncation error and
-the step `delta` only has to stand clear of the solver's tolerance.
+the step `delta` only has to be well above the solver's tolerance.
 
 `target="original"` perturbs the problem itself, q - delta r_x and b + delta r_s, and takes central
-differences of its solutions: for solvers whose answer is all one has. Its step balances truncation
+differences of its solutions: for solvers that return nothing but a solution. Its step balances truncation
 delta^2 against the error e of a solution divided by delta.
 """
 
@@ -42,10 +42,10 @@ BlackBox = Callable[[ConeProgram], Solution]
 Matrices = TypeVar("Matrices", bound=SparseBatch)
 Shape = tuple[int, int]
 
-#: solves of a ghost problem, each for what those before it left, and the relative residual that needs no further one:
-#: the first errs by the solver's tolerance, which would stand in derivatives that are zero
+#: most solves of a ghost problem, each for the residual of the previous ones, and the relative residual that ends them.
+#: A single solve has the solver's tolerance as its error, which would show in derivatives that are zero.
 RESOLVES, EXACT = 3, 1e-12
-#: share of a residual from which MINRES has not solved for it
+#: relative residual above which MINRES has failed
 UNSOLVED = 0.5
 
 
@@ -68,7 +68,7 @@ class Resolve(Way):
 
     @property
     def polishes(self) -> bool:
-        """Differences of solutions of the original problem are taken at what the solver says."""
+        """No for the original problem: its differences use the solver's answers as they are."""
         return self.target == "ghost"
 
     def linearize(self, program: ConeProgram, solution: Solution) -> Resolving:
@@ -77,8 +77,8 @@ class Resolve(Way):
         found = newton(program, solution.x, solution.y, solution.s, steps, full)
         if self.polishes:
             return GhostResolved(**vars(found), way=self)
-        # An interior-point answer errs by about the square root of its residual, and differences of such
-        # answers by that to the power 2/3.
+        # The error of an interior-point answer is about the square root of its residual, and that of a difference
+        # of such answers is this error to the power 2/3.
         residual, margin = found.certificate.natural_residual, found.margin
         certificate = replace(
             found.certificate,
@@ -92,7 +92,7 @@ class Resolve(Way):
 
 @dataclass(frozen=True)
 class Resolving(Compiled):
-    """Solutions whose derivatives are re-solves."""
+    """Solutions whose derivatives are computed by re-solving."""
 
     way: Resolve
 
@@ -101,7 +101,7 @@ class Resolving(Compiled):
 
     @abstractmethod
     def _resolve(self, samples: Array, r_x: Array, r_s: Array) -> Sensitivity:
-        """The same for some samples."""
+        """The sensitivity of some samples."""
 
 
 class GhostResolved(Resolving):
@@ -117,8 +117,11 @@ class GhostResolved(Resolving):
         return self.with_evidence(samples, r_x, r_s, u, w, np.fmax(residual, error))
 
     def _error(self, samples: Array, u: Array, w: Array, left_x: Array, left_s: Array, residual: Array) -> Array:
-        """(samples,) relative errors: what MINRES makes of what the solver left, infinite where it makes nothing of
-        more than rounding. Where rows are nearly parallel, a residual of 1e-8 may be all of the solution."""
+        """(samples,) relative errors, estimated by solving for the remaining residual with MINRES.
+
+        Infinite if MINRES fails on a residual above rounding. If rows are nearly parallel, the error can be as large
+        as the solution although the residual is 1e-8.
+        """
         step_u, step_w, unsolved = self.plan.sensitivity(self.state, samples, left_x, left_s)
         scale = np.concatenate(self.plan.scales(self.state, samples), axis=1)
         step, size = (
@@ -132,11 +135,11 @@ class GhostResolved(Resolving):
 
 
 class GhostProblems:
-    """The ghost problems of all samples as one batch, from the K that Newton's method left; unknowns are numbered as
-    in K: variables, rows, auxiliary variables.
+    """The ghost problems of all samples as one batch, built from the K of the last Newton step.
 
-    The problems have the rows that some sample's face has. Where another one's lacks a row, its K has -1 on the
-    diagonal and zeros elsewhere: that is a row of which the slack alone is left.
+    Unknowns are numbered as in K: variables, rows, auxiliary variables. The problems have every row that is on some
+    sample's face. If a sample's face lacks a row, its K has -1 on the diagonal and zeros elsewhere: a row with only
+    a slack.
     """
 
     def __init__(self, state: State) -> None:
@@ -165,8 +168,10 @@ class GhostProblems:
         self.program = ConeProgram(P, q, A, b, Product([(Zero(), shape[0])])).pruned()
 
     def solve(self, way: Resolve, samples: Array, rhs: Array) -> tuple[Array, Array, Array]:
-        """Solutions of K z = rhs (samples, size), what they leave of it, and their relative residuals; zeros without an
-        answer: like a failed sample, no gradient, and the certificate says so."""
+        """Solutions of K z = rhs (samples, size), their residual vectors, and their relative residuals.
+
+        Zeros if the solver gives no answer: like a failed sample, it has no gradient, and the certificate says so.
+        """
         z, left, unit = np.zeros_like(rhs), rhs.copy(), self.unit[samples]
         todo, size = np.flatnonzero(rhs.any(axis=1)), np.linalg.norm(rhs * unit, axis=1)
         residual = np.where(rhs.any(axis=1), np.inf, 0.0)
@@ -181,23 +186,26 @@ class GhostProblems:
             new[:, self.rows] += y / step
             rest = rhs[todo] - self.K.take(samples[todo]).dot(new)
             relative = np.linalg.norm(rest * unit[todo], axis=1) / size[todo]
-            better = relative < 2.0 * residual[todo]  # what is small beside rounding in the rest may still gain digits
+            # twice: small entries may still gain digits while the residual is rounding in large ones
+            better = relative < 2.0 * residual[todo]
             todo, relative = todo[better], relative[better]
             z[todo], left[todo], residual[todo] = new[better], rest[better], relative
             todo = todo[(relative > EXACT) | ~self._small_in_parts(samples[todo], z[todo], left[todo])]
         return z, left, residual
 
     def _small_in_parts(self, samples: Array, z: Array, left: Array) -> Array:
-        """(samples,) whether residuals are small beside variables and multipliers, as in `ffo.kernels.system`."""
+        """(samples,) whether residuals are small beside both variables and multipliers (see `ffo.kernels.system`)."""
         scale = self.scale[samples]
         sizes = [np.abs(v).max(axis=1, initial=0.0) for v in np.split(z / scale, [self.n], axis=1)]
         least = np.min([np.where(size > 0, size, np.inf) for size in sizes], axis=0)
         return np.abs(left * scale).max(axis=1) <= PART * least
 
     def _solved(self, way: Resolve, samples: Array, right: Array, whole: bool) -> tuple[Array, Array]:
-        """x and y of the problems of some samples with these right-hand sides of K; `whole`: of all with them, since
-        a solver that goes on from sample to sample chooses other multipliers of dependent rows where some are left
-        out."""
+        """x and y of the problems of some samples with these right-hand sides of K.
+
+        `whole` solves all samples along with them: a solver that starts each sample from the one before chooses other
+        multipliers of dependent rows if some samples are left out.
+        """
         program = self.program if whole else self.program.take(samples)
         mine = samples if whole else np.arange(len(samples))
         q, b = np.zeros(program.q.shape), np.zeros(program.b.shape)
@@ -207,7 +215,7 @@ class GhostProblems:
 
 
 def _on(kind: type[Matrices], places: tuple[Array, Array, Array, Array], values: Array, shape: Shape) -> Matrices:
-    """Matrices with values (samples, entries) at some rows and columns, and at others after them."""
+    """Matrices with values (samples, entries) at two sets of places (rows, columns, rows, columns), concatenated."""
     rows, columns = np.concatenate(places[::2]), np.concatenate(places[1::2])
     pattern, at = Pattern.of_positions(rows + shape[0] * columns, shape)
     found = np.empty_like(values)
@@ -217,7 +225,7 @@ def _on(kind: type[Matrices], places: tuple[Array, Array, Array, Array], values:
 
 class OriginalResolved(Resolving):
     def _resolve(self, samples: Array, r_x: Array, r_s: Array) -> Sensitivity:
-        # The whole batch: a solver that goes on from sample to sample has other noise where some are left out.
+        # The whole batch: a solver that starts each sample from the one before gives other noise if some are left out.
         full_x, full_s = np.zeros_like(self.x), np.zeros_like(self.y)
         full_x[samples], full_s[samples] = r_x, r_s
         return self._differences(full_x, full_s).take(samples)
@@ -226,8 +234,8 @@ class OriginalResolved(Resolving):
         program = self.program
         step = self._step(program, r_x, r_s)
         u, w, failed = self._difference(program, r_x, r_s, step)
-        # No system is formed whose residual could be measured; what a step of twice the size says instead
-        # shows truncation, the solver's noise and kinks alike.
+        # There is no system whose residual could be measured. Comparing with a step of twice the size shows
+        # truncation, the solver's noise and kinks.
         other, _, failed_too = self._difference(program, r_x, r_s, 2 * step)
         size = np.linalg.norm(u, axis=1)
         doubt = np.linalg.norm(u - other, axis=1) / np.where(size > 0, size, 1.0)

@@ -13,6 +13,7 @@ from ffo.engine.call import read_batch
 from ffo.engine.options import OnFail, numbered_relaxation
 from ffo.ghost.oracle import Way
 from ffo.jax.base import CallReport, LayerBase, as_array
+from ffo.jax.expressions import with_expressions
 from ffo.program.cvxpy import canonicalize
 from ffo.solvers.base import Solver
 
@@ -118,7 +119,9 @@ class FFOLayer(LayerBase):
         report: bool,
     ) -> tuple[tuple[jax.Array, ...], CallReport | None]:
         values = [as_array(p, f"Parameter {i}") for i, p in enumerate(params)]
-        read_batch([v.shape for v in values], self.canonical.shapes)
+        read_batch([v.shape for v in values], self.canonical.shapes[: self.canonical.given])
+        if self.canonical.lifted is not None:
+            values = with_expressions(self.canonical, values)
         outputs, reported = self._run(self.canonical, values, solver_args, keys, warm_start, report)
         return tuple(outputs), reported
 

@@ -25,7 +25,7 @@ from ffo.lab.store import Limits, Store
 from ffo.lab.tasks import make_task
 
 app = typer.Typer(help="ffo: differentiable convex optimization layers.", no_args_is_help=True)
-lab = typer.Typer(help="The paper's experiments against every system it names, and a report of them.")
+lab = typer.Typer(help="Run the paper's experiments against every system it names, and write a report.")
 app.add_typer(lab, name="lab")
 
 RESULTS = Path("ffo-lab")
@@ -38,11 +38,11 @@ def _ffo() -> None:
 
 
 def _names(text: str, known: list[str], what: str) -> list[str]:
-    """A comma-separated list, each known; empty: all."""
+    """Parse a comma-separated list of known names; empty: all."""
     chosen = [name.strip() for name in text.split(",") if name.strip()]
     for name in chosen:
         if name not in known:
-            raise typer.BadParameter(f"no {what} {name!r}; there are: {', '.join(known)}")
+            raise typer.BadParameter(f"no {what} {name!r}; available: {', '.join(known)}")
     return chosen or known
 
 
@@ -86,9 +86,7 @@ def run(
     preset: Annotated[
         str, typer.Option(help="quick: five minutes on two idle cores; paper: the paper's sizes.")
     ] = "quick",
-    out: Annotated[
-        Path, typer.Option(help="Folder of the results; a run that was interrupted goes on here.")
-    ] = RESULTS,
+    out: Annotated[Path, typer.Option(help="Results folder; an interrupted run in it is resumed.")] = RESULTS,
     experiments: Annotated[str, typer.Option(help="Names separated by commas; default: all (`ffo lab list`).")] = "",
     methods: Annotated[str, typer.Option(help="Names separated by commas; default: all (`ffo lab list`).")] = "",
     seeds: Annotated[str, typer.Option(help="Seeds separated by commas.")] = "",
@@ -99,14 +97,14 @@ def run(
     ] = None,
     time_limit: Annotated[float | None, typer.Option(help="Seconds for one job.")] = None,
     memory_limit: Annotated[
-        float | None, typer.Option(help="Gigabytes for one job; default: 3/4 of what is free.")
+        float | None, typer.Option(help="Gigabytes for one job; default: 3/4 of the free memory.")
     ] = None,
-    threads: Annotated[int, typer.Option(help="Threads of OpenMP and BLAS in a job.")] = 1,
-    ddp: Annotated[int, typer.Option(help="Processes that share each training run (DistributedDataParallel).")] = 1,
+    threads: Annotated[int, typer.Option(help="OpenMP and BLAS threads per job.")] = 1,
+    ddp: Annotated[int, typer.Option(help="Processes per training run (DistributedDataParallel).")] = 1,
     ray: Annotated[str, typer.Option(help="Address of a Ray cluster: auto, local, or ray://host:port.")] = "",
     cpus_per_job: Annotated[float, typer.Option(help="Cores that Ray reserves for a job.")] = 1,
 ) -> None:
-    """Run experiments; finished jobs of an earlier run in the same folder are not run again."""
+    """Run experiments; jobs finished by an earlier run in the same folder are not repeated."""
     (name,) = _names(preset, list(PRESETS), "preset")[:1]
     chosen = _adjusted(PRESETS[name], seeds, sizes, d_y, adam_eps)
     wanted = _names(experiments, list(CATALOGUE), "experiment")
@@ -124,7 +122,7 @@ def run(
         try:
             _run(left, store, limits, console, threads, ray, cpus_per_job)
         except KeyboardInterrupt:
-            console.print(f"Interrupted. What is done is in {out}; the same command goes on from there.")
+            console.print(f"Interrupted. Results so far are in {out}; the same command resumes the run.")
             raise typer.Exit(INTERRUPTED) from None
 
 
@@ -144,7 +142,7 @@ def _run(
 
 
 @lab.command()
-def report(folder: Annotated[Path, typer.Argument(help="Folder of the results.")] = RESULTS) -> None:
+def report(folder: Annotated[Path, typer.Argument(help="Results folder.")] = RESULTS) -> None:
     """Write the report of a results folder."""
     from ffo.lab.report import write_report
 
@@ -153,7 +151,7 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder of the results.")
 
 @lab.command("list")
 def show() -> None:
-    """The experiments and the methods, and which of them can run here."""
+    """List the experiments and methods, and which of them can run here."""
     console = Console()
     table = Table("experiment", "what it shows", title="Experiments", title_justify="left")
     for name, text in EXPERIMENTS.items():

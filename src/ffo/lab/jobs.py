@@ -1,4 +1,4 @@
-"""A job: one method on one task under one set of circumstances; what the runner runs and remembers."""
+"""A job: one method on one task with one set of settings, the unit that the runner runs and records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ffo.lab.baselines.base import Settings
 from ffo.lab.rows import Row
 from ffo.lab.tasks.base import TaskSizes
 
-#: what a job is allowed is no part of what it measures
+#: fields that limit a job; they do not change what it measures
 NOT_MEASURED = ("after", "budget", "time_limit", "repeat_limit")
 Kind = Literal["train", "time", "memory", "similarity"]
 
@@ -27,13 +27,13 @@ class Job:
         epochs: of training ("train"); steps: timed ("time") or taken ("similarity").
         every: steps between two comparisons with the reference ("similarity").
         processes: of distributed training.
-        timed: whether its times are measured; one whose are not may run beside others.
-        label: sets the method's name apart in a report, where settings vary; empty: the method's own name.
-        after: key of an easier job (smaller, or of an earlier seed); if that one met a limit, this one is not
+        timed: whether its times are measured; other jobs may run in parallel.
+        label: name in a report if settings vary; empty: the method's own name.
+        after: key of an easier job (smaller, or of an earlier seed); if that one hit a limit, this one is not
             tried.
         budget: seconds after which no further step is timed ("time").
-        time_limit: seconds after which the job is ended.
-        repeat_limit: seconds that `after`, the same on another seed, may have taken for this one to be run.
+        time_limit: seconds after which the job is stopped.
+        repeat_limit: the job is run only if `after`, the same on another seed, took at most so many seconds.
     """
 
     experiment: str
@@ -57,13 +57,13 @@ class Job:
 
     @property
     def key(self) -> str:
-        """A hash of what is measured; how much time it may take is no part of it."""
+        """A hash of what is measured, without the limits."""
         spec = {k: v for k, v in asdict(self).items() if k not in NOT_MEASURED}
         return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def fresh(self) -> bool:
-        """Whether it needs a process of its own."""
+        """Whether it needs a fresh process."""
         return self.kind == "memory"
 
     @property

@@ -1,4 +1,4 @@
-"""What the rows were measured on."""
+"""The machine that the rows were measured on."""
 
 from __future__ import annotations
 

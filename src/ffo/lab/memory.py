@@ -21,17 +21,17 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def resident_mb() -> float:
-    """Memory the process holds now (where the system does not tell: its peak so far)."""
+    """Current memory of the process (its peak so far, if the system does not report it)."""
     return _status("VmRSS")
 
 
 def peak_mb() -> float:
-    """Peak since the last `reset_peak`, or since the start where the system cannot reset it."""
+    """Peak since the last `reset_peak`, or since the start if the system cannot reset it."""
     return _status("VmHWM")
 
 
 def reset_peak() -> None:
-    """Let the peak start anew from what is held now (Linux)."""
+    """Reset the peak to the current memory (Linux)."""
     if CLEAR.exists():
         CLEAR.write_text("5")
 
@@ -45,7 +45,7 @@ def _status(field: str) -> float:
 
 
 def measure_memory(job: Job) -> Iterator[Row]:
-    """Peaks of building the layer, of the forward and of the backward pass; run in a fresh process."""
+    """Peak memory of building the layer, the forward and the backward pass; run in a fresh process."""
     baseline = BASELINES[job.method]
     for package in (*baseline.packages, "cvxpy"):
         importlib.import_module(package)

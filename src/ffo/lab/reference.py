@@ -1,6 +1,6 @@
-"""Gradients to trust: a tight solve, Newton's method on its active set, and a dense KKT system.
+"""Reference gradients: a tight solve, Newton's method on its active set, and a dense KKT system.
 
-Nothing of the package under test is used. The letters are those of `baselines.implicit`; a row of G with
+No code of the package under test is used. The letters are those of `baselines.implicit`; a row of G with
 a single nonzero fixes a variable, so that only the free ones enter the system.
 """
 
@@ -18,7 +18,7 @@ from ffo.lab.tasks.inner import Inner
 
 Array = np.ndarray
 TIGHT, NEWTON, ACCEPT = 1e-12, 6, 1e-8
-#: changes of the active set, each by the signs of multipliers and slacks
+#: most changes of the active set, each by the signs of multipliers and slacks
 ROUNDS = 8
 
 
@@ -28,7 +28,7 @@ class NoReferenceError(RuntimeError):
 
 @dataclass(frozen=True)
 class Reference:
-    """Solutions (batch, n) and the gradient of the loss in what is learnt."""
+    """Solutions (batch, n) and the gradient of the loss in the learnt values."""
 
     y: Array
     gradient: dict[str, Array]
@@ -36,7 +36,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """How far a gradient is from the reference, worst over its tensors, and a solution, worst over its samples."""
+    """Distance from the reference: of a gradient, worst over its tensors, and of a solution, worst over its samples."""
 
     cosine: float
     l2: float
@@ -47,7 +47,7 @@ class Comparison:
 def reference(
     inner: Inner, values: Mapping[str, torch.Tensor], loss: Callable[[torch.Tensor], torch.Tensor]
 ) -> Reference:
-    """The solutions for these values, and the gradient of `loss`, a function of solutions (batch, n), there."""
+    """The solutions for these values, and the gradient there of `loss`, a function of solutions (batch, n)."""
     with one_blas_thread(), torch.enable_grad():
         points = _points(inner, values)
         y = torch.tensor(np.stack([point.x for point in points]), requires_grad=True)
@@ -60,7 +60,7 @@ def reference(
 
 
 def solutions(inner: Inner, values: Mapping[str, torch.Tensor]) -> Array:
-    """The solutions (batch, n) alone: they are there where no derivative is, too."""
+    """Only the solutions (batch, n): they exist even where there is no derivative."""
     with one_blas_thread():
         return np.stack([point.x for point in _points(inner, values)])
 
@@ -84,14 +84,14 @@ def compare(y: Array, gradient: Mapping[str, Array], true: Reference) -> Compari
 
 
 def distance(y: Array, true: Array) -> float:
-    """Of solutions (batch, n), relative to the larger of the true one's norm and 1; the worst of the batch."""
+    """Distance of solutions (batch, n), relative to the larger of 1 and the true norm; the worst of the batch."""
     off = np.linalg.norm(y - true, axis=1) / np.maximum(np.linalg.norm(true, axis=1), 1.0)
     return float(np.nan_to_num(off, nan=np.inf).max())
 
 
 @dataclass
 class _Point:
-    """A solution: x, its free variables, the rows M x = r that hold besides fixed variables, multipliers."""
+    """A solution: x, its free variables, the active rows M x = r other than bounds, and multipliers."""
 
     inner: Inner
     A: Array
@@ -135,7 +135,7 @@ class _Point:
         return cls(inner, A, x, free, M, right, np.concatenate([nu, lam[active[~single]]]), mu)
 
     def read(self, q: Array, active: Array) -> tuple[Array, Array, float, Array, Array]:
-        """x, nu, mu, and multipliers and slacks of all rows of G: where one is negative the active set was wrong."""
+        """x, nu, mu, and multipliers and slacks of all rows of G: if one is negative, the active set was wrong."""
         inner, rows = self.inner, self.inner.G[active]
         single = np.count_nonzero(rows, axis=1) == 1
         force = q - inner.Q @ self.x - self.M.T @ self.w - self.mu * self.x
@@ -173,7 +173,7 @@ class _Point:
         outside = float((inner.G @ self.x - inner.h).max(initial=0.0))
         if np.isfinite(inner.radius):
             outside = max(outside, float(np.linalg.norm(self.x)) - inner.radius)
-        # what is left of stationarity must be a nonnegative combination of the rows that fix variables
+        # the residual of stationarity must be a nonnegative combination of the rows that fix variables
         force = q - inner.Q @ self.x - self.M.T @ self.w - self.mu * self.x
         single = active[np.count_nonzero(inner.G[active], axis=1) == 1]
         signs = inner.G[single] @ force
@@ -190,14 +190,14 @@ class _Point:
         try:
             found = np.linalg.solve(K, right)
         except np.linalg.LinAlgError:
-            raise NoReferenceError("the active constraints are dependent: there is no one derivative") from None
+            raise NoReferenceError("the active constraints are dependent: the derivative is not unique") from None
         u = np.zeros(self.inner.n)
         u[self.free] = found[: len(self.free)]
         return u, found[len(self.free) : len(self.free) + len(self.A)]
 
 
 def _solved(K: Array, right: Array) -> Array:
-    """K^-1 right; where active constraints are dependent, in the sense of least squares."""
+    """K^-1 right; in the least-squares sense if active constraints are dependent."""
     try:
         return np.linalg.solve(K, right)
     except np.linalg.LinAlgError:

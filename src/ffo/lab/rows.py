@@ -1,13 +1,13 @@
-"""What an experiment leaves behind: rows, one JSON object per line.
+"""Results of an experiment: rows, one JSON object per line.
 
 A results folder holds
 
-    rows.jsonl      one `Row` per line, written at once: valid after an interruption, but for a last line
-                    that was cut short, which `read_rows` leaves out
+    rows.jsonl      one `Row` per line, written immediately: valid after an interruption, except for an
+                    incomplete last line, which `read_rows` ignores
     machine.json    the `Machine` the rows were measured on
     done.jsonl      the jobs that are finished (the runner's own; a report does not need it)
 
-Every row carries every field of `Row`; what does not apply is null.
+Every row has every field of `Row`; fields that do not apply are null.
 """
 
 from __future__ import annotations
@@ -52,40 +52,40 @@ class Row:
     Attributes:
         experiment: a key of `EXPERIMENTS`.
         task: a key of `TASKS`.
-        method: display name of the contender, such as "FFOCP" or "CvxpyLayer".
-        family: "conic" for methods that take any convex problem, "qp" for those that take QPs alone.
+        method: display name of the method, such as "FFOCP" or "CvxpyLayer".
+        family: "conic" for methods that take any convex problem, "qp" for those that take only QPs.
         seed: seed of data, model and training.
         d_y: dimension of the decision variable.
         batch: samples per step.
         record: "result": one per job, its times, accuracy and final values; "curve": one point of a
             curve of that job (an epoch of training, or a step for "similarity"); "phase": one phase of
-            "memory"; "progress": what a running job knows so far (not kept in files).
+            "memory"; "progress": what a running job knows so far (not written to files).
         job: hash of the job; its curve rows and its result row share it.
-        build_s: seconds to make the layer, once, with the first step's set-up where a method defers it.
+        build_s: seconds to build the layer, once, including the first step's set-up if a method defers it.
         forward_s, backward_s, total_s: median seconds of one step's layer (not of the network around it).
-        cosine, l2, linf: the gradient of the loss in the layer's inputs against the tight reference:
+        cosine, l2, linf: comparison of the gradient of the loss in the layer's inputs with the tight reference:
             cosine similarity, relative Euclidean and relative largest-entry distance. Worst over the
             tensors that are differentiated.
-        solution: distance of the layer's solution from the reference's, relative to the larger of that one's
-            norm and 1; worst over the samples of the first step and a few of the last.
+        solution: distance of the layer's solution from the reference's, relative to the larger of 1 and the
+            reference's norm; worst over the samples of the first step and a few of the last.
         train_loss, test_loss: mean over samples; in a result row, after the last epoch.
         train_error, test_error: share of puzzles not solved exactly (Sudoku), in [0, 1]; train_cells and
             test_cells: share of their cells with a wrong digit.
         epoch: epochs finished (curve rows; 0 is before training).
         step: optimiser steps taken.
-        elapsed_s: seconds of training so far; of a job that was ended, all its seconds.
-        at_least_s: of a job that was ended before a step was: seconds which that step had taken.
+        elapsed_s: seconds of training so far; for a job that was stopped, its total seconds.
+        at_least_s: for a job that was stopped during its first step: seconds that step had taken.
         peak_mb: peak resident memory of the process during `phase`, everything included; in a result row,
             the largest of these.
         base_mb: resident memory of that process before the data were made: interpreter and packages.
-        data_mb: size of the data of one step: every tensor handed to the layer, and its gradient.
+        data_mb: size of the data of one step: every tensor passed to the layer, and its gradient.
         phase: "build", "forward" or "backward" (memory); null elsewhere.
-        tolerance: the tolerance asked of the solver, where the experiment sets one.
-        delta: the perturbation asked of the re-solve, where the experiment sets one.
-        solver: the forward solver, where the experiment sets one.
-        adam_eps: Adam's epsilon, where a model is trained.
+        tolerance: the tolerance of the solver, if the experiment sets one.
+        delta: the perturbation of the re-solve, if the experiment sets one.
+        solver: the forward solver, if the experiment sets one.
+        adam_eps: Adam's epsilon, if a model is trained.
         status: "ok"; "failed": it was tried and did not finish; "skipped": it cannot run here.
-        reason: why not, in words; empty if ok.
+        reason: why it failed or was skipped; empty if ok.
     """
 
     experiment: str
@@ -140,11 +140,11 @@ class Machine:
     """Where and how the rows were measured.
 
     Attributes:
-        cpu: name of the processor; cores: those this process may use; memory_gb: in all.
+        cpu: name of the processor; cores: available to this process; memory_gb: total.
         python, platform: versions of the interpreter and the system.
-        packages: version by name of package, of those that take part.
-        date: ISO 8601, when the run began (the first one, if it was resumed).
-        preset, seeds, experiments, methods: what was asked for.
+        packages: versions of the packages involved, by name.
+        date: ISO 8601, when the run started (the first one, if it was resumed).
+        preset, seeds, experiments, methods: as requested.
         threads: OpenMP/BLAS threads of a job.
         command: the command line.
     """
@@ -165,7 +165,7 @@ class Machine:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file; a last line that was cut short is left out."""
+    """The objects of a JSON-lines file; an incomplete last line is ignored."""
     if not path.exists():
         return
     *whole, last = path.read_text(encoding="utf-8").split("\n")

@@ -1,4 +1,4 @@
-"""One step through a layer: its solution, its gradient, and how long each took."""
+"""One step through a layer: its solution, its gradient, and the time of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Values = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Step:
-    """What one step was given, as it was then, and what it gave."""
+    """The inputs of a step, copied, and its results."""
 
     values: Values
     loss: float
@@ -34,7 +34,7 @@ class Step:
 
 
 def take_step(task: Task, layer: Layer, values: Values, targets: torch.Tensor) -> Step:
-    """The layer alone, forward and backward: the network around it is not timed."""
+    """Run and time the layer alone, forward and backward, without the network around it."""
     learnt = task.inner.learnt
     leaves = {name: v.detach().requires_grad_(name in learnt) for name, v in values.items()}
     start = time.perf_counter()
@@ -60,7 +60,7 @@ class Clock:
         self.backward.append(step.backward_s)
 
     def medians(self) -> dict[str, float]:
-        """forward_s, backward_s, total_s; the first step, which pays for caches, is left out if there are others."""
+        """forward_s, backward_s, total_s; the first step, which fills caches, is left out if there are others."""
         times = np.array([self.forward, self.backward])
         times = times[:, 1:] if times.shape[1] > 1 else times
         forward, backward = np.median(times, axis=1)
@@ -74,7 +74,7 @@ def true_gradient(task: Task, values: Values, targets: torch.Tensor) -> Referenc
 
 
 def accuracy(step: Step, true: Reference) -> Comparison:
-    """The step's solution and gradient against the reference."""
+    """Compare the step's solution and gradient with the reference."""
     return compare(step.y.numpy(), {name: g.numpy() for name, g in step.gradient.items()}, true)
 
 
@@ -84,7 +84,7 @@ def shuffled(count: int, seed: int, epoch: int) -> torch.Tensor:
 
 
 def first_batch(task: Task, seed: int, batch: int) -> tuple[Values, torch.Tensor]:
-    """What the first step of training sees: values of the untrained model, and targets."""
+    """The inputs of the first training step: values of the untrained model, and targets."""
     data = task.data(seed)
     index = shuffled(len(data.train_inputs), seed, 1)[:batch]
     with torch.no_grad():

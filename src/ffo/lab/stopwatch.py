@@ -1,7 +1,7 @@
-"""Seconds that count against a limit: those of the clock, less what other work on the machine has taken.
+"""Seconds that count against a limit: wall-clock time without the time taken by other work on the machine.
 
-A job that keeps its process busy uses a second of processor time in every second of the clock, or more
-with several threads. Where the cores are shared with other work it gets less; that is not held against it.
+A busy job uses a second of processor time per second of wall-clock time, or more with several threads. If it has to
+share the cores with other work it gets less, and the difference does not count.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import psutil
 
 
 class Stopwatch:
-    """Of this process; that of another, with all it has started, by its `psutil.Process`."""
+    """Stopwatch of this process, or of another `psutil.Process` with its descendants."""
 
     def __init__(self, process: psutil.Process | None = None) -> None:
         self.process = process
@@ -21,7 +21,7 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Since it was made: by the clock or by the processor, whichever is less."""
+        """Seconds since it was made: wall-clock or processor time, whichever is less."""
         return min(time.monotonic() - self.clock, self._processor() - self.processor)
 
     def _processor(self) -> float:
@@ -29,7 +29,7 @@ class Stopwatch:
             return time.process_time()
         try:
             tree = (self.process, *self.process.children(recursive=True))
-        except psutil.NoSuchProcess:  # it is gone: the clock alone tells
+        except psutil.NoSuchProcess:  # the process is gone: only the clock is left
             return math.inf
         return sum(_used(p) for p in tree)
 

@@ -1,4 +1,4 @@
-"""The results folder: rows appended one by one, and the memory of which jobs are done."""
+"""The results folder: rows appended one by one, and the record of finished jobs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ffo.lab.rows import DONE, MACHINE, ROWS, Machine, Row, read_lines
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one job: megabytes of all its processes; seconds are the job's own."""
+    """Limits of one job: megabytes of all its processes; its time limit is in the job itself."""
 
     memory_mb: float
 
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """How a job ended: status of its result row, why, and after how many seconds; `elapsed_s` and `at_least_s` of
-    that row, which bound those of a harder case."""
+    """How a job ended: status of its result row, reason and seconds; and `elapsed_s` and `at_least_s` of that row,
+    which are lower bounds for a harder case."""
 
     status: Literal["ok", "failed", "skipped"]
     reason: str = ""
@@ -36,7 +36,7 @@ class JobOutcome:
 class Store:
     """Writes one results folder; open it with `with`.
 
-    A job counts as done once it is in `done.jsonl`. One that failed under tighter limits than today's, or
+    A job is done once it is in `done.jsonl`. A job that failed under tighter limits than the current ones, or
     was skipped, is tried again. Rows of jobs that are not done are dropped before those jobs run.
     """
 
@@ -67,7 +67,7 @@ class Store:
         return entry["status"] == "ok" or not looser
 
     def forget(self, jobs: Iterable[Job]) -> None:
-        """Drop what earlier runs left of these jobs."""
+        """Drop rows of these jobs from earlier runs."""
         keys = {job.key for job in jobs}
         self._done = {key: entry for key, entry in self._done.items() if key not in keys}
         self._replace(DONE, self._done.values())
@@ -81,7 +81,7 @@ class Store:
         self._rows.flush()
 
     def finish(self, job: Job, limits: Limits, outcome: JobOutcome) -> None:
-        """Remember that a job has ended."""
+        """Record that a job has ended."""
         entry = {"job": job.key, **asdict(outcome), "time_limit": job.time_limit, **asdict(limits)}
         self._done[job.key] = entry
         with (self.folder / DONE).open("a", encoding="utf-8") as file:
@@ -100,7 +100,7 @@ class Store:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file in one piece: an interruption leaves the old one or the new one."""
+    """Replace a file atomically."""
     beside = path.with_suffix(path.suffix + ".new")
     beside.write_text(text, encoding="utf-8")
     os.replace(beside, path)

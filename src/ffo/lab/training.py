@@ -52,7 +52,7 @@ class Trainer:
         return cls(job, task, data, model, layer, optimizer, time.perf_counter() - start)
 
     def batches(self, epoch: int) -> Iterator[torch.Tensor]:
-        """Indices of this process's share of each whole batch of an epoch."""
+        """Indices of this process's share of each full batch of an epoch."""
         order = shuffled(len(self.data.train_inputs), self.job.seed, epoch)
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         whole = max(1, len(order) // self.job.batch)
@@ -72,8 +72,8 @@ class Trainer:
         return step
 
     def epoch(self, epoch: int) -> Iterator[Row]:
-        """Train for one epoch. Leaves a row after the first step of all; then the epoch's, with its losses and
-        errors, those of training as means over its steps."""
+        """Train for one epoch. Yields a row after the very first step, then the epoch's row with its losses and
+        errors; those of training are means over its steps."""
         scores = []
         for index in self.batches(epoch):
             since = Stopwatch()
@@ -92,7 +92,7 @@ class Trainer:
         return self.job.row(record="progress", build_s=self.build_s if self.job.timed else None)
 
     def measured(self) -> dict[str, float]:
-        """How right the first step was and, if they are measured, times so far."""
+        """Accuracy of the first step and, if they are measured, times so far."""
         right = first_accuracy(self.job, self.first)
         return {"build_s": self.build_s, **self.clock.medians(), **right} if self.job.timed else right
 
@@ -139,7 +139,7 @@ def train(job: Job) -> Iterator[Row]:
 
 
 def solution_error(trainer: Trainer) -> float | None:
-    """Distance of a few of the last step's solutions from the reference's, where there is one."""
+    """Distance of a few of the last step's solutions from the reference's, if there is one."""
     if trainer.last is None or dist.is_initialized():
         return None
     values = {name: v[:LAST_SAMPLES] if name == "q" else v for name, v in trainer.last.values.items()}
@@ -174,7 +174,7 @@ def time_steps(job: Job) -> Iterator[Row]:
 def first_accuracy(job: Job, first: Step | None) -> dict[str, float]:
     """cosine, l2 and linf of the gradient of the first step, and the distance of its solutions.
 
-    Nothing where there is no reference to be had, or where this process saw a share of the batch alone.
+    Empty if there is no reference, or if this process saw only a share of the batch.
     """
     if first is None or dist.is_initialized():
         return {}
@@ -187,7 +187,7 @@ def first_accuracy(job: Job, first: Step | None) -> dict[str, float]:
 
 @torch.no_grad()
 def _true_gradient(trainer: Trainer, index: torch.Tensor) -> Reference | None:
-    """The reference at these samples before the step, which moves the model; None where there is no derivative."""
+    """The reference at these samples, taken before the step changes the model; None if there is no derivative."""
     data = trainer.data
     try:
         return true_gradient(trainer.task, trainer.model(data.train_inputs[index]), data.train_targets[index])

@@ -1,4 +1,4 @@
-"""What a worker does with a job: rows, whatever happens."""
+"""Runs a job and yields its rows; failures become rows too."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONGEST_REASON = 300
 
 
 def prepare(job: Job) -> None:
-    """What all methods share is made before the first one's time begins: data, and the reference."""
+    """Make what all methods share, data and reference, before any time is measured."""
     compared = job.kind in ("train", "time") and job.processes == 1
     if compared and not BASELINES[job.method].why_not(make_task(job.task, job.sizes).inner, job.settings):
         with contextlib.suppress(NoReferenceError):
@@ -33,7 +33,7 @@ def prepare(job: Job) -> None:
 
 
 def rows_of(job: Job) -> Iterator[Row]:
-    """The rows of a job. A method that cannot run, or fails on its way, says so in the last one."""
+    """The rows of a job. If a method cannot run, or fails, the last row says so."""
     reason = BASELINES[job.method].why_not(make_task(job.task, job.sizes).inner, job.settings)
     if reason:
         yield job.skipped(reason)

@@ -1,1 +1,1 @@
-"""What a problem is: cone programs, their parametrisation, and how user problems become them."""
+"""Cone programs, their parametrisation, and the conversion of user problems into them."""

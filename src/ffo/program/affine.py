@@ -6,8 +6,8 @@ through its logarithm):
 
     z = z_0 + sum_i M_i f_i(theta_i)
 
-Unbatched parameters are mapped once, not once per sample; a block of z that no batched parameter
-touches stays shared by the whole batch.
+Unbatched parameters are mapped once, not once per sample. A block of z without batched parameters is shared
+by the whole batch.
 """
 
 from __future__ import annotations
@@ -24,35 +24,38 @@ from ffo.cones.product import Product
 from ffo.errors import InputError
 from ffo.program.cone import ConeProgram
 from ffo.program.entering import EntryMap
+from ffo.program.factor import Factor
 from ffo.program.pattern import Pattern
 from ffo.program.sparse import SparseBatch, SymmetricBatch, equal_rows, repeated
 
 Array = np.ndarray
 Block = Literal["P", "q", "A", "b"]
 BLOCKS: tuple[Block, ...] = ("P", "q", "A", "b")
-#: entries of a parameter up to which its zeros are not looked at
+#: most entries of a parameter whose zeros are not exploited
 SMALL = 64
-#: terms of a gradient cancel to this share of their magnitudes; gradients, relative to the largest, that are rounding
+#: a gradient below this fraction of its terms' magnitudes has cancelled; below this fraction of the largest, rounding
 CANCELLED, ROUNDING = 1e-6, 1e-10
 
 
 @dataclass(frozen=True)
 class Entry:
-    """How one parameter enters: through `log` or as it is, into each block it touches.
+    """How one parameter enters each block: through `log` or unchanged.
 
     Attributes:
         parameter: position in the user's parameter list.
         maps: block name -> (length of block, size of parameter) sparse map; parameters are
             flattened in C order.
+        factor: through a factor of the parameter (see there), where that is a matrix of quadratic forms.
     """
 
     parameter: int
     log: bool
     maps: dict[Block, sp.csc_array]
+    factor: Factor | None = None
 
     @cached_property
     def into(self) -> dict[Block, EntryMap]:
-        """The maps, ready for products."""
+        """The maps, prepared for products."""
         return {name: EntryMap(M) for name, M in self.maps.items()}
 
 
@@ -60,7 +63,7 @@ class Entry:
 class DataGradient:
     """Gradient of a loss in the data of every sample, in factored form (see `ghost.oracle`).
 
-    dL/dq = u, dL/db = -v (or other_q and other_b, where these are known otherwise), dL/dP = sym(u x'),
+    dL/dq = u, dL/db = -v (or other_q and other_b, if these are known otherwise), dL/dP = sym(u x'),
     dL/dA = y u' + v x'; all (batch, ·).
     """
 
@@ -86,7 +89,7 @@ class DataGradient:
 
 
 class _Known:
-    """A parameter that was given once: its nonzeros, where they are few, or all of it."""
+    """A parameter given earlier: its nonzeros if they are few, else all of it."""
 
     def __init__(self, theta: Array) -> None:
         self.few: Array | None = None
@@ -99,19 +102,19 @@ class _Known:
             self.values = theta.copy()
 
     def comes_again(self, theta: Array) -> bool:
-        if self.few is None:
-            return np.array_equal(theta, self.values)
-        if theta.ndim > 1 or np.count_nonzero(theta != 0) != len(self.few):
-            return False
-        return np.array_equal(theta[self.few], self.values)
+        if self.few is not None:
+            if theta.ndim > 1 or np.count_nonzero(theta != 0) != len(self.few):
+                return False
+            theta = theta[self.few]
+        return theta.shape == self.values.shape and not np.count_nonzero(theta != self.values)
 
 
-#: blocks that were made last, and the parameters that they were made of
+#: the blocks made last, and the parameters they were made from
 Made = dict[Block, tuple[list[_Known], Any]]
 
 
 class AffineMap:
-    """The parametrisation of a cone program. Layers share it, and so do threads: it never changes.
+    """The parametrisation of a cone program. Immutable, and so shared by layers and threads.
 
     Args:
         sizes: number of entries of each parameter.
@@ -119,6 +122,7 @@ class AffineMap:
         constants: block name -> z_0 of that block.
         P, A: patterns of the matrices (P: upper triangle).
         cones: the product cone.
+        labels: what parameters are called in messages, from the last one backwards as far as they go.
     """
 
     def __init__(
@@ -129,7 +133,9 @@ class AffineMap:
         P: Pattern,
         A: Pattern,
         cones: Product,
+        labels: Sequence[str] = (),
     ) -> None:
+        self.labels = (*(f"Parameter {i}" for i in range(len(sizes) - len(labels))), *labels)
         self.sizes = tuple(sizes)
         self.entries = tuple(entries)
         self.constants = constants
@@ -139,36 +145,45 @@ class AffineMap:
     def apply(self, values: Sequence[Array], last: Made | None = None) -> ConeProgram:
         """Data for parameter values of shape (size,) (shared) or (batch, size).
 
-        Matrices are returned on the pattern of their values where these are known to be few. Blocks in `last` are
-        returned again where the same parameters come again; those made here are added to it.
+        Matrices are returned on the pattern of their nonzeros if these are known to be few. Blocks in `last` are
+        reused if the same parameters are given again; new ones are added to it.
         """
         last = {} if last is None else last
-        batch = next((len(v) for v in values if v.ndim == 2), 1)
-        # Parameters of matrices that were expanded over the batch cost what shared ones do.
-        values = [equal_rows(v) if v.ndim == 2 and k in self._of_matrices else v for k, v in enumerate(values)]
-        logs = self._logarithms(values)
-        P, q, A, b = (self._once(name, values, logs, last) for name in BLOCKS)
+        batch = 1
+        for v in values:
+            if v.ndim == 2:
+                batch = len(v)
+                break
+        if self._of_matrices:  # parameters of matrices that were expanded over the batch cost what shared ones do
+            values = [equal_rows(v) if v.ndim == 2 and k in self._of_matrices else v for k, v in enumerate(values)]
+        logs = self._logarithms(values) if self._logged else {}
+        P, q, A, b = [self._once(name, values, logs, last) for name in BLOCKS]
         return ConeProgram(P, _rows(q, batch), A, _rows(b, batch), self.cones)
 
     def _once(self, name: Block, values: Sequence[Array], logs: dict[int, Array], last: Made) -> Any:
-        """A block from the parameters that enter it; the one made last where the same come again."""
-        thetas = [logs[e.parameter] if e.log else values[e.parameter] for e in self._entering[name]]
-        before = last.get(name)
+        """A block from the parameters that enter it; the last one if the parameters are the same."""
+        entering, before = self._entering[name], last.get(name)
+        if before is not None and not entering:
+            return before[1]
+        thetas = [logs[e.parameter] if e.log else values[e.parameter] for e in entering]
+        if self.forms and name == "A":
+            pairs = zip(entering, thetas, strict=True)
+            thetas = [theta if e.factor is None else e.factor.matrix(theta) for e, theta in pairs]
         if before is not None and all(map(_Known.comes_again, before[0], thetas)):
             return before[1]
-        known = [_Known(theta) for theta in thetas] if all(theta.ndim == 1 for theta in thetas) else None
+        known = None if any(theta.ndim > 1 for theta in thetas) else [_Known(theta) for theta in thetas]
         made = self._matrix(name, thetas, known) if name in ("P", "A") else self._block(name, thetas)
         if known is not None:
             last[name] = known, made
         return made
 
     def _matrix(self, name: Block, thetas: list[Array], known: list[_Known] | None) -> SparseBatch:
-        """On the pattern of its nonzeros where all its parameters have many zeros: one declared dense (n x n) is often
+        """On the pattern of its nonzeros if all its parameters have many zeros: a dense (n x n) parameter is often
         filled with sparse values (an identity)."""
         kind, pattern = (SymmetricBatch, self.P) if name == "P" else (SparseBatch, self.A)
         if known is None:
             return kind.on(pattern, self._block(name, thetas))
-        if not all(one.few is not None for one in known):  # a sum, and so an array of its own
+        if not all(one.few is not None for one in known):  # a sum, and so a new array
             return kind.on(pattern, self._block(name, thetas), own=True)
         constant = self._constant_places[name]
         pairs = zip(self._entering[name], known, strict=True)
@@ -187,6 +202,16 @@ class AffineMap:
         return {name: [e for e in self.entries if name in e.maps] for name in BLOCKS}
 
     @cached_property
+    def entering(self) -> frozenset[int]:
+        """The parameters that enter at all."""
+        return frozenset(e.parameter for e in self.entries)
+
+    @cached_property
+    def forms(self) -> list[Entry]:
+        """The entries that are factors of matrices of quadratic forms."""
+        return [e for e in self.entries if e.factor is not None]
+
+    @cached_property
     def _of_matrices(self) -> frozenset[int]:
         """The parameters that enter P or A."""
         return frozenset(e.parameter for name in ("P", "A") for e in self._entering[name])
@@ -195,6 +220,11 @@ class AffineMap:
     def _logged(self) -> frozenset[int]:
         """The parameters that enter through their logarithm."""
         return frozenset(e.parameter for e in self.entries if e.log)
+
+    @cached_property
+    def parametric_P(self) -> bool:
+        """Whether any parameter enters P, so that it may be indefinite."""
+        return self.touches("P")
 
     @cached_property
     def _constant_places(self) -> dict[Block, Array]:
@@ -209,25 +239,27 @@ class AffineMap:
         for i in self._logged:
             if not (values[i] > 0).all():
                 raise InputError(
-                    f"Parameter {i} of a geometric program must be positive; "
+                    f"{self.labels[i]} of a geometric program must be positive; "
                     "it has entries that are zero, negative or NaN."
                 )
             logs[i] = np.log(values[i])
         return logs
 
     def _block(self, name: Block, thetas: list[Array]) -> Array:
-        shared = self.constants[name]
+        shared, zero = self.constants[name], not len(self._constant_places[name])
         batched, fresh = None, False
         for entry, theta in zip(self._entering[name], thetas, strict=True):
             into = entry.into[name]
             term = into.apply(theta)
             if term.ndim == 1:
-                shared = shared + term
+                shared, zero = shared + term, False
             else:
                 batched, fresh = (term, not into.identity) if batched is None else (batched + term, True)
         if batched is None:
             return shared
-        return batched if fresh and not shared.any() else batched + shared
+        if not zero:
+            return batched + shared
+        return batched if fresh else batched.copy()
 
     def adjoint(self, gradient: DataGradient, values: Sequence[Array], wanted: Sequence[bool]) -> list[Array | None]:
         """dL/dtheta_i, shaped like the parameter's value, for the wanted parameters.
@@ -242,7 +274,11 @@ class AffineMap:
                 continue
             shared = values[i].ndim == 1
             for name, into in entry.into.items():
-                term = self._entry_gradient(name, into, gradient, shared)
+                if entry.factor is None:
+                    term = self._entry_gradient(name, into, gradient, shared)
+                else:
+                    each = entry.factor.gradient(gradient)
+                    term = each.sum(axis=0) if shared else each
                 if not shared and len(term) > len(values[i]):
                     term = term.reshape(len(values[i]), len(term) // len(values[i]), self.sizes[i]).sum(axis=1)
                 if entry.log:
@@ -252,7 +288,7 @@ class AffineMap:
         return [np.zeros(v.shape) if w and g is None else g for g, v, w in zip(out, values, wanted, strict=True)]
 
     def feels(self, gradient: DataGradient, wanted: Sequence[bool]) -> Array:
-        """(batch,) whether a gradient in the data is one in any of the wanted parameters, more than rounding."""
+        """(batch,) whether a gradient in the data gives one in any wanted parameter above rounding."""
         ones = [np.ones((len(gradient.x), size)) for size in self.sizes]
         magnitudes = gradient.magnitudes
         found = np.zeros(len(gradient.x), dtype=bool)
@@ -267,26 +303,32 @@ class AffineMap:
     @cached_property
     def _magnitudes(self) -> AffineMap:
         """The map of magnitudes: nothing cancels in it."""
-        entries = [Entry(e.parameter, e.log, {name: abs(M) for name, M in e.maps.items()}) for e in self.entries]
+        entries = [
+            Entry(e.parameter, e.log, {name: abs(M) for name, M in e.maps.items()}, e.factor and e.factor.magnitude)
+            for e in self.entries
+        ]
         return AffineMap(self.sizes, entries, self.constants, self.P, self.A, self.cones)
 
     def _entry_gradient(self, name: Block, into: EntryMap, g: DataGradient, summed: bool) -> Array:
         """Gradient in a parameter through one block: (size,) summed over the batch, or (batch, size)."""
         if name == "A":
             return into.back_sampled([(g.y, g.u), (g.v, g.x)], self.A, False, summed)
-        if name == "P":  # only the upper triangle is stored: an off-diagonal entry stands for two
+        if name == "P":  # only the upper triangle is stored: an off-diagonal entry counts twice
             return into.back_sampled([(g.u, g.x), (g.x, g.u)], self.P, True, summed)
         vector = g.dq if name == "q" else g.db
         return into.back(vector.sum(axis=0) if summed else vector)
 
     def tangent(self, tangents: Sequence[Array | None], values: Sequence[Array], batch: int) -> ConeProgram:
-        """The derivative of the data along parameter tangents, as a program of the same pattern."""
+        """The derivative of the data along parameter tangents, as a program of the same pattern.
+
+        What factors change is left to `along_forms`, since it depends on the solution.
+        """
         blocks = []
         for name in BLOCKS:
             total = np.zeros((1, len(self.constants[name])))
             for entry in self.entries:
                 tangent = tangents[entry.parameter]
-                if name not in entry.maps or tangent is None:
+                if name not in entry.maps or tangent is None or entry.factor is not None:
                     continue
                 if entry.log:
                     tangent = tangent / values[entry.parameter]
@@ -300,6 +342,21 @@ class AffineMap:
             db,
             self.cones,
         )
+
+    def along_forms(self, change: ConeProgram, tangents: Sequence[Array | None], x: Array, y: Array) -> ConeProgram:
+        """A change of the data with what quadratic forms in constraints add to it at (x, y); copies of samples next to
+        each other."""
+        q, b = np.array(change.q), np.array(change.b)
+        for entry in self.forms:
+            tangent, factor = tangents[entry.parameter], entry.factor
+            if tangent is None or factor is None:
+                continue
+            if tangent.ndim == 2:
+                tangent = np.repeat(tangent, len(x) // len(tangent), axis=0)
+            dq, db = factor.change(tangent, x, y)
+            q[:, factor.columns] += dq
+            b[:, factor.rows] += db
+        return change.with_vectors(q=q, b=b)
 
 
 def _rows(v: Array, batch: int) -> Array:

@@ -1,4 +1,4 @@
-"""From the tensors of a block of data to its pattern and to the map of each parameter into it."""
+"""The pattern of a block of data, and the map of each parameter into it, from the block's tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Columns:
-    """Where a parameter, or its logarithm, stands in CVXPY's parameter vector."""
+    """Position of a parameter, or its logarithm, in CVXPY's parameter vector."""
 
     parameter: int
     log: bool
@@ -32,7 +32,7 @@ class Stored:
     tensors: list[Tensor]
 
     def constant(self, column: int) -> Array:
-        """(length,) the part that belongs to one column of the parameter vector."""
+        """(length,) the part for one column of the parameter vector."""
         out = np.zeros(self.length)
         for t in self.tensors:
             part = t.where(t.column == column)
@@ -56,12 +56,12 @@ class Stored:
 
 
 def _assembled(row: Array, column: Array, weight: Array, shape: tuple[int, int]) -> sp.csc_array:
-    """The matrix of triplets, whose weights are many or one."""
+    """The matrix of triplets, with one weight each or one for all."""
     filled = np.zeros(shape[1], dtype=bool)
     filled[column] = True
     if len(column) != shape[1] or not filled.all():
         return sp.csc_array((np.broadcast_to(weight, row.shape), (row, column)), shape=shape)
-    # Each column has its one entry, as is so for a parameter that occurs once: the entries only change places.
+    # Each column has one entry, as for a parameter that occurs once: the entries are only permuted.
     indices, data = np.empty_like(row), np.broadcast_to(weight, row.shape).copy()
     indices[column] = row
     if len(weight) > 1:
@@ -70,9 +70,9 @@ def _assembled(row: Array, column: Array, weight: Array, shape: tuple[int, int])
 
 
 def _kept(parameter: cp.Parameter) -> tuple[Array, ...]:
-    """For each entry that CVXPY keeps of a parameter, in its (Fortran) order, the C-order entries it stands for.
+    """For each entry of a parameter that CVXPY keeps, in its (Fortran) order, the corresponding C-order entries.
 
-    Of a symmetric parameter CVXPY keeps one triangle. Both are returned, their mean is read, so that the
+    CVXPY keeps one triangle of a symmetric parameter. Both entries are returned and their mean is used, so that the
     gradient is symmetric.
     """
     shape = parameter.shape
@@ -89,7 +89,7 @@ def _kept(parameter: cp.Parameter) -> tuple[Array, ...]:
 
 
 def placed(tensors: list[Tensor], shape: tuple[int, int]) -> tuple[Pattern, Stored]:
-    """The pattern of some tensors, and the tensors with positions in it; the list is used up."""
+    """The pattern of some tensors, and the tensors with positions in it; empties the list."""
     pattern, places = Pattern.covering([t.position for t in tensors], shape)
     if pattern.nnz == shape[0] * shape[1]:
         return pattern, Stored(pattern.nnz, tensors)

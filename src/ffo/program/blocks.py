@@ -1,7 +1,7 @@
-"""Reading the blocks Q, p, G, h, A, b, lb, ub, lower of a call, whatever the framework of their arrays.
+"""Reading the blocks Q, p, G, h, A, b, lb, ub, lower of a call, for arrays of any framework.
 
-A front end takes its arrays apart into values and patterns; what is checked of their shapes, and how
-they make up a `QuadraticStructure`, is the same for all and stands here.
+A front end splits its arrays into values and patterns. The checks of their shapes, and the construction of a
+`QuadraticStructure`, are the same for all front ends and are done here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Array = np.ndarray
 T = TypeVar("T")
 
 MATRICES: tuple[Name, ...] = ("Q", "G", "A")
-#: sides of constraints, with the value that means no constraint
+#: bounds, with the value that means no constraint
 SIDES: dict[Name, float] = {"h": np.inf, "ub": np.inf, "lower": -np.inf, "lb": -np.inf}
 
 
@@ -34,7 +34,7 @@ class Blocks(Generic[T]):
 
 
 def is_absent(name: Name, shape: tuple[int, ...]) -> bool:
-    """Whether a block of this shape is no block at all: it has no rows. An empty batch is something else."""
+    """Whether a block of this shape is absent, because it has no rows. (An empty batch is not absent.)"""
     own = 2 if name in MATRICES else 1
     return 0 in shape[-own:] if len(shape) >= own else 0 in shape
 
@@ -87,18 +87,21 @@ def make_blocks(
     """The blocks from their parts.
 
     Args:
-        missing: (values of a side, its infinity) -> where they are equal; (entries,) or (batch, entries).
+        missing: (values of a bound, its infinity) -> where they are equal; (entries,) or (batch, entries).
     """
     ordered = {name: values[name] for name in NAMES if name in values}
-    sides = {
-        name: np.asarray(~np.atleast_2d(missing(ordered[name], infinity)).all(axis=0))
-        for name, infinity in SIDES.items()
-        if name in ordered
-    }
+    sides = {}
+    for name, infinity in SIDES.items():
+        if name in ordered:
+            open_ended = missing(ordered[name], infinity)
+            if np.count_nonzero(open_ended):
+                sides[name] = np.asarray(~np.atleast_2d(open_ended).all(axis=0))
+            else:
+                sides[name] = np.ones(open_ended.shape[-1], dtype=bool)
     return Blocks(QuadraticStructure(n, dict(patterns), sides), ordered, batch)
 
 
 def union_pattern(rows: Array, cols: Array, shape: tuple[int, int]) -> tuple[MatrixPattern, Array]:
-    """The pattern of entries given several times (by several samples), and where each stands in it."""
+    """The pattern of entries that may be repeated (by several samples), and the position of each in it."""
     places, entry = np.unique(rows.astype(np.int64) * shape[1] + cols, return_inverse=True)
     return MatrixPattern(places // shape[1], places % shape[1], shape), entry

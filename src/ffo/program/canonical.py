@@ -1,13 +1,17 @@
-"""A user's problem, reduced: how parameters enter and how answers come back."""
+"""A user's problem in canonical form: how parameters enter and how solutions are mapped back."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ffo.program.affine import AffineMap
 from ffo.program.declared import Declaration
 from ffo.program.names import Names
 from ffo.program.recovery import Recovery
+
+if TYPE_CHECKING:  # it loads CVXPY
+    from ffo.program.expressions.evaluate import Expressions
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,7 @@ class CanonicalProblem:
         open_sides: whether +inf as the right-hand side of an inequality means no constraint.
         declared: what the problem was told about parameters.
         names: what the user calls constraints and variables.
+        lifted: expressions of the user's parameters, whose values are the last parameters of the map; None without.
     """
 
     map: AffineMap
@@ -29,3 +34,9 @@ class CanonicalProblem:
     open_sides: bool = False
     declared: tuple[Declaration, ...] = ()
     names: Names = field(default_factory=lambda: Names((), ()))
+    lifted: Expressions | None = None
+
+    @property
+    def given(self) -> int:
+        """How many parameters the user gives; the others are `lifted`."""
+        return len(self.shapes) - (len(self.lifted.results) if self.lifted else 0)

@@ -17,7 +17,7 @@ import scipy.sparse as sp
 
 from ffo.cones.product import Product
 from ffo.errors import SOLVED
-from ffo.program.sparse import SparseBatch, SymmetricBatch, distinct, take_rows
+from ffo.program.sparse import SparseBatch, SymmetricBatch, all_finite, distinct, take_rows
 
 Array = np.ndarray
 
@@ -87,8 +87,8 @@ class ConeProgram:
     def pruned(self) -> ConeProgram:
         """Without matrix entries that are zero in every sample.
 
-        A parameter declared dense is often filled with sparse values; solving on their pattern
-        rather than the declared one decides the speed of everything that follows.
+        A dense parameter is often filled with sparse values; solving on their pattern instead of the declared
+        one makes everything that follows much faster.
         """
         return self.with_matrices(self.P.pruned(), self.A.pruned())
 
@@ -102,10 +102,9 @@ class ConeProgram:
         vectors = np.isfinite(self.q).all(axis=1) & np.isfinite(distinct(self.b)).all(axis=1)
         return vectors & self.P.finite & self.A.finite
 
-    @cached_property
+    @property
     def all_finite(self) -> bool:
-        vectors = np.isfinite(self.q).all() and np.isfinite(distinct(self.b)).all()
-        return bool(vectors) and self.P.all_finite and self.A.all_finite
+        return all_finite(self.q) and all_finite(distinct(self.b)) and self.P.all_finite and self.A.all_finite
 
     def slack(self, x: Array) -> Array:
         """(batch, m) b - Ax."""
@@ -118,14 +117,14 @@ class ConeProgram:
 
 @dataclass(frozen=True)
 class Solution:
-    """Solutions of a batch of cone programs, with what the solver said about them.
+    """Solutions of a batch of cone programs, with the solver's report.
 
     Attributes:
         x: (batch, n); y, s: (batch, m).
         status: (batch,) integers of `Status`.
         iterations: (batch,) iterations of the solver, -1 where unknown.
         setup_time, solve_time: seconds for the whole batch.
-        detail: one short text per failed sample, by sample index (the solver's own words).
+        detail: one short text per failed sample, by sample index (the solver's own message).
     """
 
     x: Array
@@ -139,7 +138,7 @@ class Solution:
 
     @classmethod
     def joined(cls, parts: Sequence[Solution]) -> Solution:
-        """One after the other."""
+        """Concatenate some batches."""
         arrays = zip(*((p.x, p.y, p.s, p.status, p.iterations) for p in parts), strict=True)
         x, y, s, status, iterations = map(np.concatenate, arrays)
         starts = accumulate((len(p.x) for p in parts), initial=0)

@@ -1,4 +1,4 @@
-"""Is the objective convex? Solvers do not all notice when it is not."""
+"""Whether the objective is convex: not all solvers notice if it is not."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ffo.program.sparse import SymmetricBatch
 
 Array = np.ndarray
 
-#: what is wrong with a sample, and by how much
+#: text for a failed sample
 NOT_CONVEX = "the quadratic term is not positive semidefinite: smallest eigenvalue {:.3g}"
 #: negative eigenvalues up to this share of the largest entry count as rounding
 TOLERANCE = 1e-9
-#: order up to which matrices are factorized as dense ones, and the share of entries from which larger ones are
+#: largest order at which matrices are always factorized as dense, and the density above which larger ones are
 SMALL, DENSE = 100, 0.2
-#: numbers in a stack of dense matrices
+#: most numbers in a stack of dense matrices
 STACK = 2**18
 #: order up to which the smallest eigenvalue is computed
 EXACT = 3000
@@ -31,7 +31,7 @@ EXACT = 3000
 def indefinite(P: SymmetricBatch) -> dict[int, float]:
     """Samples whose P is not positive semidefinite, with the smallest eigenvalue (NaN: unknown, P is large).
 
-    A matrix shared by the batch is reported as sample 0 alone. P must be finite.
+    A matrix shared by the batch is reported only as sample 0. P must be finite.
     """
     if not P.nnz:
         return {}
@@ -52,14 +52,14 @@ def indefinite(P: SymmetricBatch) -> dict[int, float]:
 
 @lru_cache(maxsize=KEPT)
 def _used(P: Pattern) -> tuple[int, Array, Array]:
-    """How many rows have entries, and the rows and columns of these among them."""
+    """The number of rows with entries, and the rows and columns of the entries among these."""
     used, place = np.unique(np.concatenate([P.indices, P.columns]), return_inverse=True)
     row, column = np.split(place, 2)
     return len(used), row, column
 
 
 def _dense(values: Array, row: Array, column: Array, size: int, shift: Array) -> Array:
-    """(batch,) whether P + shift has a Cholesky factor; stacks of matrices, over threads."""
+    """(batch,) whether P + shift has a Cholesky factor; done in stacks of matrices, on threads."""
     count, diagonal = len(values), np.arange(size)
     definite, stack = np.ones(count, dtype=bool), max(1, STACK // size**2)
 
@@ -67,7 +67,7 @@ def _dense(values: Array, row: Array, column: Array, size: int, shift: Array) ->
         for first in range(start, stop, stack):
             some = slice(first, min(stop, first + stack))
             full = np.zeros((some.stop - some.start, size, size))
-            full[:, column, row] = values[some]  # the lower triangle, which is the one that is read
+            full[:, column, row] = values[some]  # only the lower triangle is read
             full[:, diagonal, diagonal] += shift[some, None]
             try:
                 np.linalg.cholesky(full)
@@ -101,7 +101,7 @@ def _sparse(values: Array, row: Array, column: Array, size: int, shift: Array) -
 
 
 def _smallest(entries: Array, row: Array, column: Array, size: int) -> float:
-    """The smallest eigenvalue; NaN where that would take too long."""
+    """The smallest eigenvalue; NaN if that would take too long."""
     if size > EXACT:
         return float("nan")
     full = np.zeros((size, size))

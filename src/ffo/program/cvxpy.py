@@ -1,8 +1,8 @@
 """CVXPY problems as parametrised cone programs.
 
-CVXPY does the modelling: DPP analysis and the reduction to cones. What is asked of it here is the
-cone program before its coefficients are extracted, which `extraction` does, with CVXPY's COO backend for
-the small parts: the one whose time and memory stay proportional to the number of entries.
+CVXPY does the modelling: DPP analysis and the reduction to cones. It is stopped before it extracts the
+coefficients of the cone program. `extraction` does that, with CVXPY's COO backend for the small parts: its
+time and memory are proportional to the number of entries.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ from ffo.program.affine import AffineMap, Block, Entry
 from ffo.program.assembly import Columns, Stored, placed
 from ffo.program.canonical import CanonicalProblem
 from ffo.program.declared import declarations
+from ffo.program.discipline import lifted_if_needed
 from ffo.program.extraction import Extractor, Tensor
+from ffo.program.factor import Factor
 from ffo.program.labels import constraint_starts, names_of
+from ffo.program.lift import ConstraintForm
 from ffo.program.pattern import Pattern
 from ffo.program.recovery import Output, Recovery, selection
 
@@ -118,43 +121,34 @@ def canonicalize(
         variables: what to return: variables of the problem, or dual variables of its constraints.
         canon_backend: CVXPY's canonicalisation backend; its COO backend by default.
     """
-    _validate(problem, parameters, variables, gp)
-    chain, program, stuffing = _reduce(problem, gp, canon_backend or cp.settings.COO_CANON_BACKEND)
-    canonical = _affine_map(program, stuffing, _parameter_columns(program, chain, parameters), parameters)
+    _validate(problem, parameters, variables)
+    lift = lifted_if_needed(problem, parameters, gp)
+    given = [*parameters, *lift.parameters] if lift else parameters
+    whole = lift.problem if lift else problem
+    chain, program, stuffing = _reduce(whole, gp, canon_backend or cp.settings.COO_CANON_BACKEND)
+    every = [*given, *(form.M for form in lift.forms)] if lift else given
+    canonical = _affine_map(program, stuffing, _parameter_columns(program, chain, every), every, len(parameters))
+    if lift and lift.forms:
+        canonical = _with_factors(canonical, lift.forms, program, chain, given)
     n, m = canonical.P.shape[0], canonical.A.shape[0]
     outputs = [_output(v, problem, program, chain, gp, n, m) for v in variables]
-    quadratic = [all({*e.maps} <= {"P"} for e in canonical.entries if e.parameter == i) for i in range(len(parameters))]
+    blocks = [{b for e in canonical.entries if e.parameter == i for b in e.maps} for i in range(len(given))]
     return CanonicalProblem(
         canonical,
         Recovery(outputs, n, m),
-        tuple(p.shape for p in parameters),
-        declared=declarations(parameters, quadratic),
+        tuple(p.shape for p in given),
+        declared=declarations(given, [own == {"P"} for own in blocks], len(parameters)),
         names=names_of(problem, program, chain, [(v, _columns(v, program, chain)) for v in problem.variables()]),
+        lifted=lift.expressions if lift else None,
     )
 
 
-def _validate(
-    problem: cp.Problem, parameters: Sequence[cp.Parameter], variables: Sequence[cp.Variable], gp: bool
-) -> None:
+def _validate(problem: cp.Problem, parameters: Sequence[cp.Parameter], variables: Sequence[cp.Variable]) -> None:
     """The checks and the wording that users of CvxpyLayer know."""
     if problem.is_mixed_integer():
         raise UnsupportedProblemError(
             "Problem must be convex: integer and boolean variables have no gradient. "
             "Relax them to bounded continuous variables, or solve the integer problem outside the layer."
-        )
-    if gp:
-        if not problem.is_dpp("dgp"):
-            raise InputError("Problem must be DPP for geometric programming.")
-    elif not problem.is_dpp(quad_form_dpp="qp"):
-        if not problem.is_dcp():
-            raise InputError(
-                "Problem must be DPP. It is not even DCP: CVXPY cannot tell that it is convex. "
-                "problem.is_dcp() and the curvature of its parts show where."
-            )
-        raise InputError(
-            "Problem must be DPP. Note: quad_form(x, P) with parametric P is only supported in the "
-            "objective, not in constraints. Products of two parameters are not DPP either: "
-            "multiply them in torch and pass the product as one parameter."
         )
     if not isinstance(parameters, (list, tuple)):
         raise InputError("The layer's parameters must be provided as a list or tuple")
@@ -210,9 +204,10 @@ def _parameter_columns(
 
 
 def _affine_map(
-    program: ParamConeProg, stuffing: _Stuffing, columns: Sequence[Columns], parameters: Sequence[cp.Parameter]
+    program: ParamConeProg, stuffing: _Stuffing, columns: list[Columns], parameters: Sequence[cp.Parameter], given: int
 ) -> AffineMap:
-    """The map, block by block; what one block needs is gone before the next is begun."""
+    """The map, block by block; the memory for one block is freed before the next. The first `given` parameters are the
+    user's."""
     n, last = program.x.size, program.total_param_size
     constants: dict[Block, Array] = {}
     maps: list[dict[Block, sp.csc_array]] = [{} for _ in columns]
@@ -228,7 +223,28 @@ def _affine_map(
     P = _quadratic(stuffing, n, take)
     A = _constraints(program, stuffing, n, take)
     entries = [Entry(c.parameter, c.log, own) for c, own in zip(columns, maps, strict=True)]
-    return AffineMap([p.size for p in parameters], entries, constants, P, A, _cones(program))
+    labels = [f"The parameter expression {p.name()}" for p in parameters[given:]]
+    return AffineMap([p.size for p in parameters], entries, constants, P, A, _cones(program), labels)
+
+
+def _with_factors(
+    found: AffineMap,
+    forms: Sequence[ConstraintForm],
+    program: ParamConeProg,
+    chain: SolvingChain,
+    given: Sequence[cp.Parameter],
+) -> AffineMap:
+    """The map in which factors of matrices, its last parameters, are entries of the matrices."""
+    starts, final, count = constraint_starts(program), chain.compose_constr_id_map(), len(given)
+    entries = []
+    for e in found.entries:
+        if e.parameter >= count:
+            form = forms[e.parameter - count]
+            row = starts[final.get(form.cone.id, form.cone.id)]
+            factor = Factor(_columns(form.z, program, chain), np.array([row, row + 1]))
+            e = Entry(next(i for i, p in enumerate(given) if p is form.P), False, e.maps, factor)
+        entries.append(e)
+    return AffineMap(found.sizes[:count], entries, found.constants, found.P, found.A, found.cones)
 
 
 def _quadratic(stuffing: _Stuffing, n: int, take: Callable[[Block, Stored], None]) -> Pattern:

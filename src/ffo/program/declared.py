@@ -1,7 +1,7 @@
-"""What a problem was told about its parameters: checked, since its convexity may rest on it.
+"""Checks of the declared attributes of parameters, since the convexity of a problem may depend on them.
 
-CVXPY reads curvature off the declared sign of a parameter, and off its being positive semidefinite: a value of another
-kind makes another problem, perhaps none that is convex.
+CVXPY infers curvature from the declared sign of a parameter, and from declared semidefiniteness. A value that breaks
+the declaration gives a different problem, which may not be convex.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 
-#: what counts as rounding, relative to the largest entry; of a symmetric matrix, also the steps of difference quotients
+#: what counts as rounding, relative to the largest entry; asymmetry may also come from steps of finite differences
 TOLERANCE, ASYMMETRY = 1e-9, 1e-5
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """What was said about one parameter.
+    """The declared attributes of one parameter.
 
     Attributes:
         parameter: its position in the user's list; name: as in the problem; shape: its shape.
-        signs: whether entries must not be negative (+1) or positive (-1), and the words for it.
-        bounds: lower and upper bounds of the entries, None without.
+        signs: whether entries must be nonnegative (+1) or nonpositive (-1), and the name of that attribute.
+        bounds: lower and upper bounds of the entries, or None.
         symmetric, diagonal: whether it must be.
         definite: +1 if it must be positive semidefinite, -1 if negative, 0 if neither, or if that is checked anyway.
             Asymmetric values stand for their symmetric part.
+        derived: whether it is an expression of the user's parameters, named by its text, in which case CVXPY concluded
+            what was said.
     """
 
     parameter: int
@@ -42,9 +44,10 @@ class Declaration:
     symmetric: bool
     diagonal: bool
     definite: int
+    derived: bool = False
 
     def refused(self, value: Array) -> dict[int, str]:
-        """Samples (0 where all share the value) whose value (batch, size) is something else, and why."""
+        """Samples whose value (batch, size) breaks the declaration, and why; 0 if all samples share the value."""
         found: dict[int, str] = {}
         size = np.abs(value).max(axis=1, initial=0.0)
         least = -TOLERANCE * size
@@ -56,7 +59,7 @@ class Declaration:
             low, high = (np.broadcast_to(v, self.shape).ravel() for v in self.bounds)
             beyond = np.maximum(low - value, value - high).max(axis=1, initial=-np.inf)
             for k in np.flatnonzero(beyond > -least):
-                found[int(k)] = self._text("bounded", f"is {beyond[k]:.4g} outside of its bounds")
+                found[int(k)] = self._text("bounded", f"is outside its bounds by {beyond[k]:.4g}")
         if self.symmetric or self.diagonal or self.definite:
             self._refuse_matrices(value.reshape(-1, *self.shape[-2:]), size, found)
         return found
@@ -66,9 +69,9 @@ class Declaration:
         for k in np.flatnonzero(off > TOLERANCE * size):
             found[int(k)] = self._text("diag", f"has the entry {off[k]:.4g} off its diagonal")
         if self.symmetric:
-            apart = np.abs(value - value.swapaxes(1, 2)).max(axis=(1, 2))
-            for k in np.flatnonzero(apart > ASYMMETRY * size):
-                found[int(k)] = self._text("symmetric", f"differs by {apart[k]:.4g} from its transpose")
+            asymmetry = np.abs(value - value.swapaxes(1, 2)).max(axis=(1, 2))
+            for k in np.flatnonzero(asymmetry > ASYMMETRY * size):
+                found[int(k)] = self._text("symmetric", f"differs by {asymmetry[k]:.4g} from its transpose")
         if self.definite:
             finite = np.flatnonzero(np.isfinite(size))
             both = value[finite] + value[finite].swapaxes(1, 2)
@@ -79,11 +82,18 @@ class Declaration:
                     found[int(k)] = self._text(word, f"has the eigenvalue {smallest:.4g}")
 
     def _text(self, declared: str, fact: str) -> str:
+        if self.derived:
+            return f"the parameter expression {self.name} must be {declared} for the problem to be convex, and {fact}"
         return f"parameter {self.parameter} ({self.name}) was declared {declared} but {fact}"
 
 
-def declarations(parameters: Sequence[cp.Parameter], only_in_P: Sequence[bool]) -> tuple[Declaration, ...]:
-    """What is to be checked; `only_in_P`: parameters of the quadratic term alone, whose convexity is checked anyway."""
+def declarations(parameters: Sequence[cp.Parameter], only_in_P: Sequence[bool], given: int) -> tuple[Declaration, ...]:
+    """What is to be checked.
+
+    Args:
+        only_in_P: parameters of the quadratic term alone, whose convexity is checked anyway.
+        given: how many of the parameters are the user's.
+    """
     found = []
     for i, (parameter, quadratic) in enumerate(zip(parameters, only_in_P, strict=True)):
         said = parameter.attributes
@@ -94,7 +104,7 @@ def declarations(parameters: Sequence[cp.Parameter], only_in_P: Sequence[bool]) 
         definite = 0 if quadratic else int(bool(said["PSD"])) - int(bool(said["NSD"]))
         one = Declaration(
             i, parameter.name(), parameter.shape, signs, None if bounds is None else tuple(bounds),
-            bool(said["symmetric"]), bool(said["diag"]), definite,
+            bool(said["symmetric"]), bool(said["diag"]), definite, i >= given,
         )  # fmt: skip
         if signs or bounds is not None or one.symmetric or one.diagonal or definite:
             found.append(one)
@@ -102,10 +112,11 @@ def declarations(parameters: Sequence[cp.Parameter], only_in_P: Sequence[bool]) 
 
 
 def refused(declared: Sequence[Declaration], values: Sequence[Array], batch: int) -> dict[int, str]:
-    """Samples with a parameter that is not what it was declared to be; values are (size,) or (batch, size)."""
+    """Samples with a parameter that breaks its declaration; values are (size,) or (batch, size)."""
     found: dict[int, str] = {}
     for one in declared:
         value = values[one.parameter]
         bad = one.refused(np.atleast_2d(value))
-        found.update(bad if value.ndim == 2 else dict.fromkeys(range(batch), bad[0]) if bad else {})
+        mine = bad if value.ndim == 2 else dict.fromkeys(range(batch), bad[0]) if bad else {}
+        found = mine | found  # what is wrong with a parameter, rather than with expressions of it
     return found

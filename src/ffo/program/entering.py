@@ -1,9 +1,9 @@
-"""How the entries of a parameter enter a block of the data: a sparse linear map, and its adjoint.
+"""The sparse linear map from a parameter to a block of the data, and its adjoint.
 
-Most parameters enter entry by entry: in another order, with another sign, or twice (both triangles of a matrix, both
-sides of a row). Then a product only picks entries, and the gradient of a matrix is sampled where its parameter has
-entries, in the parameter's order: on a batch of 128 dense 100 x 100 matrices 1.1 ms instead of 9.4 with SciPy's
-product, and 0.7 ms instead of 20.
+Most parameters enter entry by entry: permuted, with another sign, or twice (both triangles of a matrix, both bounds of
+a row). Then a product only gathers entries, and the gradient of a matrix is sampled at the parameter's entries, in its
+order. On a batch of 128 dense 100 x 100 matrices this takes 1.1 ms instead of 9.4 with SciPy's product, and 0.7 ms
+instead of 20.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Array = np.ndarray
 #: pairs of left (batch, m) and right (batch, n): the matrices sum over pairs of left right'
 Pairs = Sequence[tuple[Array, Array]]
 
-#: entries of a row of the map up to which products pick them
+#: most entries in a row of the map for which products gather them
 FEW = 2
-#: seconds to pick one number, about
+#: approximate seconds to gather one number
 SECONDS = 2e-9
 
 
 @dataclass(frozen=True)
 class _Term:
-    """out[rows] += weight * v[columns]; rows None: all of them, in order."""
+    """out[rows] += weight * v[columns]; rows None: all rows in order."""
 
     rows: Array | slice | None
     columns: Array | slice
@@ -76,7 +76,7 @@ class EntryMap:
 
     @cached_property
     def identity(self) -> bool:
-        """Whether the parameter enters as it is."""
+        """Whether the parameter enters unchanged."""
         return is_identity(self.matrix)
 
     @cached_property
@@ -92,11 +92,11 @@ class EntryMap:
         return _terms(self._transposed)
 
     def apply(self, theta: Array) -> Array:
-        """(size,) or (batch, size) -> (length,) or (batch, length); the parameter itself where it enters as it is."""
+        """(size,) or (batch, size) -> (length,) or (batch, length); the parameter itself if it enters unchanged."""
         return theta if self.identity else _product(self.matrix, self._forth, theta)
 
     def back(self, gradient: Array) -> Array:
-        """The adjoint, never the gradient itself."""
+        """The adjoint; always a new array."""
         return gradient.copy() if self.identity else _product(self._transposed, self._back, gradient)
 
     def back_sampled(self, pairs: Pairs, places: Pattern, symmetric: bool, summed: bool) -> Array:
@@ -125,7 +125,7 @@ class EntryMap:
             return None
         found = []
         columns = np.repeat(np.arange(places.shape[1], dtype=places.indices.dtype), np.diff(places.indptr))
-        for term in terms:  # indices as short as they are stored: there may be millions
+        for term in terms:  # keep the short index type: there may be millions
             i, j, weight = places.indices[term.columns], columns[term.columns], term.weight
             if symmetric:
                 weight = _one(np.where(i == j, 0.5, 1.0) * weight)
@@ -135,14 +135,14 @@ class EntryMap:
 
 
 def _terms(M: sp.csr_array) -> list[_Term] | None:
-    """A product with M as a few terms; None where some row has too many entries."""
+    """A product with M as a few terms; None if some row has too many entries."""
     counts = np.diff(M.indptr)
     most = int(counts.max(initial=0))
     if most > FEW:
         return None
     if most == 1 and M.nnz == M.shape[0]:
         return [_Term(None, span(M.indices), _one(M.data))]
-    if most == FEW and counts.min() > 0:  # single entries are taken as two halves: then all rows have two
+    if most == FEW and counts.min() > 0:  # split single entries into two halves, so that all rows have two
         first, last = M.indptr[:-1], M.indptr[1:] - 1
         half = np.where(first == last, 0.5, 1.0)
         return [_Term(None, span(M.indices[at]), _one(half * M.data[at])) for at in (first, last)]
@@ -177,14 +177,14 @@ def _add_terms(terms: list[_Term], v: Array, out: Array) -> None:
         at, fresh = term.columns, term.rows is None and k == 0
         if isinstance(at, slice):
             part = np.multiply(v[:, at], term.weight, out=out if fresh else None)
-        else:  # clipping changes no place, and lets NumPy write to `out` at once
+        else:  # mode="clip" changes no index, and lets NumPy write to `out` directly
             part = _weighted(np.take(v, at, axis=1, out=out if fresh else None, mode="clip"), term.weight)
         if not fresh:
             out[:, slice(None) if term.rows is None else term.rows] += part
 
 
 def _one(weight: Array) -> Array | float:
-    """One number where all are equal."""
+    """One number if all are equal."""
     return float(weight[0]) if len(weight) and (weight == weight[0]).all() else weight
 
 
@@ -196,7 +196,7 @@ def _weighted(fresh: Array, weight: Array | float) -> Array:
 
 
 def _rows(i: Array, j: Array, n: int, symmetric: bool) -> slice | None:
-    """The rows whose entries, all of them in C order, stand at (i, j); None where it is not so."""
+    """The rows whose complete entries, in C order, are at (i, j); None if there are none."""
     if not n or not len(i) or len(i) % n:
         return None
     i, j = i.reshape(-1, n), j.reshape(-1, n)
@@ -211,7 +211,7 @@ def _rows(i: Array, j: Array, n: int, symmetric: bool) -> slice | None:
 def sampled_products(pairs: Pairs, rows: Array, cols: Array, shape: tuple[int, int], summed: bool) -> Array:
     """Entries (rows, cols) of sum over pairs of left' right, per sample or summed over the batch.
 
-    The full product is formed only when much of it is wanted.
+    The full product is formed only if much of it is needed.
     """
     if not summed:
         total = pairs[0][0][:, rows] * pairs[0][1][:, cols]
@@ -221,7 +221,7 @@ def sampled_products(pairs: Pairs, rows: Array, cols: Array, shape: tuple[int, i
     if 8 * len(rows) > shape[0] * shape[1]:
         left = np.concatenate([p[0] for p in pairs])
         right = np.concatenate([p[1] for p in pairs])
-        return (right.T @ left)[cols, rows]  # stored entries lie column by column
+        return (right.T @ left)[cols, rows]  # entries are stored column by column
     total = np.zeros(len(rows))
     for left, right in pairs:
         for k in range(len(left)):

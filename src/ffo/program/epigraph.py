@@ -1,9 +1,9 @@
 """Presolve: epigraph variables that only relax.
 
-CVXPY writes |x| <= 1 as |x| <= t, t <= 1, and abs, norm1, norm_inf and max likewise. Where t has no cost, the larger it
-is the better: every other row it is in gets slacker. So t <= 1 may be held as an equality. Nothing that a user sees
-changes, t is unique where it would be open, and Newton's method does not have to find out which it is. The multiplier
-of the equality is that of the inequality: it is not negative, because t is pushed up by nobody else.
+CVXPY writes |x| <= 1 as |x| <= t, t <= 1, and abs, norm1, norm_inf and max likewise. If t has no cost, a larger t only
+relaxes every other row it is in. So t <= 1 may be held as an equality. Nothing that a user sees changes, t becomes
+unique, and Newton's method does not have to decide whether the row is active. The multiplier of the equality is that of
+the inequality: it is nonnegative, because nothing else pushes t up.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ class Epigraphs(PresolveStep):
     """Inequalities that are held as equalities.
 
     Attributes:
-        lids: (k,) numbers of these rows.
+        rows: (k,) numbers of these rows.
     """
 
-    lids: Array
+    rows: Array
 
     def apply(self, program: ConeProgram) -> ConeProgram:
-        return replace(program, cones=_with_equalities(program.cones, tuple(self.lids.tolist())))
+        return replace(program, cones=_with_equalities(program.cones, tuple(self.rows.tolist())))
 
     def inward(self, x: Array, y: Array, s: Array) -> Triple:
         s = s.copy()
-        s[:, self.lids] = 0.0
+        s[:, self.rows] = 0.0
         return x, y, s
 
     def outward(self, x: Array, y: Array, s: Array) -> Triple:
         y = y.copy()
-        y[:, self.lids] = np.maximum(y[:, self.lids], 0.0)  # negative by rounding only
+        y[:, self.rows] = np.maximum(y[:, self.rows], 0.0)  # negative by rounding only
         return x, y, s
 
 
 def epigraphs(program: ConeProgram, hidden: Array | None) -> Epigraphs | None:
-    """The step for a program; None where there is nothing to do.
+    """The step for a program; None if there is nothing to do.
 
     Args:
-        hidden: (n,) variables that nobody sees; others are left alone, since a choice among several solutions would
-            not show.
+        hidden: (n,) variables that are not outputs. Others are left alone, since the certificate would not see a
+            choice among several solutions.
     """
     if hidden is None:
         return None
@@ -68,19 +68,19 @@ def epigraphs(program: ConeProgram, hidden: Array | None) -> Epigraphs | None:
     alone = relaxing & free
     if not alone.any():
         return None
-    lids = np.unique(program.A.indices[may.entries[upper & alone[may.owner]]])
-    lids = lids[np.isfinite(program.b[:, lids]).all(axis=0)]
-    return Epigraphs(lids) if len(lids) else None
+    rows = np.unique(program.A.indices[may.entries[upper & alone[may.owner]]])
+    rows = rows[np.isfinite(program.b[:, rows]).all(axis=0)]
+    return Epigraphs(rows) if len(rows) else None
 
 
 @dataclass
 class _Candidates:
-    """What the structure of a program says of variables that nobody sees and that may only relax.
+    """Hidden variables that may only relax, as far as the sparsity pattern of a program determines it.
 
     Attributes:
         columns: (k,) their numbers; sizes: (k,) entries in their columns of A.
-        entries: places of these entries in A; owner: which of the candidates they belong to; inequality: whether
-            their row is one.
+        entries: positions of these entries in A; owner: which candidate they belong to; inequality: whether their row
+            is an inequality.
     """
 
     columns: Array
@@ -91,8 +91,8 @@ class _Candidates:
     _last: tuple[SparseBatch, tuple[Array, Array]] | None = None
 
     def signs(self, A: SparseBatch) -> tuple[Array, Array]:
-        """Entries that bound a candidate from above, and (k,) which candidates have one such, and else only entries
-        that get slacker; what was found last is kept for matrices that stay as they are."""
+        """Entries that bound a candidate from above, and (k,) which candidates have exactly one of these and otherwise
+        only entries that relax with it; cached for unchanged matrices."""
         last = self._last
         if last is not None and last[0] is A:
             return last[1]
@@ -109,7 +109,7 @@ class _Candidates:
 
 @lru_cache(maxsize=KEPT)
 def _candidates(cones: Product, P: Pattern, A: Pattern, hidden: bytes) -> _Candidates:
-    """Variables without a quadratic cost all of whose rows, two at least, can get slacker."""
+    """Variables without a quadratic cost whose rows, at least two, can all relax."""
     kind = _kinds(cones)[A.indices]
     free = np.frombuffer(hidden, dtype=bool).copy()
     free[P.indices] = free[P.columns] = False

@@ -1,8 +1,8 @@
 """Coefficients of affine and quadratic expressions in variables and parameters.
 
 An affine expression is a tensor (rows x variables x parameters), written here as triplets. Nearly all of
-its entries come from products of a matrix parameter with variables, whose places are known in advance:
-they are written down at 8 bytes each. Only what remains goes through CVXPY's backend, with the
+its entries come from products of a matrix parameter with variables, whose positions are known in advance:
+they are written directly, at 8 bytes each. Only the rest goes through CVXPY's backend, with the
 parameters that occur in it. CVXPY's own extraction holds an entry several times as four 64-bit numbers, and
 a dense (variables x parameters) array for the objective, 24 GB for a dense QP in 1000 variables.
 """
@@ -26,7 +26,7 @@ from cvxpy.utilities.replace_quad_forms import replace_quad_forms, restore_quad_
 Array = np.ndarray
 
 _CONSTANTS = (lo.DENSE_CONST, lo.SPARSE_CONST)
-#: parameters of so many entries are worth a tensor of their own
+#: fewest entries of a parameter that gets its own tensor
 LARGE = 5_000
 
 

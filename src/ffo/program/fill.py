@@ -1,8 +1,8 @@
-"""How much work and memory it takes to factorize the optimality conditions of a program, told from their pattern.
+"""Work and memory needed to factorize the optimality conditions of a program, estimated from their pattern.
 
 Levels of a breadth-first search order the unknowns so that the matrix is block tridiagonal; elimination in
 that order costs about the sum of the cubes of their sizes, and fills about the sum of their squares. Chains and grids
-have many small levels, random patterns few large ones, and there no order is much better. Rows and columns with many
+have many small levels, random patterns a few large ones, for which no order is much better. Rows and columns with many
 entries are left out: eliminated last they cost little, and a search would reach everything through them.
 """
 
@@ -23,26 +23,26 @@ from ffo.program.pattern import Pattern
 
 Array = np.ndarray
 
-#: entries, in units of the root of the number of unknowns, from which a row counts as full
+#: entries, in units of the square root of the number of unknowns, above which a row counts as full
 FULL = 10.0
-#: bytes that an entry of the pattern takes while it is made, and one of the factors (with those that order them)
+#: bytes per entry of the pattern while it is built, and per entry of the factors (including their ordering)
 PATTERN, FACTOR = 110, 24
-#: unknowns up to which factors fit anyway, and bytes that are asked for without looking how many there are
+#: most unknowns for which factors always fit, and bytes below which the available memory is not checked
 FEW, LITTLE = 6000, 2**30
-#: a breadth-first order fills up to so many times what a good one does, on grids
+#: on grids, a breadth-first order gives up to so many times the fill-in of a good one
 BETTER = 8.0
 GB = 1e9
 
 
 def elimination_work(program: ConeProgram) -> float:
-    """Multiplications, to an order of magnitude, of a factorization of [P A'; A .] for one sample."""
+    """Order of magnitude of the multiplications to factorize [P A'; A .] for one sample."""
     sizes, _ = _levels(program.P.pattern, program.A.pattern)
     return float((sizes**3).sum())
 
 
 @lru_cache(maxsize=32)
 def needed_bytes(cones: Product, P: Pattern, A: Pattern, factors: bool) -> float:
-    """Bytes, about, that the structure of a program takes, and the factors of one sample; a low estimate of these."""
+    """Approximate bytes of the structure of a program, plus a low estimate for the factors of one sample."""
     size = sum(A.shape)
     fanned = float((A.row_counts * _spread(cones)).sum())
     filled = 0.0
@@ -56,7 +56,7 @@ def needed_bytes(cones: Product, P: Pattern, A: Pattern, factors: bool) -> float
 
 
 def check_memory(cones: Product, P: Pattern, A: Pattern, factors: bool) -> None:
-    """Raise before memory is taken that is not there."""
+    """Raise before more memory is allocated than is available."""
     needed = needed_bytes(cones, P, A, factors)
     if needed > LITTLE and needed > (there := available()):
         order = max((cone.order for cone, _ in cones.blocks if isinstance(cone, PSD)), default=0)
@@ -70,7 +70,7 @@ def check_memory(cones: Product, P: Pattern, A: Pattern, factors: bool) -> None:
 
 
 def fits(program: ConeProgram) -> bool:
-    """Whether there is memory for the factors of one sample."""
+    """Whether the factors of one sample fit into memory."""
     if program.n + program.m + program.A.nnz <= FEW:
         return True
     needed = needed_bytes(program.cones, program.P.pattern, program.A.pattern, True)
@@ -78,7 +78,7 @@ def fits(program: ConeProgram) -> bool:
 
 
 def check_batch(batch: int, each: float) -> None:
-    """Raise before a batch takes memory that is not there; `each`: bytes of one sample."""
+    """Raise before a batch allocates more memory than is available; `each`: bytes of one sample."""
     if batch * each > LITTLE and batch * each > (there := available()):
         raise TooLargeError(
             f"the factors of a batch of {batch} samples would take about {batch * each / GB:.1f} GB, and "
@@ -88,7 +88,7 @@ def check_batch(batch: int, each: float) -> None:
 
 
 def available() -> float:
-    """Bytes of memory that this process may still take; infinite where the system does not say."""
+    """Bytes of memory still available to this process; infinite if the system does not report it."""
     found = [np.inf]
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
@@ -97,13 +97,13 @@ def available() -> float:
     elif "SC_PHYS_PAGES" in getattr(os, "sysconf_names", ()):
         found.append(float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
     limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
-    if limit.exists() and used.exists() and limit.read_text().strip().isdigit():  # of a container
+    if limit.exists() and used.exists() and limit.read_text().strip().isdigit():  # container limits
         found.append(float(int(limit.read_text()) - int(used.read_text())))
     return max(min(found), 0.0)
 
 
 def _spread(cones: Product) -> Array:
-    """(m,) rows of the ghost system that an entry of each row lands on."""
+    """(m,) number of ghost-system rows that an entry of each row spreads to."""
     counts = []
     for cone, count in cones.blocks:
         rotated = isinstance(cone, PSD | Exponential | Power) and cone.dim > 1
@@ -113,7 +113,7 @@ def _spread(cones: Product) -> Array:
 
 
 def _levels(P: Pattern, A: Pattern) -> tuple[Array, int]:
-    """Sizes of the levels of the largest component, and how many rows and columns count as full."""
+    """Sizes of the levels of the largest component, and the number of full rows and columns."""
     graph, full = _graph(P, A)
     _, label = csgraph.connected_components(graph, directed=False)
     largest = np.flatnonzero(label == np.argmax(np.bincount(label))) if len(label) else label
@@ -121,14 +121,14 @@ def _levels(P: Pattern, A: Pattern) -> tuple[Array, int]:
         return np.ones(len(largest)), full
     graph = graph[largest][:, largest]
     start = 0
-    for _ in range(2):  # the second time from one end
+    for _ in range(2):  # the second time from an end of the graph
         level = csgraph.dijkstra(graph, directed=False, unweighted=True, indices=start)
         start = int(np.argmax(level))
     return np.bincount(level.astype(int)).astype(float), full
 
 
 def _graph(P: Pattern, A: Pattern) -> tuple[sp.csr_array, int]:
-    """Unknowns coupled by P, or by rows of A with several entries; and how many of them are left out."""
+    """Unknowns coupled by P, or by rows of A with several entries; and the number left out."""
     m, n = A.shape
     several = np.bincount(A.indices, minlength=m)[A.indices] > 1
     row = np.concatenate([P.indices, n + A.indices[several]])

@@ -1,4 +1,4 @@
-"""Which rows and columns of a canonical program come from which constraints and variables of a CVXPY problem."""
+"""Names for the rows and columns of a canonical program, from the constraints and variables of a CVXPY problem."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ffo.program.names import Named, Names
 
 Array = np.ndarray
 
-#: letters of a constraint that are shown
+#: most characters of a constraint that are shown
 SHOWN = 60
 
 

@@ -1,4 +1,4 @@
-"""What a user calls the constraints and variables that rows and columns of a program come from."""
+"""Names of the user's constraints and variables behind the rows and columns of a program."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ffo.errors import InputError
 
 Array = np.ndarray
 
-#: entries of a vector, relative to its largest, that are not worth naming
+#: entries of a vector, relative to its largest, that are too small to be named
 SMALL = 1e-7
 
 
 @dataclass(frozen=True)
 class Named:
-    """A constraint or a variable: rows or columns of a program, and what to call them.
+    """A constraint or a variable: rows or columns of a program, and their names.
 
     Attributes:
-        name: of the whole; what the user names it by, too.
-        places: (entries, k) the rows or columns of each entry, -1 where it has none.
-        shape: of the entries, in C order; () for one that has no parts.
-        form: how entries are called: "{name}" and "{index}" are filled in.
-        relaxable: whether it may be given slack.
+        name: of the whole; the user may refer to it by this name.
+        places: (entries, k) the rows or columns of each entry, -1 if it has none.
+        shape: of the entries, in C order; () if it has no parts.
+        form: format of an entry's name, with "{name}" and "{index}".
+        relaxable: whether it may get slack.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Named:
     relaxable: bool = True
 
     def entry(self, k: int) -> str:
-        """What entry k is called."""
+        """The name of entry k."""
         if not self.shape:
             return self.name
         index = ", ".join(str(int(i)) for i in np.unravel_index(k, self.shape))
@@ -60,13 +60,15 @@ class Names:
         return np.unique(rows[rows >= 0])
 
     def numbers(self, chosen: Sequence[Any], given: Sequence[Any]) -> tuple[int, ...]:
-        """Numbers of constraints that a user chose among those given, as they are or by number."""
+        """Numbers of the constraints that a user chose, as objects among those given or by number."""
         places = {id(c): k for k, c in enumerate(given)}
         found = []
         for one in chosen:
             k = one if isinstance(one, int) and 0 <= one < len(given) else places.get(id(one))
             if k is None:
-                raise InputError(f"{one} is none of the problem's constraints: pass the very object, or its number")
+                raise InputError(
+                    f"{one} is not one of the problem's constraints: pass the object itself, or its number"
+                )
             if not self.constraints[k].places.size:
                 raise InputError(f"{self.constraints[k].name} cannot be relaxed: it is rewritten into others")
             found.append(k)

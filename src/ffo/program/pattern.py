@@ -1,4 +1,4 @@
-"""Sparsity patterns: one object for equal ones, with what follows from it."""
+"""Sparsity patterns: one object per distinct pattern, with everything derived from it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 Array = np.ndarray
 
-#: parts of a pattern that are kept with it
+#: sub-patterns cached with a pattern
 KEPT = 8
 
 _lock = Lock()
@@ -22,8 +22,8 @@ _lock = Lock()
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """A CSC sparsity pattern and what follows from it. Those made by `Pattern.of` are one object where they are equal,
-    so that what is decided for a pattern is decided once."""
+    """A CSC sparsity pattern and everything derived from it. `Pattern.of` returns the same object for equal patterns,
+    so that what depends on a pattern is computed once."""
 
     indptr: Array
     indices: Array
@@ -31,7 +31,7 @@ class Pattern:
 
     @staticmethod
     def of(indptr: Array, indices: Array, shape: tuple[int, int]) -> Pattern:
-        """The one pattern of these arrays, which are copied if it is new."""
+        """The unique pattern of these arrays, which are copied if it is new."""
         digest = blake2b(np.ascontiguousarray(indptr).data, digest_size=16)
         digest.update(np.ascontiguousarray(indices).data)
         key = (shape, indptr.dtype.char, indices.dtype.char, digest.digest())
@@ -46,7 +46,7 @@ class Pattern:
 
     @classmethod
     def of_positions(cls, flat: Array, shape: tuple[int, int]) -> tuple[Pattern, Array]:
-        """The pattern of Fortran-order positions (repeats allowed), and where each stands in it."""
+        """The pattern of Fortran-order positions (repeats allowed), and the index of each in it."""
         pattern, places = cls.covering([flat], shape)
         return pattern, np.searchsorted(places, flat)
 
@@ -66,7 +66,7 @@ class Pattern:
 
     @cached_property
     def rows(self) -> Array:
-        """(nnz,) row of each entry, as NumPy and kernels index fastest."""
+        """(nnz,) row of each entry, in the integer type that is fastest for indexing."""
         return self.indices.astype(np.int64)
 
     @cached_property
@@ -76,7 +76,7 @@ class Pattern:
 
     @cached_property
     def by_rows(self) -> tuple[Array, Array, Array]:
-        """CSR (indptr, indices) of the pattern and the place of each CSR entry in the CSC order."""
+        """CSR (indptr, indices) of the pattern and the position of each CSR entry in CSC order."""
         order = np.argsort(self.indices, kind="stable")
         return np.concatenate([[0], np.cumsum(self.row_counts)]), self.columns[order], order
 
@@ -87,7 +87,7 @@ class Pattern:
 
     @cached_property
     def coupling(self) -> Array:
-        """(nnz,) whether an entry is in a row that has others."""
+        """(nnz,) whether an entry is in a row with other entries."""
         return (self.row_counts > 1)[self.indices]
 
     @cached_property
@@ -97,17 +97,17 @@ class Pattern:
 
     @cached_property
     def row_starts(self) -> tuple[Array, Array]:
-        """Rows that have entries, and where these begin by rows."""
+        """Rows that have entries, and where each begins in CSR order."""
         return _starts(self.by_rows[0])
 
     @cached_property
     def column_starts(self) -> tuple[Array, Array]:
-        """Columns that have entries, and where these begin."""
+        """Columns that have entries, and where each begins."""
         return _starts(self.indptr)
 
     @property
     def full(self) -> bool:
-        """Whether there is an entry everywhere."""
+        """Whether every entry is stored."""
         return 0 < self.nnz == self.shape[0] * self.shape[1]
 
     @cached_property
@@ -117,7 +117,7 @@ class Pattern:
 
     @cached_property
     def diagonal(self) -> bool:
-        """Whether all entries are."""
+        """Whether all entries are on the diagonal."""
         return bool(self.on_diagonal.all())
 
     @cached_property
@@ -143,7 +143,7 @@ _patterns: WeakValueDictionary[tuple[object, ...], Pattern] = WeakValueDictionar
 
 
 def span(index: Array) -> Array | slice:
-    """The same places as a slice, where they follow each other: much faster to read and write."""
+    """The index as a slice if it is consecutive, which is much faster to read and write; else unchanged."""
     if not len(index) or (np.diff(index) != 1).any():
         return index
     return slice(int(index[0]), int(index[-1]) + 1)

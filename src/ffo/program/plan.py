@@ -1,4 +1,4 @@
-"""Cone programs as the kernels see them: one plan per structure, and the values of a batch."""
+"""Cone programs in the form of the kernels: one plan per structure, and the values of a batch."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ import numpy as np
 
 from ffo.cones import PSD, Exponential, Power, Product, SecondOrder, Zero
 from ffo.kernels import kkt
+from ffo.kernels.values import Values, ready
 
 if TYPE_CHECKING:
-    from ffo.kernels.batch import KernelPlan, Values
+    from ffo.kernels.batch import KernelPlan
     from ffo.program.cone import ConeProgram
     from ffo.program.pattern import Pattern
+    from ffo.program.sparse import SparseBatch
 
 Array = np.ndarray
 
-#: plans that are kept: they are made once per sparsity pattern, and never change
+#: cached plans; they are made once per sparsity pattern, and never change
 KEPT = 32
 
 
 def plan_of(program: ConeProgram) -> KernelPlan:
     """The plan of a program's structure, made when it is first seen."""
-    return structure_plan(program.cones, program.P.pattern, program.A.pattern)
+    found: KernelPlan | None = program.__dict__.get("_plan")
+    if found is None:
+        found = program.__dict__["_plan"] = structure_plan(program.cones, program.P.pattern, program.A.pattern)
+    return found
 
 
 @lru_cache(maxsize=KEPT)
@@ -35,7 +40,7 @@ def structure_plan(cones: Product, P: Pattern, A: Pattern) -> KernelPlan:
 
 
 def _build(cones: Product, P: Pattern, A: Pattern, factors: bool) -> kkt.Structure:
-    from ffo.program.fill import check_memory  # which knows programs, too
+    from ffo.program.fill import check_memory
 
     check_memory(cones, P, A, factors)
     m, n = A.shape
@@ -44,11 +49,18 @@ def _build(cones: Product, P: Pattern, A: Pattern, factors: bool) -> kkt.Structu
 
 def values_of(program: ConeProgram) -> Values:
     """The data of a program, brought into shape once."""
-    found: Values | None = vars(program).get("_values")
+    found: Values | None = program.__dict__.get("_values")
     if found is None:
-        from ffo.kernels.batch import Values
+        P, A = _matrix_values(program.P), _matrix_values(program.A)
+        found = program.__dict__["_values"] = Values(P, program.q, A, program.b)
+    return found
 
-        found = vars(program)["_values"] = Values(program.P.values, program.q, program.A.values, program.b)
+
+def _matrix_values(M: SparseBatch) -> Array:
+    """The values of matrices, brought into shape once."""
+    found: Array | None = M.__dict__.get("_ready")
+    if found is None:
+        found = M.__dict__["_ready"] = ready(M.values)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Presolve: reductions of a program that are undone exactly on the way out.
+"""Presolve: reductions of a program that are undone exactly afterwards.
 
 A step maps the data of a program to that of a reduced one, and points of the reduced program back to points of
 the program. Derivatives in both directions are solutions of the program's ghost system K [u; t] = [r_x; T r_s], w = T't
@@ -24,12 +24,12 @@ Array = np.ndarray
 #: x (batch, n), y and s (batch, m)
 Triple = tuple[Array, Array, Array]
 Matrix = TypeVar("Matrix", bound=SparseBatch)
-#: right-hand sides r_x (batch, n), r_s (batch, m) -> u, w, and what else there is to say about them
+#: right-hand sides r_x (batch, n), r_s (batch, m) -> u, w, and evidence about them
 GhostSolve = Callable[[Array, Array], tuple[Array, ...]]
 
 
 class PresolveStep(ABC):
-    """One reduction; "inward" is towards the reduced program. As written here, it leaves points alone."""
+    """One reduction; "inward" is towards the reduced program. The default methods leave points unchanged."""
 
     @abstractmethod
     def apply(self, program: ConeProgram) -> ConeProgram:
@@ -40,7 +40,7 @@ class PresolveStep(ABC):
         return x, y, s
 
     def outward(self, x: Array, y: Array, s: Array) -> Triple:
-        """The point of the program that a point of the reduced one stands for."""
+        """The point of the program that a point of the reduced one corresponds to."""
         return x, y, s
 
     def reduce(self, r_x: Array, r_s: Array) -> tuple[Array, Array]:
@@ -82,7 +82,7 @@ class Presolve:
         return x, y, s
 
     def solve(self, ghost: GhostSolve, r_x: Array, r_s: Array) -> tuple[Array, ...]:
-        """u, w and so on of the program's ghost system, by a function that solves the reduced one."""
+        """u, w and the evidence for the program's ghost system, by a function that solves the reduced one."""
         right = [(r_x, r_s)]
         for step in self.steps:
             right.append(step.reduce(*right[-1]))
@@ -93,16 +93,16 @@ class Presolve:
 
     def then(self, other: Presolve) -> Presolve:
         """These steps and those of another presolve after them."""
-        return Presolve(self.steps + other.steps)
+        return Presolve(self.steps + other.steps) if self.steps and other.steps else other if other.steps else self
 
     def take(self, samples: Array) -> Presolve:
         return Presolve(tuple(step.take(samples) for step in self.steps)) if self.steps else self
 
 
 class SharedMatrices(PresolveStep):
-    """Matrices that all samples have alike are stored once, however they were given.
+    """Stores matrices that are equal in all samples once.
 
-    Everything that follows is then done once for the batch: products, norms, factorizations. Only the storage
+    Products, norms and factorizations are then computed once for the batch. Only the storage
     changes; gradients are still one per sample, and a change of the data may differ between samples.
     """
 
@@ -117,20 +117,19 @@ def _shared(M: Matrix) -> Matrix:
 
 @dataclass(frozen=True)
 class MissingRows(PresolveStep):
-    """All samples lack the same inequalities: their right-hand sides are +inf, which is no constraint.
+    """Removes inequalities whose right-hand side is +inf in all samples.
 
-    The reduced program has the other rows alone. Missing rows have no multiplier (y = 0) and no end (s = inf),
-    and nothing depends on their data.
+    Removed rows have no multiplier (y = 0) and infinite slack (s = inf), and nothing depends on their data.
 
     Attributes:
-        present: (m,) true for the rows that are there.
+        present: (m,) true for the remaining rows.
     """
 
     present: Array
 
     @cached_property
     def rows(self) -> Array:
-        """The numbers of the rows that are there."""
+        """The numbers of the remaining rows."""
         return np.flatnonzero(self.present)
 
     def apply(self, program: ConeProgram) -> ConeProgram:
@@ -146,7 +145,7 @@ class MissingRows(PresolveStep):
 
     def inward(self, x: Array, y: Array, s: Array) -> Triple:
         s = s[:, self.rows]
-        return x, y[:, self.rows], np.where(np.isinf(s), 1.0, s)  # a row that was missing before is inactive
+        return x, y[:, self.rows], np.where(np.isinf(s), 1.0, s)  # a previously missing row is inactive
 
     def outward(self, x: Array, y: Array, s: Array) -> Triple:
         return x, self._on_all_rows(y), self._on_all_rows(s, np.inf)
@@ -166,11 +165,11 @@ class MissingRows(PresolveStep):
 
 def missing_rows(program: ConeProgram) -> list[tuple[Array, MissingRows]] | None:
     """The samples by the rows they lack, and the step that removes these; None where no sample lacks any."""
-    if not np.isposinf(distinct(program.b)).any():
+    if not np.count_nonzero(distinct(program.b) == np.inf):
         return None
     missing = np.isposinf(program.b)
     for group in program.cones.groups:
         if not isinstance(group.cone, Nonneg):
-            missing[:, group.index.ravel()] = False  # bad data, and found to be so later
+            missing[:, group.index.ravel()] = False  # invalid data, detected later
     patterns, which = np.unique(missing, axis=0, return_inverse=True)
     return [(np.flatnonzero(which.ravel() == k), MissingRows(~lacking)) for k, lacking in enumerate(patterns)]

@@ -1,10 +1,10 @@
-"""Quadratic programs given by their matrices, as parametrised cone programs.
+"""Quadratic programs given by matrices, as parametrised cone programs.
 
     minimize 1/2 z'Qz + p'z   subject to  Az = b,  lower <= Gz <= h,  lb <= z <= ub
 
-Rows of the cone program: equalities, then Gz <= h, -Gz <= -lower, z <= ub, -z <= -lb; sides that are
-infinite in every sample are left out. A matrix enters through all of its entries, or through the nonzeros of a given
-pattern. Parameters are flattened in C order.
+Rows of the cone program: equalities, then Gz <= h, -Gz <= -lower, z <= ub, -z <= -lb; bounds that
+are infinite in every sample are left out. A matrix enters through all of its entries, or through the nonzeros of
+a given pattern. Parameters are flattened in C order.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class QuadraticStructure:
     Attributes:
         n: number of variables.
         matrices: patterns of those of Q, G, A that are present.
-        sides: which entries of h, lower, ub, lb are finite in some sample; absent where not given.
+        sides: which entries of h, lower, ub, lb are finite in some sample; absent if not given.
     """
 
     n: int
@@ -83,8 +83,8 @@ class QuadraticStructure:
     @cached_property
     def key(self) -> tuple[object, ...]:
         """Equal keys mean equal structures."""
-        matrices = tuple((name, self.matrices[name].key) for name in sorted(self.matrices))
-        return self.n, matrices, tuple((name, self.sides[name].tobytes()) for name in sorted(self.sides))
+        matrices = frozenset([(name, pattern.key) for name, pattern in self.matrices.items()])
+        return self.n, matrices, frozenset([(name, side.tobytes()) for name, side in self.sides.items()])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, QuadraticStructure) and self.key == other.key
@@ -96,7 +96,7 @@ class QuadraticStructure:
     def parameters(self) -> tuple[Name, ...]:
         """The blocks that are present, in the order their values are given."""
         vectors = {"p", *self.sides} | ({"b"} if "A" in self.matrices else set())
-        return tuple(name for name in NAMES if name in self.matrices or name in vectors)
+        return tuple([name for name in NAMES if name in self.matrices or name in vectors])
 
     def size(self, name: Name) -> tuple[int, ...]:
         """Shape of a block's values: nonzeros of a matrix, length of a vector."""
@@ -108,7 +108,7 @@ class QuadraticStructure:
         return (self.matrices["A" if name == "b" else "G"].shape[0],)
 
 
-#: structures whose canonical form is kept
+#: structures whose canonical form is cached
 KEPT = 16
 
 
@@ -117,7 +117,7 @@ def quadratic_problem(structure: QuadraticStructure, duals: bool = False) -> Can
     """The parametrised cone program of a structure.
 
     Its output is z (n,). With `duals`, its outputs are z (n,), the multipliers nu of Az = b, lam of
-    Gz <= h (negative where the lower side is active) and mu of the bounds (negative where lb is active).
+    Gz <= h (negative where the lower bound is active) and mu of the bounds (negative where lb is active).
     """
     layout = _Layout(structure)
     maps: dict[Name, dict[Block, sp.csc_array]] = {name: {} for name in structure.parameters}
@@ -151,7 +151,7 @@ def _quadratic(structure: QuadraticStructure, maps: dict[Name, dict[Block, sp.cs
 
 
 class _Layout:
-    """Which rows of the cone program each side of each constraint takes."""
+    """Which row of the cone program belongs to each bound of each constraint."""
 
     def __init__(self, structure: QuadraticStructure) -> None:
         self.structure = structure
@@ -159,7 +159,7 @@ class _Layout:
         self.equalities = matrices["A"].shape[0] if "A" in matrices else 0
         self.inequalities = matrices["G"].shape[0] if "G" in matrices else 0
         start = self.equalities
-        #: name of a side -> its row in the cone program for each entry, -1 where it is infinite
+        #: name of a bound -> its row in the cone program for each entry, -1 if it is infinite
         self.rows: dict[Name, Array] = {}
         for name in ("h", "lower", "ub", "lb"):
             length = n if name in ("ub", "lb") else self.inequalities
@@ -220,7 +220,7 @@ class _Layout:
                 maps[name]["b"] = sp.csc_array(data, shape=(self.m, len(rows)))  # type: ignore[index]
 
     def names(self) -> Names:
-        """Rows of A and of G, by the name of their sides, and bounds by theirs."""
+        """Names of the rows of A and G, and of the bounds."""
         found = [Named("b", np.arange(self.equalities)[:, None], (self.equalities,), "row {index} of A")]
         for side, rows in self.rows.items():
             form = {"h": "row {index} of G", "lower": "row {index} of G (lower)"}.get(side, "{name}[{index}]")

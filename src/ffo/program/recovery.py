@@ -1,4 +1,4 @@
-"""From a canonical solution (x, y) back to the variables and duals a user asked for, and the adjoint."""
+"""From a canonical solution (x, y) back to the requested variables and duals, and the adjoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ffo.program.entering import EntryMap
 from ffo.program.sparse import repeated
 
 Array = np.ndarray
-#: share of a change of the solution that is rounding
+#: relative change of the solution that counts as rounding
 ROUNDING = 1e-10
 
 
@@ -38,11 +38,11 @@ class Output:
         return EntryMap(sp.csc_array(self.select))
 
     def of(self, v: Array) -> Array:
-        """(batch, n or m) -> (batch, size), never `v` itself."""
+        """(batch, n or m) -> (batch, size), always a new array."""
         return np.array(v) if self._map.identity else self._map.apply(v)
 
     def to(self, gradient: Array) -> Array:
-        """The adjoint: (batch, size) -> (batch, n or m), never the gradient itself."""
+        """The adjoint: (batch, size) -> (batch, n or m), always a new array."""
         return self._map.back(gradient)
 
 
@@ -55,7 +55,7 @@ class Recovery:
 
     @cached_property
     def hidden(self) -> Array:
-        """(n,) variables that no output shows."""
+        """(n,) variables that are in no output."""
         seen = np.zeros(self.n, dtype=bool)
         for out in self.outputs:
             if not out.dual:
@@ -84,14 +84,14 @@ class Recovery:
                 flat = flat * np.exp(out.of(x))
             part = out.to(flat)
             found[out.dual] = found[out.dual] + part if out.dual in found else part
-        c_x, c_y = (found.get(dual) for dual in (False, True))
+        c_x, c_y = found.get(False), found.get(True)
         return (
             repeated(np.zeros(self.n), batch) if c_x is None else c_x,
             repeated(np.zeros(self.m), batch) if c_y is None else c_y,
         )
 
     def shows(self, dx: Array, dy: Array) -> Array:
-        """(batch,) whether any output changes with x and y, more than rounding."""
+        """(batch,) whether a change (dx, dy) changes any output by more than rounding."""
         found = np.zeros(len(dx), dtype=bool)
         for out in self.outputs:
             d = dy if out.dual else dx

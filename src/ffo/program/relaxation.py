@@ -1,10 +1,10 @@
-"""Slack on some constraints: a program that always has a solution beside the one that may have none.
+"""Slack on some constraints: a program that always has a solution, in place of one that may have none.
 
     minimize 1/2 x'Px + q'x + weight/2 |r|^2   subject to  Ax + s - Er = b,  s in K
 
-E picks the rows that may be violated. At a solution, weight r = E'y. Nothing else of the optimality conditions changes:
-x and y of the relaxed program, and solutions of its ghost system, are read off as if they were the program's own, and
-the gradient in the data is the same bilinear form (`ghost.oracle`).
+E selects the rows that may be violated. At a solution, weight r = E'y. The other optimality conditions are unchanged:
+x and y of the relaxed program, and solutions of its ghost system, are used like the program's own, and the gradient in
+the data is the same bilinear form (`ghost.oracle`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Relaxation(PresolveStep):
 
 
 def _with_columns(M: SparseBatch, rows: Array, value: float) -> tuple[Array, Array, Array]:
-    """indptr, indices and values of a matrix with one more column for each of some rows, a single entry there."""
+    """indptr, indices and values of a matrix with an extra column for each of some rows, with a single entry there."""
     indptr = np.concatenate([M.indptr, M.indptr[-1] + 1 + np.arange(len(rows))])
     indices = np.concatenate([M.indices, rows])
     values = _wider(M.values, len(rows), value)
@@ -59,5 +59,5 @@ def _with_columns(M: SparseBatch, rows: Array, value: float) -> tuple[Array, Arr
 
 
 def _wider(v: Array, count: int, value: float = 0.0) -> Array:
-    """(..., n) -> (..., n + count), filled up."""
+    """(..., n) -> (..., n + count), padded with `value`."""
     return np.concatenate([v, np.full((*v.shape[:-1], count), value)], axis=-1)

@@ -20,7 +20,7 @@ Kept = TypeVar("Kept")
 class SparseBatch:
     """Matrices of one CSC pattern: `values` is (nnz,) when shared by the batch, else (batch, nnz).
 
-    `own`: whether nobody else holds the arrays, so that they stay as they are.
+    `own`: whether the arrays are not shared with other code, so that they cannot change.
     """
 
     indptr: Array
@@ -48,7 +48,7 @@ class SparseBatch:
 
     @cached_property
     def pattern(self) -> Pattern:
-        """The one object of this pattern."""
+        """The unique object of this pattern."""
         return Pattern.of(self.indptr, self.indices, self.shape)
 
     def with_values(self, values: Array) -> Self:
@@ -62,8 +62,8 @@ class SparseBatch:
         return self.pattern is other.pattern and np.array_equal(self.values, other.values)
 
     def kept(self, name: Hashable, make: Callable[[], Kept], other: SparseBatch | None = None) -> Kept:
-        """What `make` returns, which depends on these matrices alone, or on these and others: made once, if they stay
-        as they are; of others the last are known."""
+        """The result of `make`, which depends only on these matrices, or on these and `other`: cached if they cannot
+        change; only the last `other` is remembered."""
         if not self.own or (other is not None and not other.own):
             return make()
         known: dict[Hashable, tuple[SparseBatch | None, Kept]] = vars(self).setdefault("_kept", {})
@@ -73,7 +73,7 @@ class SparseBatch:
         return found[1]
 
     def owned(self) -> Self:
-        """The same matrices in arrays that nobody else holds: these ones, if they are such."""
+        """The same matrices in arrays that are not shared; copied only if needed."""
         return self if self.own else self.on(self.pattern, self.values.copy(), own=True)
 
     @cached_property
@@ -124,7 +124,7 @@ class SparseBatch:
 
     @cached_property
     def _pruned(self) -> Self | None:
-        if not self.shared and len(self.values) and (self.values[0] != 0).all():  # mostly one sample tells
+        if not self.shared and len(self.values) and (self.values[0] != 0).all():  # usually one sample suffices
             return None
         keep = self.values != 0 if self.shared else (self.values != 0).any(axis=0)
         return None if keep.all() else self.restrict(keep)
@@ -154,8 +154,7 @@ class SparseBatch:
 
     @cached_property
     def _stacked(self) -> tuple[sp.csc_array | Array, sp.csr_array | Array]:
-        """One sample if all are the same (an array if it is full), else all of them along the diagonal; and its
-        transpose."""
+        """One sample if all are equal (an array if it is full), else the block diagonal of all; and its transpose."""
         if self.shared and self.pattern.full:
             return self._columns[0].T, self._columns[0]
         stacked = self.matrix() if self.shared else self.block_diagonal(len(self.values))
@@ -176,7 +175,7 @@ class SparseBatch:
 
     @cached_property
     def largest_of_rows(self) -> Array:
-        """(batch or 1, rows) largest magnitude in each row, 0 in an empty one."""
+        """(batch or 1, rows) largest magnitude in each row, 0 in empty rows."""
         if self.pattern.full:
             return _largest(self._columns, 1)
         values = np.abs(self.values)[..., self.pattern.by_rows[2]]
@@ -184,14 +183,14 @@ class SparseBatch:
 
     @cached_property
     def largest_of_columns(self) -> Array:
-        """(batch or 1, cols) largest magnitude in each column, 0 in an empty one."""
+        """(batch or 1, cols) largest magnitude in each column, 0 in empty columns."""
         if self.pattern.full:
             return _largest(self._columns, 2)
         return _segment_max(np.abs(self.values), self.pattern.column_starts, self.shape[1])
 
     @cached_property
     def largest_of_coupled_columns(self) -> Array:
-        """The same without rows of a single entry, which have a unit of their own for every unit of the column."""
+        """The same without rows of a single entry, whose units can be chosen freely."""
         coupling = self.pattern.coupling
         if coupling.all():
             return self.largest_of_columns
@@ -199,7 +198,7 @@ class SparseBatch:
 
     @property
     def _columns(self) -> Array:
-        """(batch or 1, cols, rows) of matrices that are full."""
+        """(batch or 1, cols, rows) of full matrices."""
         return self.values.reshape(-1, self.shape[1], self.shape[0])
 
     @cached_property
@@ -207,7 +206,7 @@ class SparseBatch:
         """(batch or 1,) whether all entries are finite."""
         values = np.atleast_2d(self.values)
         with np.errstate(all="ignore"):
-            finite = np.isfinite(values.sum(axis=1))  # then all terms are
+            finite = np.isfinite(values.sum(axis=1))  # a finite sum has finite terms
         return finite if finite.all() else np.isfinite(values).all(axis=1)
 
     @cached_property
@@ -230,7 +229,7 @@ class SparseBatch:
 
     @cached_property
     def row_sizes_squared(self) -> Array:
-        """The same, where rows of zeros stand for typical ones: of the mean size of the others, 1 without any."""
+        """The same, with zero rows replaced by the mean of the others, or 1 if there are none."""
         squared = self.row_norms_squared
         count = (squared > 0).sum(axis=1, keepdims=True)
         typical = np.where(count > 0, squared.sum(axis=1, keepdims=True) / np.maximum(count, 1), 1.0)
@@ -262,7 +261,7 @@ class SymmetricBatch(SparseBatch):
 
     @cached_property
     def sizes(self) -> Array:
-        """(batch or 1, n) largest magnitude in each column of the whole matrix."""
+        """(batch or 1, n) largest magnitude in each column of the full matrix."""
         return np.maximum(self.largest_of_columns, self.largest_of_rows)
 
     @cached_property
@@ -282,13 +281,18 @@ class SymmetricBatch(SparseBatch):
 
 
 def plain(v: Array) -> Array:
-    """The same numbers as kernels take them: contiguous, writable floats (others would compile them again)."""
+    """The same numbers as contiguous, writable floats: for other layouts the kernels would be compiled again."""
     return v if v.dtype == np.float64 and v.flags.carray else np.array(v, dtype=float, order="C")
 
 
+def all_finite(v: Array) -> bool:
+    """Whether all entries are finite."""
+    return bool(np.count_nonzero(np.isfinite(v)) == v.size)
+
+
 def distinct(v: Array) -> Array:
-    """(batch, ·) rows without repetition: (1, ·) where one row was broadcast to the batch."""
-    return v[:1] if v.strides[0] == 0 and v.size else v  # arrays of nothing have no strides
+    """(batch, ·) rows without repetition: (1, ·) if one row was broadcast to the batch."""
+    return v[:1] if v.strides[0] == 0 and v.size else v  # empty arrays have no strides
 
 
 def repeated(row: Array, batch: int) -> Array:
@@ -306,7 +310,7 @@ def equal_rows(v: Array) -> Array:
     """(batch, ·) -> (·) if all rows are equal, else v."""
     if len(v) == 1 or distinct(v) is not v:
         return v[0]
-    # Rows that differ mostly do so in the last one already: then the others are not read.
+    # Rows that differ usually differ in the last one already; then the others are not read.
     return v[0] if len(v) and (v[-1] == v[0]).all() and (v == v[0]).all() else v
 
 
@@ -325,12 +329,12 @@ def is_identity(M: sp.csc_array | sp.csr_array) -> bool:
 
 
 def _largest(v: Array, axis: int) -> Array:
-    """Largest magnitudes along an axis, 0 of nothing; without an array of all magnitudes."""
+    """Largest magnitudes along an axis, 0 if empty; without a temporary array of magnitudes."""
     return np.maximum(v.max(axis=axis, initial=0.0), -v.min(axis=axis, initial=0.0))
 
 
 def _segment_max(values: Array, starts: tuple[Array, Array], count: int) -> Array:
-    """(nnz,) or (batch, nnz) -> (batch or 1, count) maxima of segments, 0 of those without entries."""
+    """(nnz,) or (batch, nnz) -> (batch or 1, count) maxima of segments, 0 for empty ones."""
     values, (filled, begin) = values if values.ndim == 2 else values[None], starts
     if len(filled) == count > 0:
         return np.maximum.reduceat(values, begin, axis=1)

@@ -1,11 +1,11 @@
-"""Presolve: variables that an equality defines are put in as what they are.
+"""Presolve: substitute variables that are defined by an equality.
 
 CVXPY writes |Fx - g|^2 as |r|^2 with a variable r and rows Fx - r = g. Such an r is in no other row, and has no
 products with other variables in the objective. With C r + A_r v = b_r, D the diagonal of P at r, and M = C^-1 A_r,
 
     r = C^-1 b_r - M v,     P' = P + M'DM,     q' = q - M'(q_r + D C^-1 b_r),     y_r = -C^-1 (q_r + D r).
 
-The ghost system loses the same unknowns by the same elimination.
+The same unknowns are eliminated from the ghost system.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from ffo.program.sparse import SparseBatch, SymmetricBatch
 
 Array = np.ndarray
 
-#: structures whose plans are kept
+#: structures whose plans are cached
 KEPT = 32
-#: other entries of a row with which it is always put in: it adds no more entries to P than it takes from A
+#: a row with at most so many other entries is always substituted: it adds no more entries to P than it removes from A
 FEW = 2
-#: products of entries, per entry of A, that are looked at to see how full P would be
+#: most products of entries, per entry of A, examined to determine how full P would be
 PRODUCTS = 30
-#: largest coefficient of M: beyond, a variable is defined by a small entry of its row, and rounding is multiplied
+#: largest coefficient of M: above, the variable is defined by a small entry of its row, which amplifies rounding
 LARGEST = 1e2
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where things stand, for one structure.
+    """Index arrays for one structure.
 
     Attributes:
-        gone, kept: variables; rows, rest: rows of A that define the ones, and all others.
-        pivots: entries of A that define; d: entries of P on the diagonal of these variables (-1: none).
+        gone, kept: eliminated and remaining variables; rows, rest: rows of A that define the former, and all others.
+        pivots: entries of A that define them; d: entries of P on the diagonal of these variables (-1: none).
         M, A: patterns of M and of the reduced A; in_M, in_A: where their entries are in the program's A.
         P: pattern of the reduced P; in_P, to: entries of the program's P that stay, and where; product: (3, products)
             row of M and two of its entries; add: adds up products to entries of P.
-        cones: of the rows that are left.
+        cones: of the remaining rows.
     """
 
     gone: Array | slice
@@ -68,7 +68,7 @@ class Places:
 
 @dataclass(frozen=True)
 class Definitions:
-    """What the matrices of a program give: C, D (batch or 1, k), M, and the reduced matrices P and A."""
+    """The matrices of the substitution: C, D (batch or 1, k), M, and the reduced matrices P and A."""
 
     places: Places
     C: Array
@@ -79,7 +79,7 @@ class Definitions:
 
     @classmethod
     def of(cls, program: ConeProgram) -> Definitions | None:
-        """None where no variable should be put in."""
+        """The definitions of a program; None if no variable should be substituted."""
         at = _places(program.cones, program.P.pattern, program.A.pattern)
         if at is None:
             return None
@@ -109,7 +109,7 @@ class Definitions:
 
 @dataclass(frozen=True)
 class Substitution(PresolveStep):
-    """Some variables put in as what others make them, in programs with these vectors q and b."""
+    """Substitution of some variables, in programs with these vectors q and b."""
 
     of: Definitions
     q: Array
@@ -162,7 +162,7 @@ def _places(cones: Product, P: Pattern, A: Pattern) -> Places | None:
 
 
 def _definable(cones: Product, P: Pattern, A: Pattern) -> tuple[Array, Array]:
-    """Variables that one equality defines, and these equalities, at most one variable each."""
+    """Variables defined by an equality, and these equalities, at most one variable each."""
     equal = cones.equalities
     alone = np.diff(A.indptr) == 1
     off = ~P.on_diagonal
@@ -175,7 +175,7 @@ def _definable(cones: Product, P: Pattern, A: Pattern) -> tuple[Array, Array]:
 
 
 def _made(cones: Product, P: Pattern, A: Pattern, gone: Array, rows: Array, curved: Array) -> Places | None:
-    """What follows from a choice of variables and the rows that define them; None where P gets too many products."""
+    """The index arrays for a choice of variables and the rows that define them; None if P would get too full."""
     n, m = A.shape[1], A.shape[0]
     kept, rest = np.setdiff1d(np.arange(n), gone), np.setdiff1d(np.arange(m), rows)
     variable, row = np.full(n, -1), np.full(m, -1)
@@ -205,7 +205,7 @@ def _made(cones: Product, P: Pattern, A: Pattern, gone: Array, rows: Array, curv
 
 
 def _pattern(rows: Array, columns: Array, shape: tuple[int, int]) -> Pattern:
-    """The pattern of entries that are in CSC order."""
+    """The pattern of entries given in CSC order."""
     indptr = np.concatenate([[0], np.cumsum(np.bincount(columns, minlength=shape[1]))])
     return Pattern.of(indptr.astype(np.int32), rows.astype(np.int32), shape)
 

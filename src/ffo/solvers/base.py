@@ -1,8 +1,8 @@
-"""The contract of a solver adapter.
+"""The interface of a solver adapter.
 
-An adapter is thin: it declares what its solver can do, translates settings, hands the data over and
-brings the answer back as a `Solution` in this package's signs. It judges nothing (the residuals of
-the solution do that) and never switches to another solver.
+An adapter is thin: it declares what its solver can do, translates settings, passes the data and returns the answer as
+a `Solution` with this package's sign conventions. It does not judge the answer (its residuals are measured elsewhere)
+and never switches to another solver.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from ffo.solvers.pool import solve_samples
 from ffo.solvers.settings import resolve
 from ffo.solvers.workspace import Workspace, gather
 
-#: seconds that a solver is given at least: some take 0 for no limit
+#: shortest time limit in seconds passed to a solver: some read 0 as no limit
 SHORTEST = 1e-3
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a solver can treat, and how it likes to be called.
+    """What a solver supports, and how to call it.
 
     Attributes:
         cones: the cone types it accepts.
         quadratic: whether it takes P natively.
-        threads: whether its solves release the GIL, so that Python threads speed a batch up.
-        convexity: whether it answers INVALID_INPUT where, and only where, P is not positive semidefinite.
+        threads: whether its solves release the GIL, so that Python threads speed up a batch.
+        convexity: whether it answers INVALID_INPUT if and only if P is not positive semidefinite.
         module: the module to import; package: what to pip install; extra: the extra of ffo.
     """
 
@@ -50,26 +50,26 @@ class Capabilities:
 
 
 class Solver(ABC):
-    """A configured solver. Subclasses write `workspace`; a solver with a native batch also `solve`.
+    """A configured solver. Subclasses implement `workspace`; a solver with a native batch also implements `solve`.
 
     Attributes:
         settings: the settings in the solver's own names.
-        eps: the loosest accuracy that these ask for.
+        eps: the loosest accuracy among them.
     """
 
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities]
     #: the solver's own setting names that are passed through
     native_settings: ClassVar[frozenset[str]] = frozenset()
-    #: the solver's own names for `eps`, `max_iters` and `time_limit`; "" where it has no such limit
+    #: the solver's own names for `eps`, `max_iters` and `time_limit`; "" if it has no such limit
     tolerances: ClassVar[tuple[str, ...]] = ()
     iteration_limit: ClassVar[str] = ""
     time_limit: ClassVar[str] = ""
     #: values of the solver's settings that differ from its own defaults
     defaults: ClassVar[Mapping[str, Any]] = {}
-    #: True where the solver's setting names are not known here and all are passed through
+    #: True if the solver's setting names are not known here and all are passed through
     open_settings: ClassVar[bool] = False
-    #: measured residual below which an answer counts as solved however small eps is
+    #: measured residual below which an answer counts as solved, however small eps is
     residual_floor: ClassVar[float] = 1e-5
 
     def __init__(self, settings: Mapping[str, Any] | None = None, *, verbose: bool = False) -> None:
@@ -88,7 +88,7 @@ class Solver(ABC):
 
     @classmethod
     def require(cls) -> None:
-        """Raise with the pip command when the solver's package is missing."""
+        """Raise, with the pip command, if the solver's package is missing."""
         if not cls.installed():
             extra = cls.capabilities.extra
             hint = f" (or: pip install 'ffo[{extra}]')" if extra else ""
@@ -98,20 +98,20 @@ class Solver(ABC):
             )
 
     def check(self, program: ConeProgram) -> None:
-        """Raise if the solver cannot treat this kind of program."""
+        """Raise if the solver does not support this kind of program."""
         missing = program.cones.kinds - self.capabilities.cones
         if missing:
             names = ", ".join(sorted(kind.name for kind in missing))
             raise UnsupportedProblemError(f"{self.name} does not support the cones of this problem: {names}")
         if program.P.nnz and not self.capabilities.quadratic:
-            raise UnsupportedProblemError(f"{self.name} does not take quadratic objectives")
+            raise UnsupportedProblemError(f"{self.name} does not support quadratic objectives")
 
     @abstractmethod
     def workspace(self, program: ConeProgram) -> Workspace:
         """Set the solver up for a program."""
 
     def in_time(self, deadline: Deadline | None) -> Self:
-        """This solver, limited to what is left of the call's time, if it has such a limit."""
+        """This solver, limited to the remaining time of the call if it supports a limit."""
         own = self.time_limit
         if deadline is None or not own:
             return self

@@ -27,12 +27,12 @@ _STATUS = {
     "InsufficientProgress": Status.INACCURATE,
 }
 
-#: Below this accuracy Clarabel's regularisation is what limits it.
+#: Below this accuracy Clarabel is limited by its regularisation.
 TIGHT = 1e-10
 
 
 class ClarabelSolver(Solver):
-    """Clarabel. Presolve and chordal decomposition are off by default: they forbid updating the data."""
+    """Clarabel. Presolve and chordal decomposition are off by default: they prevent data updates."""
 
     name = "CLARABEL"
     capabilities = Capabilities(
@@ -81,7 +81,7 @@ class _ClarabelWorkspace(Workspace):
         )
 
     def update(self, sample: int) -> None:
-        if not self.solver.is_data_update_allowed():  # the user switched presolve on
+        if not self.solver.is_data_update_allowed():  # presolve was enabled by the user
             self.start(sample)
             return
         data: dict[str, Any] = {"q": self.program.q[sample], "b": self.program.b[sample]}

@@ -1,7 +1,7 @@
-"""Any solver that CVXPY can call, on the canonical data; the way to GUROBI, MOSEK, ECOS, COPT and others.
+"""Any solver that CVXPY can call, on the canonical data: GUROBI, MOSEK, ECOS, COPT and others.
 
-CVXPY builds the problem again from P, q, A, b, K, so this is slower than a native adapter; with shared
-matrices the problem is built once and only the vectors are exchanged.
+CVXPY rebuilds the problem from P, q, A, b, K, so this is slower than a native adapter. With shared matrices the
+problem is built once and only the vectors are exchanged.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _WORDS: dict[str, tuple[tuple[str, ...], str, float]] = {
     "DIFFCP": (("eps",), "max_iters", 0.0),
 }
 _TIME_LIMITS = {"GUROBI": "TimeLimit", "MOSEK": "MSK_DPAR_OPTIMIZER_MAX_TIME", "COPT": "TimeLimit"}
-#: reoptimize: tell infeasible from unbounded.
+#: reoptimize distinguishes infeasible from unbounded.
 _DEFAULTS: dict[str, dict[str, Any]] = {"GUROBI": {"reoptimize": True}}
 _CONES: dict[str, type[Cone]] = {
     "SOC": SecondOrder,
@@ -66,11 +66,11 @@ def cvxpy_names() -> frozenset[str]:
 
 
 class CvxpySolver(Solver):
-    """A solver behind CVXPY; all settings but `eps` and `max_iters` go to it unseen.
+    """A solver called through CVXPY; all settings except `eps` and `max_iters` are passed to it unchecked.
 
-    Gurobi has no duals at the vertex of a second-order cone; the check of the forward solve calls
-    such answers inaccurate. Solvers without quadratic objectives get them as second-order cones,
-    which costs about half of the digits.
+    Gurobi returns no duals at the vertex of a second-order cone; the check of the forward solve calls such answers
+    inaccurate. Solvers without quadratic objectives get them as second-order cones, which costs about half of the
+    digits.
 
     Args:
         cvxpy_name: CVXPY's name of the solver.
@@ -84,7 +84,7 @@ class CvxpySolver(Solver):
         self.name = cvxpy_name.upper()  # type: ignore[misc]
         self.require()
         if self.name not in cvxpy_names():
-            raise InputError(f"CVXPY knows no solver {cvxpy_name!r}")
+            raise InputError(f"CVXPY has no solver {cvxpy_name!r}")
         words, self.iteration_limit, tightest = _WORDS.get(self.name, ((), "", 0.0))  # type: ignore[misc]
         self.tolerances, self.time_limit = words, _TIME_LIMITS.get(self.name, "")  # type: ignore[misc]
         self.defaults = _DEFAULTS.get(self.name, {})  # type: ignore[misc]
@@ -138,7 +138,7 @@ class _CvxpyWorkspace(Workspace):
     def run(self, sample: int) -> Point:
         program = self.program
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # CVXPY warns of inaccuracy; the status says it
+            warnings.simplefilter("ignore")  # CVXPY warns of inaccuracy; the status reports it
             self.problem.solve(solver=self.solver.name, verbose=self.solver.verbose, **self.settings)
         said = self.problem.status
         status = _STATUS.get(said, Status.NUMERICAL)
@@ -149,7 +149,7 @@ class _CvxpyWorkspace(Workspace):
         x, y = np.array(self.x.value), np.zeros(program.m)
         for constraint, read, rows in self.rows:
             y[rows] = read(constraint)
-        # s on K and y on K* up to the solver's accuracy; no CVXPY interface hands out slacks
+        # CVXPY returns no slacks, so s is b - Ax projected onto K
         s = program.cones.project((program.b[sample] - program.A.matrix(sample) @ x)[None])[0]
         return Point(x, y, s, status, iterations, "" if status.ok else said)
 
@@ -199,7 +199,7 @@ def _triangle(order: int) -> tuple[sp.csr_array, sp.csr_array]:
 
 
 def _arguments(solver: CvxpySolver) -> dict[str, Any]:
-    """The settings as CVXPY's solve() takes them."""
+    """The settings as arguments of CVXPY's solve()."""
     settings = dict(solver.settings)
     if solver.name == "MOSEK":
         own = {k: settings.pop(k) for k in list(settings) if k.startswith("MSK_")}
@@ -212,7 +212,7 @@ def _arguments(solver: CvxpySolver) -> dict[str, Any]:
 
 @cache
 def _gurobi(verbose: bool) -> Any:
-    """A Gurobi environment that does not print its licence, one for the process."""
+    """A Gurobi environment that does not print its licence, one per process."""
     import gurobipy
 
     return gurobipy.Env(params={"OutputFlag": int(verbose)})
@@ -226,7 +226,7 @@ def _quadratic(name: str) -> bool:
     return name in defines.SOLVER_MAP_QP or (conic is not None and bool(conic.supports_quad_obj()))
 
 
-#: what to install for solvers that CVXPY drives
+#: what to install for solvers called through CVXPY
 _PACKAGES = {
     "MOSEK": "mosek (or: pip install 'ffo[mosek]')",
     "GUROBI": "gurobipy (or: pip install 'ffo[gurobi]')",
@@ -258,5 +258,5 @@ def _require_installed(name: str) -> None:
         package = _PACKAGES.get(name)
         how = f"pip install {package}" if package else "see https://www.cvxpy.org/install for its package"
         raise MissingSolverError(
-            f"CVXPY knows the solver {name} but cannot use it here: {how}; a commercial solver also needs its licence"
+            f"CVXPY supports the solver {name} but cannot use it here: {how}; commercial solvers also need a licence"
         )

@@ -1,4 +1,4 @@
-"""DAQP: dual active set for small dense QPs; exact, and by far the fastest of all on them."""
+"""DAQP: dual active-set method for small dense QPs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ffo.solvers.feed import DenseFeed, mirrored
 from ffo.solvers.split import Split, pick_rows
 from ffo.solvers.workspace import Point, Workspace, failed
 
-#: Smallest violation of a constraint that makes it enter the active set.
+#: Smallest violation at which a constraint enters the active set.
 PIVOT = 1e-6
 
 #: DAQP's infinity, and its code for an equality.
@@ -55,8 +55,8 @@ class DAQPSolver(Solver):
     def __init__(self, settings: Mapping[str, Any] | None = None, *, verbose: bool = False) -> None:
         super().__init__(settings, verbose=verbose)
         if "primal_tol" not in (settings or {}):
-            # Not an accuracy (the method is exact) but the violation that makes it pivot: below 1e-6
-            # it cycles, or calls feasible problems infeasible, when P is singular or rows repeat.
+            # Not an accuracy (the method is exact) but the violation at which it pivots. Below 1e-6 it cycles,
+            # or calls feasible problems infeasible, if P is singular or rows are repeated.
             self.settings["primal_tol"] = max(self.eps, PIVOT)
 
     def workspace(self, program: ConeProgram) -> Workspace:
@@ -92,7 +92,7 @@ class _DAQPWorkspace(Workspace):
             self.lower[:, :first] = np.maximum(split.lb, -_INF)
 
     def start(self, sample: int) -> None:
-        """Nothing to keep: a fresh call costs no more than an update, and no active set leaks from sample to sample."""
+        """Nothing to keep: a fresh call costs no more than an update, and carries over no active set."""
 
     def run(self, sample: int) -> Point:
         program, split = self.program, self.split

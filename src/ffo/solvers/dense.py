@@ -1,8 +1,8 @@
-"""Quadratic programs with dense blocks by compiled kernels of this package: dual pivoting, and Newton on the dual.
+"""Quadratic programs with dense blocks by compiled kernels: dual pivoting, and Newton's method on the dual.
 
-Both solve a whole batch: kernels work on one sample after another, on chunks of the batch over threads. The answers
-are exact (verified to rounding in natural units), as those of active-set methods are, and carry the active set:
-slacks are zero where multipliers are not.
+Both solve a whole batch: kernels process one sample after another, with chunks of the batch on threads. Like those of
+active-set methods, the answers are exact (verified to rounding in natural units) and contain the active set: slacks
+are zero where multipliers are not.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from ffo.solvers.workspace import Workspace, leave_out
 
 Array = np.ndarray
 
-#: Bounds of what `suits`: variables; variables up to which sparsity does not matter; beyond, the work of a sparse
-#: factorization as a share of that of a dense one; variables from which a singular P is worth its proximal steps.
+#: Thresholds of `suits`: most variables; most variables at which sparsity does not matter; above that, the work of a
+#: sparse factorization relative to a dense one; fewest variables at which a singular P is worth its proximal steps.
 LARGEST, ANY_DENSITY, FILLED, SINGULAR_FROM = 400, 30, 0.02, 60
-#: Equalities up to which `suits_separable` asks for no density, and the share of entries beyond.
+#: Most equalities at which `suits_separable` ignores the density, and the density it requires above that.
 FEW_EQUALITIES, DENSITY = 50, 0.05
 
-#: Status and words for the codes of `kernels.pivoting`.
+#: Status and text for the codes of `kernels.pivoting`.
 _STATUS = np.array([Status.SOLVED, Status.NUMERICAL, Status.INFEASIBLE, Status.UNBOUNDED, Status.INVALID_INPUT])
 _STALLED, _INFEASIBLE, _INDEFINITE = 1, 2, 4
 _WORDS = ("", "not verified", "infeasible", "unbounded", "not convex")
 
 
 class _CompiledSolver(Solver):
-    """A solver that is a kernel of this package. Subclasses write `_run`."""
+    """A solver implemented by a kernel of this package. Subclasses implement `_run`."""
 
     capabilities = Capabilities(
         frozenset({Zero, Nonneg}), quadratic=True, module="numba", package="numba", threads=True
@@ -61,7 +61,7 @@ class _CompiledSolver(Solver):
         raise NotImplementedError(f"{self.name} solves whole batches")
 
     def solve(self, program: ConeProgram) -> Solution:
-        """Solve every sample of the batch. Samples with data that is not finite get no answer."""
+        """Solve every sample of the batch. Samples with non-finite data get no answer."""
         self.check(program)
         if not program.all_finite:
             return self._solve_finite(program, np.flatnonzero(np.broadcast_to(program.finite, (program.batch,))))
@@ -77,7 +77,7 @@ class _CompiledSolver(Solver):
             _share_between_sides(program, found)
         unconvex = _reject_indefinite(program.P, found) if found.rho.any() else {}
         verified, detail = found.residual <= self.settings["eps"], {}
-        status = found.code  # solved is 0 in both
+        status = found.code  # 0 means solved in both
         if status.any() or not verified.all():
             status = _STATUS[found.code]
             status[(status == SOLVED) & ~verified] = Status.INACCURATE
@@ -94,7 +94,7 @@ class _CompiledSolver(Solver):
         """Solve a batch of finite data; returns samples that were left out (see `kernels.pool.run_samples`)."""
 
     def _solve_finite(self, program: ConeProgram, samples: Array) -> Solution:
-        """The answers of these samples, and none of the others."""
+        """The answers of these samples; the others get none."""
         batch, n, m = program.batch, program.n, program.m
         x, y, s = np.full((batch, n), np.nan), np.full((batch, m), np.nan), np.full((batch, m), np.nan)
         status, steps = np.full(batch, int(Status.INVALID_INPUT)), np.full(batch, -1)
@@ -140,8 +140,8 @@ class SeparableSolver(_CompiledSolver):
         super().check(program)
         if not separable(program):
             raise UnsupportedProblemError(
-                f"{self.name} takes programs whose P is diagonal and positive, whose inequalities are bounds "
-                "(rows with a single entry), and no others"
+                f"{self.name} solves only programs whose P is diagonal and positive and whose inequalities are bounds "
+                "(rows with a single entry)"
             )
 
     def _run(self, program: ConeProgram, split: Split, out: QPAnswer) -> list[int]:
@@ -164,9 +164,10 @@ def _room(program: ConeProgram) -> QPAnswer:
 
 
 def _share_between_sides(program: ConeProgram, found: QPAnswer) -> None:
-    """Where two sides meet (lb = ub, or rows a'x <= b and -a'x <= -b), both get a share of the multiplier, in place.
+    """Split the multiplier between two bounds that coincide (lb = ub, or rows a'x <= b and -a'x <= -b), in place.
 
-    Any share is a solution. A side with nothing would look weakly active; an interior point gives both something.
+    Any split is a solution. A bound with a zero multiplier would look weakly active; an interior point method gives
+    both a positive one.
     """
     y, b = found.y, program.b
     weak = (y == 0.0) & (found.s <= MEETING * np.abs(b)) & (found.code == 0)[:, None]
@@ -175,7 +176,7 @@ def _share_between_sides(program: ConeProgram, found: QPAnswer) -> None:
     if not len(samples):
         return
     some = np.unique(samples)
-    probe = np.cos(np.arange(1.0, program.n + 1.0) ** 2)  # of opposite rows, exactly opposite numbers
+    probe = np.cos(np.arange(1.0, program.n + 1.0) ** 2)  # opposite rows give exactly opposite numbers
     value = program.take(some).A.dot(np.broadcast_to(probe, (len(some), program.n)))
     for k, i in zip(samples.tolist(), rows.tolist(), strict=True):
         mine = value[np.searchsorted(some, k)]
@@ -204,10 +205,10 @@ def suits(program: ConeProgram) -> bool:
     Measured factors over the faster of the two, one thread, time per sample (n = 10, 30, 60, 100, 200):
     dense P, n/2 inequalities 2.2, 1.9, 2.0, 3.3, 4.7; a tenth to a third of the entries 2.3, 2.2, 2.8, 4.6, 5.1;
     diagonal P, n inequalities 1.7, 1.1, 1.3, 1.2, 1.7; dense P, bounds on both sides 1.9, 1.5, 1.6, 1.5, 1.1; lasso as
-    CVXPY writes it (n = 100, singular P) 1.4. Not so with more inequalities than variables, where exchanges cycle
-    (2n: 0.9, 0.7, 0.8, 1.1, 1.0), nor for small singular P (max-min, n = 21: 0.5).
+    CVXPY writes it (n = 100, singular P) 1.4. It is not faster with more inequalities than variables, where pivoting
+    cycles (2n: 0.9, 0.7, 0.8, 1.1, 1.0), nor for small singular P (max-min, n = 21: 0.5).
 
-    Whether a sparse program is one for DENSE depends on how much its factors fill: over INTERIOR, diagonal P and
+    Whether DENSE suits a sparse program depends on the fill-in. Measured factors over INTERIOR: diagonal P and
     random rows with five entries (2 to 7 % of the dense work) 1.9 to 2.2, 2.9 to 3.2 and 3.8 at n = 100, 200, 350;
     with three entries (0.2 to 0.8 %) 0.6 to 1.4, with two 0.3 to 1.0.
     """
@@ -231,8 +232,8 @@ def _suits(cones: Product, P: Pattern, A: Pattern) -> bool:
 
 
 def suits_separable(program: ConeProgram) -> bool:
-    """Whether SEPARABLE is faster than DAQP and PIQP on a program: all that is `separable`, unless its equalities are
-    many and sparse.
+    """Whether SEPARABLE is faster than DAQP and PIQP on a program: it is on all `separable` programs, unless their
+    equalities are many and sparse.
 
     Measured factors over the faster of the two, one thread: Sudoku (n = 729, 249 dense equalities, batch 8) 17;
     quadratic transport 10 x 10 (20 sparse equalities, batch 64) 2.3, 5 x 5 2.0.
@@ -244,8 +245,10 @@ def suits_separable(program: ConeProgram) -> bool:
 
 
 def _reject_indefinite(P: SymmetricBatch, answer: QPAnswer) -> dict[int, str]:
-    """Mark the samples whose P, which has no Cholesky factor, is not positive semidefinite up to rounding, in place; a
-    text for each. Those that the kernel took for such by mistake are merely unsolved."""
+    """Mark samples whose P is not positive semidefinite up to rounding, in place; return a text for each.
+
+    Only samples without a Cholesky factor are checked. Those whose P turns out semidefinite are marked as unsolved.
+    """
     code, rho = answer.code, answer.rho
     found = P.kept("indefinite", lambda: indefinite(P)) if P.shared else {}
     bad = dict.fromkeys(range(len(rho)), found[0]) if found else {}
@@ -258,7 +261,7 @@ def _reject_indefinite(P: SymmetricBatch, answer: QPAnswer) -> dict[int, str]:
 
 
 def _over_threads(kernel: Callable[..., None], batch: int, seconds: float, blas: bool, *arguments: Any) -> list[int]:
-    """`run_samples` with a kernel; BLAS, if it is called, stays in each of the threads."""
+    """`run_samples` with a kernel; BLAS, if the kernel calls it, is limited to one thread."""
     if not blas:
         return run_samples(kernel, batch, seconds, *arguments, deadline=current())
     with one_blas_thread():
@@ -271,7 +274,7 @@ def _rows(program: ConeProgram, split: Split, values: Array) -> Triplets:
 
 
 def _shared(program: ConeProgram, q: Array, A: Triplets, r: int) -> Any:
-    """What all samples of a batch with the same matrices share, kept with these; nothing where they differ."""
+    """What all samples of a batch with shared matrices have in common, cached with the matrices; else nothing."""
     from ffo.kernels.blas import SMALL
     from ffo.kernels.separable import Shared
 

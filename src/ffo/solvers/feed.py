@@ -1,4 +1,4 @@
-"""Handing the matrices of one sample after another to a solver, without building new objects."""
+"""Passing the matrices of one sample after another to a solver, without building new objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = np.ndarray
 
 
 class SparseFeed:
-    """One SciPy matrix whose numbers are exchanged; compiled solvers copy what they are given."""
+    """One SciPy matrix whose values are replaced; safe because compiled solvers copy their input."""
 
     def __init__(self, batch: SparseBatch) -> None:
         self.batch = batch
@@ -31,7 +31,7 @@ class SparseFeed:
 
 
 class DenseFeed:
-    """One array, Fortran-ordered unless told otherwise, into which the numbers of a sample are scattered."""
+    """One array, Fortran-ordered by default, into which the values of a sample are scattered."""
 
     def __init__(self, batch: SparseBatch, order: Literal["F", "C"] = "F") -> None:
         self.batch = batch

@@ -1,7 +1,7 @@
-"""The forward solve with its answer checked.
+"""The forward solve, with its answers checked.
 
-A solver's claim is not taken on trust: `verdict.judge` measures every answer. Whom to ask next about samples
-that failed is decided by the caller (`ffo.engine`).
+`verdict.judge` measures every answer, whatever status the solver reports. The caller (`ffo.engine`) decides which
+solver to try next on failed samples.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Array = np.ndarray
 def default_tolerance(solver: Solver) -> float:
     """The residual up to which an answer of this solver counts as solved: max(1e-5, 100 eps).
 
-    Solvers stop on their own norms of scaled data, so an honest answer at eps may measure several
-    times eps here (and more on curved cones); a wrong one is off by orders of magnitude. Polishing
-    repairs what lies between, so failing such a sample would cost training steps for nothing.
+    Solvers stop on their own norms of scaled data, so a good answer at eps may measure several times eps here
+    (and more on curved cones); a wrong one is off by orders of magnitude. Polishing repairs what lies in between, so
+    failing such a sample would waste training steps.
     """
     return max(solver.residual_floor, 100 * solver.eps)
 
@@ -62,7 +62,7 @@ def solve_checked(solver: Solver, program: ConeProgram, tolerance: float | None 
 
 
 def solve_guarded(solver: Solver, program: ConeProgram) -> Solution:
-    """The solver's answer. An exception costs the samples that raise it when they are alone (halves are tried)."""
+    """The solver's answer. An exception fails only the samples that raise it alone, found by halving the batch."""
     try:
         return solver.solve(program)
     except FFOError:
@@ -75,7 +75,7 @@ def solve_guarded(solver: Solver, program: ConeProgram) -> Solution:
 
 
 def describe(answer: Solution, k: int, status: Array, residual: Array) -> str:
-    """Why sample k counts as failed, beside its status."""
+    """Why sample k counts as failed, in addition to its status."""
     said = (answer.detail or {}).get(k, "")
     if answer.status[k] == Status.SOLVED:
         said = "the solver claimed success"

@@ -28,7 +28,7 @@ _TIGHTEST = 1e-10
 
 
 class HiGHSSolver(Solver):
-    """HiGHS, its simplex by default. Its QP regularisation is off: it would move the solution by 1e-7."""
+    """HiGHS, by default its simplex method. Its QP regularisation is off: it would move the solution by 1e-7."""
 
     name = "HIGHS"
     capabilities = Capabilities(
@@ -47,7 +47,7 @@ class HiGHSSolver(Solver):
     tolerances = ("primal_feasibility_tolerance", "dual_feasibility_tolerance", "ipm_optimality_tolerance")
     iteration_limit = "simplex_iteration_limit"
     time_limit = "time_limit"
-    # its QP solver can cycle for ever
+    # the iteration limit is needed because its QP solver can cycle
     defaults = {"qp_regularization_value": 0.0, "qp_iteration_limit": 100_000}
 
     def workspace(self, program: ConeProgram) -> Workspace:
@@ -68,7 +68,7 @@ class _HiGHSWorkspace(Workspace):
         self.upper = np.ascontiguousarray(program.b[:, self.rows])
         self.lower = np.full(self.upper.shape, -np.inf)
         self.lower[:, : len(split.equal)] = split.e
-        self._configured(highspy.Highs())  # refused options surface here
+        self._configured(highspy.Highs())  # raises here if an option is refused
 
     def _configured(self, highs: Any) -> Any:
         highs.setOptionValue("output_flag", False)
@@ -103,21 +103,21 @@ class _HiGHSWorkspace(Workspace):
             return
         n, m = self.program.n, len(self.rows)
         columns, split = np.arange(n, dtype=np.int32), self.split
-        self.solver.clearSolver()  # else the answer would depend on the sample before
+        self.solver.clearSolver()  # else the answer would depend on the previous sample
         said = [self.solver.changeColsCost(n, columns, self.program.q[sample])]
         if len(split.single):
             said.append(self.solver.changeColsBounds(n, columns, split.lb[sample], split.ub[sample]))
         if m:
             rows = np.arange(m, dtype=np.int32)
             said.append(self.solver.changeRowsBounds(m, rows, self.lower[sample], self.upper[sample]))
-        if self._highspy.HighsStatus.kError in said:  # HiGHS would solve the sample before once more
+        if self._highspy.HighsStatus.kError in said:  # HiGHS would solve the previous sample again
             raise ValueError("HiGHS refused the data")
 
     def run(self, sample: int) -> Point:
         program, split, solver = self.program, self.split, self.solver
         if len(split.single) and split.crossed[sample]:
             return failed(program, Status.INFEASIBLE, "a lower bound exceeds its upper bound")
-        if "time_limit" in self.options:  # its clock runs on from sample to sample
+        if "time_limit" in self.options:  # its clock is not reset between samples
             solver.setOptionValue("time_limit", solver.getRunTime() + self.options["time_limit"])
         solver.run()
         said = solver.getModelStatus().name
@@ -136,7 +136,7 @@ class _HiGHSWorkspace(Workspace):
         return Point(x, y, split.slacks(sample, x), status, iterations, "" if status.ok else said)
 
     def _which(self) -> Status:
-        """Presolve cannot tell infeasible from unbounded; the simplex can."""
+        """Presolve cannot distinguish infeasible from unbounded; the simplex method can."""
         self.solver.setOptionValue("presolve", "off")
         self.solver.run()
         said = self.solver.getModelStatus().name
@@ -147,7 +147,7 @@ class _HiGHSWorkspace(Workspace):
 def _options(solver: HiGHSSolver) -> dict[str, Any]:
     options = {**solver.settings, "log_to_console": solver.verbose, "output_flag": solver.verbose}
     for name in solver.tolerances:
-        if options[name] == solver.eps:  # ours, not the user's own
+        if options[name] == solver.eps:  # set here, not by the user
             options[name] = max(solver.eps, _TIGHTEST)
     if solver.iteration_limit in options:
         for name in ("ipm_iteration_limit", "qp_iteration_limit"):

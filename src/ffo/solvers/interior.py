@@ -1,5 +1,4 @@
-"""INTERIOR: this package's own interior point, compiled, for linear, quadratic, second-order and
-semidefinite programs."""
+"""INTERIOR: this package's compiled interior-point method."""
 
 from __future__ import annotations
 
@@ -14,12 +13,12 @@ from ffo.program.plan import plan_of, values_of
 from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.workspace import Workspace, leave_out
 
-#: iterations after which a sample counts as failed; ten to fifteen are usual
+#: iterations after which a sample has failed; ten to fifteen are usual
 LIMIT = 60
 
 
 class InteriorSolver(Solver):
-    """Mehrotra's method on the KKT pattern of the ghost system (`ffo.kernels.interior`), whole batches over threads."""
+    """Mehrotra's method on the KKT pattern of the ghost system (`ffo.kernels.interior`), batched over threads."""
 
     name = "INTERIOR"
     capabilities = Capabilities(
@@ -34,7 +33,7 @@ class InteriorSolver(Solver):
     iteration_limit = "limit"
 
     def workspace(self, program: ConeProgram) -> Workspace:
-        raise NotImplementedError("the interior point solves whole batches")
+        raise NotImplementedError("INTERIOR solves whole batches")
 
     def solve(self, program: ConeProgram) -> Solution:
         """Solve every sample of the batch."""
@@ -47,11 +46,11 @@ class InteriorSolver(Solver):
         limit = int(self.settings.get("limit", LIMIT))
         done = plan.interior(values, x, y, s, float(self.settings["tolerance"]), limit)
         status, detail = np.zeros(batch, int), {}
-        if (done < 0).any():
+        if np.count_nonzero(done < 0):
             from ffo.kernels.batch import LEFT_OUT
 
             status[done < 0] = Status.NUMERICAL
             status[done <= -limit] = Status.ITERATION_LIMIT
-            detail = dict.fromkeys(np.flatnonzero(done < 0).tolist(), "the interior point made no more progress")
+            detail = dict.fromkeys(np.flatnonzero(done < 0).tolist(), "the interior-point method made no more progress")
             leave_out(np.flatnonzero(done == LEFT_OUT), (x, y, s), status, done, detail)
         return Solution(x, y, s, status, np.abs(done), ready - start, time.perf_counter() - ready, detail)

@@ -1,4 +1,4 @@
-"""Moreau: interior point that solves a whole batch natively, on CPU or GPU."""
+"""Moreau: an interior-point method that solves a whole batch natively, on CPU or GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TOP = frozenset({"solver", "device", "device_id", "auto_tune", "max_iter", "tim
 
 
 class MoreauSolver(Solver):
-    """Moreau with its interior-point method: its automatic choice has returned wrong solutions of small QPs."""
+    """Moreau with its interior-point method: its automatic choice has returned wrong solutions for small QPs."""
 
     name = "MOREAU"
     capabilities = Capabilities(frozenset(_ORDER), quadratic=True, module="moreau", package="moreau", extra="moreau")
@@ -61,11 +61,11 @@ class MoreauSolver(Solver):
         compiled = self.in_time(current())._compile(order, P, A)
         if P.shared == A.shared:
             compiled.setup(P.values, A.values)
-        else:  # Moreau shares both or none
+        else:  # Moreau shares both matrices or neither
             compiled.setup(_batched(P, program.batch), _batched(A, program.batch))
         ready = time.perf_counter()
         q, b = np.ascontiguousarray(program.q), np.ascontiguousarray(order.program.b)
-        answer, info = compiled.solve(q, b), compiled.info  # one bad sample stops the whole batch: see `forward`
+        answer, info = compiled.solve(q, b), compiled.info  # one bad sample fails the whole batch: see `forward`
         said = [status.name for status in info.status]
         status = np.array([_STATUS.get(word, Status.NUMERICAL) for word in said], dtype=int)
         return Solution(

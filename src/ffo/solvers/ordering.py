@@ -1,4 +1,4 @@
-"""The rows of a program in the order of cones that a solver prescribes."""
+"""The rows of a program in the order of cones that a solver requires."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Ordering:
             (this package stacks the upper triangle).
 
     Attributes:
-        program: the reordered program; cones: its cones, one entry per block (scalar cones gathered).
-        rows: (m,) row of the original program at each place.
+        program: the reordered program; cones: its cones, one entry per block (scalar cones merged).
+        rows: (m,) row of the original program at each position.
     """
 
     def __init__(self, program: ConeProgram, kinds: Sequence[type[Cone]], lower_psd: bool = False) -> None:
@@ -64,6 +64,6 @@ class Ordering:
 
 
 def _lower(order: int) -> Array:
-    """Where the lower triangle, stacked by columns, stands in the upper one stacked by columns."""
+    """Positions of the lower triangle, stacked by columns, in the upper one stacked by columns."""
     column, row = np.triu_indices(order)  # of the lower triangle: row >= column, columns in order
     return row * (row + 1) // 2 + column

@@ -28,7 +28,7 @@ _STATUS = {
 
 
 class OSQPSolver(Solver):
-    """OSQP takes every row as l <= Ax <= u, so our rows keep their places: l = b on zero rows, else -inf."""
+    """OSQP takes every row as l <= Ax <= u, so rows keep their order: l = b on zero rows, else -inf."""
 
     name = "OSQP"
     capabilities = Capabilities(
@@ -37,8 +37,8 @@ class OSQPSolver(Solver):
         module="osqp",
         package="osqp",
         extra="osqp",
-        # Its solves release the GIL (1.5x on two threads), but each takes over SIGINT and gives back what it found:
-        # after two at a time Ctrl-C is lost, for the rest of the process.
+        # Its solves release the GIL (1.5x on two threads), but each installs its own SIGINT handler and restores the
+        # one it found. After two concurrent solves Ctrl-C is lost for the rest of the process.
         threads=False,
     )
     native_settings = frozenset(
@@ -51,7 +51,7 @@ class OSQPSolver(Solver):
     tolerances = ("eps_abs", "eps_rel")
     iteration_limit = "max_iter"
     time_limit = "time_limit"
-    # its own 4000 iterations are meant for 1e-3; polishing brings 1e-8 within reach
+    # its default of 4000 iterations is meant for 1e-3; polishing reaches 1e-8
     defaults = {"max_iter": 100_000, "polishing": True}
 
     def workspace(self, program: ConeProgram) -> Workspace:
@@ -99,10 +99,10 @@ class _OSQPWorkspace(Workspace):
 
     def run(self, sample: int) -> Point:
         program = self.program
-        self.solver.warm_start(x=np.zeros(program.n), y=np.zeros(program.m))  # not where the last sample ended
+        self.solver.warm_start(x=np.zeros(program.n), y=np.zeros(program.m))  # else it starts from the previous sample
         result = self.solver.solve(raise_error=False)
         said = self.codes.get(result.info.status_val, "unknown")
-        if said == "OSQP_SIGINT":  # OSQP keeps Ctrl-C to itself
+        if said == "OSQP_SIGINT":  # OSQP does not pass Ctrl-C on
             raise KeyboardInterrupt
         status = _STATUS.get(said, Status.NUMERICAL)
         x, y = np.array(result.x), np.array(result.y)

@@ -1,4 +1,4 @@
-"""PIQP: proximal interior point for QPs, with native bounds; dense and sparse."""
+"""PIQP: a proximal interior-point method for QPs with native bounds, dense and sparse."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from ffo.solvers.settings import assign
 from ffo.solvers.split import Split
 from ffo.solvers.workspace import Point, Workspace, failed
 
-#: Largest number of variables for which the dense interface can win, and the density from which it does.
+#: Most variables for which the dense interface can be faster, the density at which it is, and the number of variables
+#: up to which it always is.
 DENSE_SIZE, DENSE_FILL, ALWAYS_DENSE = 1500, 0.3, 12
-#: Rows per variable from which dense rows alone make it win, whatever P is.
+#: Rows per variable above which dense rows alone make it faster, whatever P is.
 DENSE_ROWS = 0.25
 
 _STATUS = {
@@ -44,7 +45,7 @@ class PIQPSolver(Solver):
     )
     tolerances = ("eps_abs", "eps_rel", "eps_duality_gap_abs", "eps_duality_gap_rel")
     iteration_limit = "max_iter"
-    # Of 50 Maros-Meszaros problems, those solved take 54 at most. Without a solution it takes all, by default 250.
+    # On 50 Maros-Meszaros problems, those solved take at most 54. Without a solution it runs to the limit (250).
     defaults = {"max_iter": 100}
 
     def workspace(self, program: ConeProgram) -> Workspace:
@@ -63,7 +64,7 @@ class _PIQPWorkspace(Workspace):
         if isinstance(settings.get("kkt_solver"), str):
             settings["kkt_solver"] = getattr(piqp, settings["kkt_solver"])
         self.settings = {**settings, "verbose": solver.verbose}
-        assign(self._new().settings, self.settings, solver.name)  # here a refused value is the user's error
+        assign(self._new().settings, self.settings, solver.name)  # raises here if a value is refused
         feed = DenseFeed if dense else SparseFeed
         self.P = feed(program.P)
         self.E = feed(split.E) if len(split.equal) else None
@@ -115,10 +116,10 @@ class _PIQPWorkspace(Workspace):
 
 
 def _dense(backend: str, split: Split) -> bool:
-    """Measured: dense wins when about a third of all entries is nonzero, or the problem is tiny.
+    """Measured: dense is faster if about a third of all entries is nonzero, or if the problem is tiny.
 
-    Beside a sparse P, dense rows still win once eliminating the variables leaves a Schur complement worth
-    it: three times faster with 249 dense rows of 729 variables.
+    With a sparse P, dense rows are still faster if there are enough of them, because eliminating the variables leaves
+    a dense Schur complement: three times faster with 249 dense rows of 729 variables.
     """
     if backend in ("sparse", "dense"):
         return backend == "dense"

@@ -15,7 +15,8 @@ from ffo.solvers.settings import assign
 from ffo.solvers.split import Split
 from ffo.solvers.workspace import Point, Workspace
 
-#: Density from which the dense interface wins, and the largest size for which it is considered.
+#: Density at which the dense interface is faster, the largest size for which it is considered, and the size up to
+#: which it is always used.
 DENSE_FILL, DENSE_SIZE, ALWAYS_DENSE = 0.2, 1500, 50
 
 _STATUS = {
@@ -48,7 +49,7 @@ class ProxQPSolver(Solver):
     )
     tolerances = ("eps_abs", "eps_rel", "eps_duality_gap_abs", "eps_duality_gap_rel")
     iteration_limit = "max_iter"
-    # with its own 1e-4 for certificates it calls feasible LPs infeasible
+    # with its default of 1e-4 for certificates it calls feasible LPs infeasible
     defaults = {"check_duality_gap": True, "eps_primal_inf": 1e-8, "eps_dual_inf": 1e-8}
 
     def workspace(self, program: ConeProgram) -> Workspace:

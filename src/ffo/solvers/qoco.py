@@ -1,4 +1,4 @@
-"""QOCO: interior point for quadratic programs over second-order cones."""
+"""QOCO: an interior-point method for quadratic programs over second-order cones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Any solver that the qpsolvers package knows, under the name "qpsolvers:NAME".
+"""Any solver of the qpsolvers package, under the name "qpsolvers:NAME": quadprog, qpOASES, HPIPM, CVXOPT, QPALM, ...
 
-qpsolvers builds its solver anew for every sample and tells little about failures, so an adapter of
-our own is faster where there is one; this is the way to quadprog, qpOASES, HPIPM, CVXOPT, QPALM and others.
+qpsolvers rebuilds its solver for every sample and reports little about failures, so a native adapter is better where
+there is one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Array = np.ndarray
 
 PREFIX = "qpsolvers:"
 
-#: Names of `eps` and `max_iters` in the solvers; those that are not here take neither.
+#: Names of `eps` and `max_iters` in the solvers; solvers not listed take neither.
 _WORDS: dict[str, tuple[tuple[str, ...], str]] = {
     "clarabel": (("tol_gap_abs", "tol_gap_rel", "tol_feas"), "max_iter"),
     "copt": (("FeasTol", "DualTol"), "BarIterLimit"),
@@ -42,7 +42,7 @@ _WORDS: dict[str, tuple[tuple[str, ...], str]] = {
     "qpalm": (("eps_abs", "eps_rel"), "max_iter"),
     "scs": (("eps_abs", "eps_rel"), "max_iters"),
 }
-#: DualReductions: tell infeasible from unbounded; qp_regularization_value: it would move the solution by 1e-7.
+#: DualReductions=0 distinguishes infeasible from unbounded; a qp_regularization_value would move the solution by 1e-7.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "gurobi": {"DualReductions": 0},
     "highs": {"qp_regularization_value": 0.0},
@@ -52,9 +52,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 #: The tightest accuracy that a solver accepts.
 _TIGHTEST = {"gurobi": 1e-9, "highs": 1e-10}
-#: Solvers that take bounds as bounds; for the others qpsolvers would make rows of them, infinite ones too.
+#: Solvers that support bounds; for the others qpsolvers would turn them into rows, infinite ones included.
 _BOUNDS = frozenset({"daqp", "highs", "hpipm", "piqp", "qpoases"})
-#: Rows and variables up to which, or share of nonzeros from which, dense matrices are handed over if there is a choice.
+#: Most rows and variables, or least share of nonzeros, for passing dense matrices to solvers that take both kinds.
 _SMALL, _DENSE = 60, 0.3
 #: Solvers that fail on linear programs, and why.
 _TIME_LIMITS = {
@@ -65,7 +65,7 @@ _NO_LP = {
     **dict.fromkeys(("ecos", "quadprog", "qpax", "pyqpmad"), _CHOLESKY),
     "proxqp": "its infeasibility test, which qpsolvers cannot tighten, rejects feasible ones; use solver='PROXQP'",
 }
-#: What solvers say, letters only; the first part that occurs decides.
+#: Parts of status messages, letters only; the first that occurs decides.
 _SAID = {
     "dualinfeasible": Status.UNBOUNDED,
     "infeasible": Status.INFEASIBLE,
@@ -74,11 +74,11 @@ _SAID = {
     "time": Status.TIME_LIMIT,
 }
 _GUROBI = {3: "infeasible", 4: "infeasible or unbounded", 5: "unbounded", 7: "iteration limit", 9: "time limit"}
-_SILENT = "no solution, and qpsolvers does not say why: infeasible, unbounded or too hard"
+_SILENT = "no solution, and qpsolvers does not say why: infeasible, unbounded or not solved"
 
 
 def known(name: str) -> bool:
-    """Whether the installed qpsolvers knows a solver of this name, installed or not."""
+    """Whether qpsolvers supports a solver of this name, installed or not."""
     if importlib.util.find_spec("qpsolvers") is None or not name.isidentifier():
         return False
     return importlib.util.find_spec(f"qpsolvers.solvers.{name.lower()}_") is not None
@@ -94,9 +94,9 @@ def installed() -> tuple[str, ...]:
 
 
 class QpsolversSolver(Solver):
-    """A solver behind qpsolvers; all settings but `eps` and `max_iters` go to it unseen.
+    """A solver called through qpsolvers; all settings except `eps` and `max_iters` are passed to it unchecked.
 
-    Problems without constraints qpsolvers may hand to SciPy's least squares instead.
+    qpsolvers may solve problems without constraints by SciPy's least squares instead.
 
     Args:
         name: qpsolvers' name of the solver, with or without the prefix.
@@ -116,17 +116,17 @@ class QpsolversSolver(Solver):
         self.tolerances, self.iteration_limit = _WORDS.get(self.inner, ((), ""))  # type: ignore[misc]
         self.time_limit = _TIME_LIMITS.get(self.inner, "")  # type: ignore[misc]
         self.defaults = _DEFAULTS.get(self.inner, {})  # type: ignore[misc]
-        if self.inner == "ecos":  # a quadratic objective as a second-order cone costs half of the digits
+        if self.inner == "ecos":  # it takes quadratic objectives as second-order cones, which costs half of the digits
             self.residual_floor = 1e-4  # type: ignore[misc]
         super().__init__(settings, verbose=verbose)
         for word in self.tolerances:
-            if self.settings[word] == self.eps:  # ours, not the user's own
+            if self.settings[word] == self.eps:  # set here, not by the user
                 self.settings[word] = max(self.eps, _TIGHTEST.get(self.inner, 0.0))
 
     def check(self, program: ConeProgram) -> None:
         super().check(program)
         if self.inner in _NO_LP and not program.P.nnz:
-            raise UnsupportedProblemError(f"{self.name} is no solver for linear programs: {_NO_LP[self.inner]}")
+            raise UnsupportedProblemError(f"{self.name} does not solve linear programs: {_NO_LP[self.inner]}")
 
     def workspace(self, program: ConeProgram) -> Workspace:
         return _QpsolversWorkspace(self, program)
@@ -145,7 +145,7 @@ class _QpsolversWorkspace(Workspace):
         self.A = feed(split.E) if len(split.equal) else None
 
     def start(self, sample: int) -> None:
-        """Nothing to keep: qpsolvers starts its solver on every call."""
+        """Nothing to keep: qpsolvers sets its solver up on every call."""
 
     def run(self, sample: int) -> Point:
         program, split, solver = self.program, self.split, self.solver
@@ -163,7 +163,7 @@ class _QpsolversWorkspace(Workspace):
             np.array(split.ub[sample]) if bounded else None,
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # qpsolvers warns of failures and conversions; the status says it
+            warnings.simplefilter("ignore")  # qpsolvers warns of failures and conversions; the status reports them
             answer = self._qpsolvers.solve_problem(
                 problem, solver=solver.inner, verbose=solver.verbose, **solver.settings
             )
@@ -179,7 +179,7 @@ class _QpsolversWorkspace(Workspace):
         if x is None or status in (Status.INFEASIBLE, Status.UNBOUNDED):
             return failed(program, status, said, iterations)
         if parts[0] is None or parts[1] is None or box is None:
-            return failed(program, Status.INACCURATE, "the solver gives no multipliers", iterations)
+            return failed(program, Status.INACCURATE, "the solver returned no multipliers", iterations)
         bound = np.concatenate([np.maximum(-box, 0.0), np.maximum(box, 0.0)])
         y = split.duals(sample, parts[0], np.maximum(parts[1], 0.0), bound)
         return Point(x, y, None, status, iterations, said)
@@ -195,7 +195,7 @@ def _dense(qpsolvers: Any, name: str, program: ConeProgram) -> bool:
 
 
 def _vector(value: Any, size: int) -> Array | None:
-    """A vector of this size; zeros for None where it is empty anyway, None where it is missing."""
+    """A vector of this size; for None, an empty vector if the size is zero, else None."""
     if size == 0:
         return np.zeros(0)
     vector = np.ravel(np.asarray(value, dtype=float)) if value is not None else None
@@ -237,6 +237,6 @@ def _require_installed(name: str) -> None:
         return
     if known(name):
         raise MissingSolverError(
-            f"qpsolvers knows the solver {name} but cannot use it here: pip install 'qpsolvers[{name}]'"
+            f"qpsolvers supports the solver {name} but cannot use it here: pip install 'qpsolvers[{name}]'"
         )
-    raise InputError(f"qpsolvers knows no solver {name!r}; available here: {', '.join(installed())}")
+    raise InputError(f"qpsolvers has no solver {name!r}; available here: {', '.join(installed())}")

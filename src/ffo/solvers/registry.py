@@ -1,7 +1,8 @@
-"""Solvers by name, loaded when first asked for, and the default for a problem."""
+"""Solvers by name, loaded on first use, and the default solver of a problem."""
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 from collections.abc import Mapping
 from typing import Any
@@ -15,21 +16,21 @@ from ffo.solvers.base import Solver
 from ffo.solvers.dense import LARGEST, suits, suits_separable
 from ffo.solvers.table import NATIVE, adapter, adapters
 
-#: Variables from which the pattern of a QP is looked at, and the work of its elimination from which Clarabel,
-#: which factorizes block by block, is the default.
+#: Fewest variables at which the pattern of a QP is examined, and the elimination work above which Clarabel, which
+#: factorizes block by block, is the default.
 LARGE_QP, HEAVY = 4000, 2.5e10
-#: Seconds of one sparse factorization from which solvers with block-wise ones are faster
+#: Seconds of one sparse factorization above which solvers with a block-wise one are faster
 SLOW = 2e-2
-#: the same where there are curved cones
+#: the same with curved cones
 SLOW_CURVED = 2e-3
-#: Solvers of this package's own.
+#: The built-in solvers.
 OWN = ("SEPARABLE", "DENSE", "INTERIOR")
 
 
 def available() -> tuple[str, ...]:
     """Names of all solvers that can be used here: native ones, then those of CVXPY and of qpsolvers.
 
-    Asking these makes them import the solver packages they find.
+    This makes CVXPY and qpsolvers import every solver package they find.
     """
     from ffo.solvers.qpsolvers_any import installed
 
@@ -51,9 +52,9 @@ def get_solver(solver: str | Solver, settings: Mapping[str, Any] | None = None, 
         settings: `eps`, `max_iters` and the solver's own settings.
 
     Raises:
-        InputError: for an unknown name, or settings given beside a configured solver.
-        MissingSolverError: when the solver's package is not installed.
-        UnknownSettingError: for a setting that no solver knows.
+        InputError: for an unknown name, or settings given together with a configured solver.
+        MissingSolverError: if the solver's package is not installed.
+        UnknownSettingError: for a setting that no solver has.
     """
     if isinstance(solver, Solver):
         if settings:
@@ -76,19 +77,41 @@ def get_solver(solver: str | Solver, settings: Mapping[str, Any] | None = None, 
 
         if name in cvxpy_names():
             return CvxpySolver(name, settings, verbose=verbose)
-    hint = (
-        f" (qpsolvers knows it: say {qpsolvers_any.PREFIX + solver.lower()!r})" if qpsolvers_any.known(solver) else ""
-    )
-    raise InputError(f"unknown solver {solver!r}{hint}; available here: {', '.join(available())}")
+    hint = f" (qpsolvers has it: use {qpsolvers_any.PREFIX + solver.lower()!r})" if qpsolvers_any.known(solver) else ""
+    usable = available()
+    close = difflib.get_close_matches(name, [n.upper() for n in usable], n=1)
+    if close and not hint:
+        hint = f"; did you mean {next(n for n in usable if n.upper() == close[0])}?"
+    raise InputError(f"unknown solver {solver!r}{hint}; available here: {', '.join(usable)}")
+
+
+#: where cvxpylayers' users name the solver that diffcp calls
+_BEHIND_DIFFCP = ("solver", "solve_method")
+
+
+def named_in_settings(
+    solver: str | Solver | None, settings: Mapping[str, Any]
+) -> tuple[str | Solver | None, dict[str, Any]]:
+    """The solver and its settings, where settings may name the solver as they do in cvxpylayers.
+
+    `solver=cp.DIFFCP`, or no solver, with `{"solver": name}` or `{"solve_method": name}` stands for the solver of that
+    name. Beside any other solver these settings are left alone, and have no effect.
+    """
+    rest = dict(settings)
+    if solver is None or (isinstance(solver, str) and solver.upper() == "DIFFCP"):
+        names = [rest.pop(key) for key in _BEHIND_DIFFCP if isinstance(rest.get(key), str)]
+        if names:
+            return names[0], rest
+    return solver, rest
 
 
 def choose(program: ConeProgram) -> str:
     """Name of the default solver for a program, from measurements of time, accuracy and failures.
 
-    Linear and quadratic programs: this package's own compiled solvers, SEPARABLE or DENSE where they suit, else
-    INTERIOR (0.07 ms at n = 10, 0.5 ms at n = 200, and over threads; DAQP takes 0.14 ms at n = 10, PIQP 0.4 ms at
-    n = 500, neither over threads). Where elimination fills the matrix: PIQP, whose dense form factorizes by blocks,
-    and Clarabel for large ones (CVXQP2_L, n = 10,000: 4 s, PIQP 40 s). Second-order, semidefinite and exponential
+    Linear and quadratic programs: the built-in compiled solvers, SEPARABLE or DENSE where they suit, else
+    INTERIOR (0.07 ms at n = 10, 0.5 ms at n = 200, and multithreaded; DAQP takes 0.14 ms at n = 10, PIQP 0.4 ms at
+    n = 500, neither multithreaded). With much fill-in: PIQP, whose dense form factorizes by blocks, and Clarabel for
+    large problems (CVXQP2_L, n = 10,000: 4 s, PIQP 40 s). Second-order, semidefinite and exponential
     cones: INTERIOR too, unless blocks are large (sixteen families at batch 64, the solver alone against Clarabel:
     linear and quadratic ones 4 to 9 times faster, robust least squares 4.4, semidefinite of order 8 twice; logistic
     and entropy, the whole forward pass, 2.7 and 2.3). Power cones: Clarabel.
@@ -112,10 +135,10 @@ def choose(program: ConeProgram) -> str:
 
 
 def further(program: ConeProgram, first: str) -> tuple[str, ...]:
-    """Names of the solvers to ask, in this order, where the default one failed.
+    """Names of the solvers to try, in this order, if the default one failed.
 
-    Of the Maros-Meszaros collection PIQP fails on problems that Clarabel solves, and the other way round. Sides of 1e11
-    that are never met may stop all interior points, but not the active set of DENSE.
+    On the Maros-Meszaros collection PIQP fails on problems that Clarabel solves, and vice versa. Bounds of 1e11 that
+    are never active may stop every interior-point method, but not the active-set method of DENSE.
     """
     if not program.cones.kinds <= {Zero, Nonneg}:
         return ("CLARABEL",) if first == "INTERIOR" and adapter("CLARABEL").installed() else ()

@@ -28,7 +28,7 @@ _INTERRUPTED = -5
 
 
 class SCSSolver(Solver):
-    """SCS. Its MKL back end starts threads of its own, so QDLDL is the default (`linear_solver`)."""
+    """SCS. Its MKL back end starts its own threads, so QDLDL is the default (`linear_solver`)."""
 
     name = "SCS"
     capabilities = Capabilities(
@@ -63,7 +63,7 @@ class _SCSWorkspace(Workspace):
 
     def start(self, sample: int) -> None:
         A, b, cone = self.A(sample), self.b[sample], self.cone
-        if self.empty:  # SCS wants a constraint: 0'x <= 1
+        if self.empty:  # SCS needs a constraint: 0'x <= 1
             A, b, cone = type(A)((1, self.program.n)), np.ones(1), {"l": 1}
         data = {"P": self.P(sample), "A": A, "b": b, "c": self.program.q[sample]}
         self.solver = self._new(data, cone, **self.settings)
@@ -77,7 +77,7 @@ class _SCSWorkspace(Workspace):
     def run(self, sample: int) -> Point:
         result = self.solver.solve(warm_start=False)
         info = result["info"]
-        if info["status_val"] == _INTERRUPTED:  # SCS keeps Ctrl-C to itself
+        if info["status_val"] == _INTERRUPTED:  # SCS does not pass Ctrl-C on
             raise KeyboardInterrupt
         status = _status(info)
         m = self.program.m
@@ -87,7 +87,7 @@ class _SCSWorkspace(Workspace):
 
 def _status(info: dict[str, Any]) -> Status:
     status = _STATUS.get(info["status_val"], Status.NUMERICAL)
-    if status is Status.INACCURATE:  # SCS says only in words why it stopped
+    if status is Status.INACCURATE:  # SCS gives the reason only as text
         words = info["status"]
         if "max_iters" in words:
             return Status.ITERATION_LIMIT

@@ -1,9 +1,10 @@
-"""What a user may say to a solver, translated into the solver's own words.
+"""Translation of user settings into a solver's own names.
 
-Every adapter understands `eps` (accuracy), `max_iters` and `verbose`, and `time_limit` (seconds for one solve) where
-its solver has such a limit; names of its own solver pass through. A name that only another solver (or another layer
-package) knows is accepted with a `SettingWarning`, so that a solver can be swapped without editing its arguments; a
-name that nobody knows is an error, because it is most likely a typing mistake.
+Every adapter accepts `eps` (accuracy), `max_iters` and `verbose`, and `time_limit` (seconds for one solve) if its
+solver has such a limit. The solver's own names pass through. Another solver's name for its accuracy or iteration limit
+means `eps` or `max_iters`, so that a solver can be swapped without editing its arguments. Any other name that only
+another solver (or another layer package) has is ignored with a `SettingWarning`. A name that no solver has is an error,
+because it is most likely a typo.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ DEFAULT_EPS = 1e-8
 
 COMMON = frozenset({"eps", "max_iters", "time_limit", "verbose"})
 
-#: Names of cvxpylayers, diffcp, qpth and CVXPY's solve(), which have no meaning here.
+#: Settings of cvxpylayers, diffcp, qpth and CVXPY's solve() that have no meaning here.
 FOREIGN = frozenset(
     """solve_method mode n_jobs_forward n_jobs_backward derivative_kwargs lpgd_args warm_start raise_on_error
     solver solver_args use_LPGD diff_mode tau rho tau_b tau_f ignore_dpp canon_backend gp qcp requires_grad
-    enforce_dpp check_Q_spd notImprovedLim maxIter structural_feasibility omp_parallel maxIterBackward
+    enforce_dpp check_Q_spd notImprovedLim maxIter structural_feasibility omp_parallel maxIterBackward warm_starts tol
     """.split()
 )
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """Settings in the solver's own names; `eps` is the loosest accuracy they ask for."""
+    """Settings in the solver's own names; `eps` is the loosest accuracy among them."""
 
     native: dict[str, Any]
     eps: float
@@ -46,16 +47,16 @@ def resolve(solver: type[Solver] | Solver, settings: Mapping[str, Any] | None) -
     """Translate a user's settings for one adapter.
 
     Raises:
-        UnknownSettingError: for a name that no adapter knows.
-        InputError: for an `eps`, `max_iters` or `time_limit` that makes no sense.
+        UnknownSettingError: for a name that no adapter has.
+        InputError: for an invalid `eps`, `max_iters` or `time_limit`.
     """
-    given = dict(settings or {})
+    given = _translated(solver, settings or {})
     eps = _positive("eps", given.pop("eps", DEFAULT_EPS), float)
     limits = [
         ("max_iters", solver.iteration_limit, given.pop("max_iters", None), int),
         ("time_limit", solver.time_limit, given.pop("time_limit", None), float),
     ]
-    verbose = bool(given.pop("verbose", False))
+    verbose = given.pop("verbose", False) > 0
     native: dict[str, Any] = dict(solver.defaults)
     native.update(dict.fromkeys(solver.tolerances, eps))
     for name, own, value, kind in limits:
@@ -75,8 +76,30 @@ def resolve(solver: type[Solver] | Solver, settings: Mapping[str, Any] | None) -
     return Resolved(native, float(max(asked, default=eps)), verbose)
 
 
+def _translated(solver: type[Solver] | Solver, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, with `eps` and `max_iters` instead of the names that other solvers have for them.
+
+    Of several accuracies the smallest counts. Names beside an explicit `eps` or `max_iters` are left as they are.
+    """
+    given = dict(settings)
+    if solver.open_settings or given.keys() <= COMMON | solver.native_settings:
+        return given
+    for common, names in zip(("eps", "max_iters"), _names_elsewhere(), strict=True):
+        foreign = [name for name in given if name in names and name not in COMMON | solver.native_settings]
+        if foreign and common not in given:
+            kind = float if common == "eps" else int
+            given[common] = min(_positive(name, given.pop(name), kind) for name in foreign)
+    return given
+
+
+def _names_elsewhere() -> tuple[set[str], set[str]]:
+    """Names that solvers have for their accuracy ("tol": several layer packages) and for their iteration limit."""
+    known = adapters().values()
+    return {"tol"}.union(*(cls.tolerances for cls in known)), {cls.iteration_limit for cls in known}
+
+
 def assign(target: Any, settings: Mapping[str, Any], solver: str) -> Any:
-    """Set attributes of a solver's settings object; a refused value is the user's error, so say so."""
+    """Set attributes of a solver's settings object; a refused value is an `InputError`."""
     for name, value in settings.items():
         try:
             setattr(target, name, value)
@@ -96,7 +119,7 @@ def _positive(name: str, value: Any, kind: type) -> Any:
 
 
 def _warn(solver: type[Solver] | Solver, name: str) -> None:
-    text = f"setting {name!r} has no effect on {solver.name}; every solver understands eps and max_iters"
+    text = f"setting {name!r} has no effect on {solver.name}; every solver accepts eps and max_iters"
     warnings.warn(text, SettingWarning, stacklevel=2)
 
 
@@ -108,4 +131,4 @@ def _unknown(solver: type[Solver] | Solver, name: str) -> str:
     own = sorted(COMMON | solver.native_settings)
     close = difflib.get_close_matches(name, own, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else "."
-    return f"no solver knows the setting {name!r}{hint} {solver.name} takes: {', '.join(own)}"
+    return f"no solver has a setting {name!r}{hint} {solver.name} accepts: {', '.join(own)}"

@@ -1,9 +1,9 @@
-"""A cone program of zero and nonnegative rows as QP solvers like it: equalities, inequalities, bounds.
+"""A cone program of zero and nonnegative rows in the form of QP solvers: equalities, inequalities, bounds.
 
     min 1/2 x'Px + q'x   s.t.  Ex = e,  Gx <= h,  lb <= x <= ub
 
 A nonnegative row with a single nonzero, a x_j <= b, is a bound: x_j <= b/a for a > 0, x_j >= b/a for
-a < 0. Solvers treat bounds far faster than rows. When several rows bound a variable from the same
+a < 0. Solvers are far faster on bounds than on rows. If several rows bound a variable from the same
 side, the tightest one is passed on and receives the multiplier.
 """
 
@@ -26,11 +26,11 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a program by kind, as far as its structure tells.
+    """The rows of a program by kind, as far as the sparsity pattern determines it.
 
     Attributes:
-        equal, unequal: numbers of the equalities, and of the inequalities.
-        entry: the place of an entry of each inequality in A; alone: whether it has no other.
+        equal, unequal: row numbers of the equalities, and of the inequalities.
+        entry: position in A of one entry of each inequality; alone: whether it is the row's only entry.
     """
 
     equal: Array
@@ -45,7 +45,7 @@ class Rows:
 
 
 def rows_by_kind(program: ConeProgram) -> Rows:
-    """The rows of a program, found out once per structure."""
+    """The rows of a program, cached per sparsity pattern."""
     return find_rows(program.cones, program.A.pattern)
 
 
@@ -92,7 +92,7 @@ class Sides:
             nothing = np.zeros(0, dtype=np.intp)
             self.single, self.column, self._entry, self.unequal = nothing, nothing, nothing, rows.unequal
             return
-        # A stored entry that is zero in some sample bounds nothing there: leave the row general.
+        # A stored entry that is zero in some sample is not a bound there: keep such a row general.
         values = A.values[..., rows.entry]
         alone = rows.alone & (values != 0 if A.shared else (values != 0).all(axis=0))
         self.single, self.unequal = rows.unequal[alone], rows.unequal[~alone]
@@ -101,7 +101,7 @@ class Sides:
 
     @classmethod
     def of(cls, program: ConeProgram) -> Sides:
-        """Those of a program, found out once of a matrix that comes again."""
+        """Those of a program, cached with its matrix."""
         return program.A.kept(("sides", program.cones), lambda: cls(program.cones, program.A))
 
     @cached_property
@@ -111,14 +111,14 @@ class Sides:
 
     @cached_property
     def places(self) -> Array:
-        """(nnz,) the place among `rows` of each entry of A; -1 in bounds."""
+        """(nnz,) the position in `rows` of each entry of A; -1 in bounds."""
         place = np.full(self.A.shape[0], -1)
         place[self.rows] = np.arange(len(self.rows))
         return place[self.A.pattern.rows]
 
     @cached_property
     def for_kernels(self) -> SideRows:
-        """Row numbers and coefficients as kernels take them."""
+        """Row numbers and coefficients in the form the kernels take."""
         return SideRows(self.rows, self.single, self.column, np.atleast_2d(self.coefficient))
 
     @cached_property
@@ -146,7 +146,7 @@ class Sides:
 
     @cached_property
     def slot(self) -> Array:
-        """(k,) or (batch, k) place of the row's bound in the vector (lb, ub) of length 2n; (k,) where it is the same
+        """(k,) or (batch, k) position of the row's bound in the vector (lb, ub) of length 2n; (k,) if it is the same
         in all samples."""
         slot = self.column + self.A.shape[1] * self.upper
         return slot[0] if slot.ndim == 2 and len(slot) and (slot == slot[0]).all() else slot

@@ -1,4 +1,4 @@
-"""The native adapters by name; a module is imported when its adapter is first asked for."""
+"""The native adapters by name; a module is imported when its adapter is first used."""
 
 from __future__ import annotations
 

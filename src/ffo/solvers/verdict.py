@@ -1,16 +1,16 @@
-"""What a solver's answer is worth, measured rather than believed.
+"""The status of a solver's answer, from measurements.
 
 One rule in both directions: a point whose natural residual (`ffo.kernels.point`) is within the tolerance is SOLVED,
-even if the solver stopped at a limit or called it inaccurate; a point outside is not, even if the
-solver called it solved. A point that is not a solution, or only roughly, may still prove that there is none, because
-the iterates of most algorithms then diverge along a certificate:
+even if the solver stopped at a limit or called it inaccurate; any other point is not, even if the solver called it
+solved. A point that is not a solution, or only a rough one, may still prove that there is none, because the iterates
+of most algorithms then diverge along a certificate:
 
     y in K*, b'y < 0:             every feasible x has |x| >= -b'y / |A'y|_1        (Farkas)
     q'x < 0, r = dist(-Ax, K):    every dual feasible pair has norm >= -q'x / (|Px|_1 + |r|_1)
 
 (norms of the left sides are largest components). When that distance is huge, the problem is called
-infeasible or unbounded. A solver's own verdict that its point does not prove stands too, unless another solver finds a
-solution. Proofs to rounding, after which nobody else is asked, are `ffo.engine.proof`'s.
+infeasible or unbounded. A solver's own verdict that its point does not prove is kept too, unless another solver finds
+a solution. Proofs to rounding, after which no other solver is called, are in `ffo.engine.proof`.
 """
 
 from __future__ import annotations
@@ -25,27 +25,26 @@ Array = np.ndarray
 
 
 def one_of(*statuses: int) -> Array:
-    """Whether a status, by its number, is one of these; that of nobody's answer is the last, -1."""
+    """Table: whether a status, by number, is one of these; the last entry, -1, is for no answer."""
     table = np.zeros(len(Status) + 1, dtype=bool)
     table[list(statuses)] = True
     return table
 
 
-#: Claims that measurements overrule.
+#: Reported statuses that measurements overrule.
 _JUDGED = one_of(Status.SOLVED, Status.INACCURATE, Status.ITERATION_LIMIT, Status.TIME_LIMIT, Status.NUMERICAL)
 
-#: A feasible point farther away than this, in units of the data, is none.
+#: If every feasible point is farther away than this, in units of the data, there is none.
 FAR = 1e6
-#: Natural residual from which a point that proves that there is no solution is none, even within the tolerance: where
-#: it diverges, the terms of the conditions grow with it, and any error becomes small beside them.
+#: Natural residual above which a point that proves that there is no solution is not accepted as one, even within the
+#: tolerance: as it diverges, the terms of the conditions grow with it, and any error becomes relatively small.
 ROUGH = 1e-13
 
 
 def judge(
     answer: Solution, program: ConeProgram, tolerance: float, residual: Array | None = None
 ) -> tuple[Array, Array]:
-    """(batch,) natural residuals (NaN without a point; measured unless they are given) and the statuses that the
-    points deserve."""
+    """(batch,) natural residuals (NaN without a point; measured unless given) and the resulting statuses."""
     finite = np.isfinite(np.concatenate([answer.x, answer.y, answer.s], axis=1)).all(axis=1)
     if residual is None:
         residual = plan_of(program).judge(values_of(program), answer.x, answer.y, answer.s)

@@ -1,4 +1,4 @@
-"""A solver at work on one program: its workspace, and the answers it brings back."""
+"""The workspace of a solver for one program, and the answers it returns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ffo.program.cone import ConeProgram, Solution
 
 Array = np.ndarray
 
-#: what is said of samples that were not solved because time or memory did not suffice
+#: details of samples that were not solved for lack of time or memory
 OUT_OF_TIME, OUT_OF_MEMORY = "the time limit passed before this sample was solved", "memory ran out on this sample"
 
 
@@ -23,7 +23,7 @@ OUT_OF_TIME, OUT_OF_MEMORY = "the time limit passed before this sample was solve
 class Point:
     """One sample's answer: x (n,), y (m,), s (m,) and the verdict of the solver.
 
-    s is None where the solver has no slacks of its own: b - Ax, projected onto the cone, stands in.
+    s is None if the solver returns no slacks; then b - Ax, projected onto the cone, is used.
     """
 
     x: Array
@@ -37,12 +37,12 @@ class Point:
 class Workspace(ABC):
     """A solver set up for one program; reused for its samples.
 
-    The first sample starts the solver; later ones hand it new numbers on the same pattern. What
-    depends on the pattern alone, and what can be computed for all samples at once, belongs in the
-    constructor; errors of the solver itself belong in the three methods, where they cost one sample.
+    The first sample starts the solver; later ones pass new values on the same pattern. What depends only on the
+    pattern, and what can be computed for all samples at once, belongs in the constructor. What may raise belongs in
+    the three methods, where an error fails one sample.
 
     Attributes:
-        time_limit: seconds that were left of the call's time when the workspace was made.
+        time_limit: seconds left of the call's time when the workspace was made.
     """
 
     time_limit = math.inf
@@ -73,11 +73,11 @@ class Workspace(ABC):
 
     @abstractmethod
     def run(self, sample: int) -> Point:
-        """Solve, and bring the answer back in this package's signs."""
+        """Solve, and return the answer with this package's sign conventions."""
 
 
 def failed(program: ConeProgram, status: Status, detail: str = "", iterations: int = -1) -> Point:
-    """The answer of a sample that has none."""
+    """The answer of a failed sample."""
     nothing = np.full(program.m, np.nan)
     return Point(np.full(program.n, np.nan), nothing, nothing.copy(), status, iterations, detail)
 
@@ -85,7 +85,7 @@ def failed(program: ConeProgram, status: Status, detail: str = "", iterations: i
 def leave_out(
     samples: Array, point: tuple[Array, Array, Array], status: Array, iterations: Array, detail: dict[int, str]
 ) -> None:
-    """Samples of a batch that a kernel left out (see `kernels.pool.run_samples`) have no answer; in place."""
+    """Mark samples that a kernel left out (see `kernels.pool.run_samples`) as failed, in place."""
     for v in point:
         v[samples] = np.nan
     late = expired()
@@ -99,7 +99,7 @@ def gather(points: list[Point], program: ConeProgram, setup_time: float = 0.0, s
     slacks = [p.s for p in points if p.s is not None]
     if len(slacks) == len(points):
         s = np.stack(slacks)
-    else:  # for all samples at once, which is what makes it cheap
+    else:  # cheap, because it is one operation for all samples
         s = program.cones.project(program.slack(x))
         for k, p in enumerate(points):
             if p.s is not None:

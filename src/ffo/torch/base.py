@@ -1,4 +1,4 @@
-"""What all layers share: options, reports, and the way of a call through autograd."""
+"""Common code of all layers: options, reports, and the path of a call through autograd."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ffo.torch.function import Slot, Solve, SolveOutside, inside_transform
 
 
 class Report(Protocol):
-    """What a call found out, of which an `Info` can be made."""
+    """The findings of a call, from which an `Info` can be made."""
 
     def info(self) -> Info: ...
 
@@ -47,18 +47,18 @@ class OptimizationLayer(torch.nn.Module):
         self._last = info
 
     def _receive(self, report: Info | Report) -> None:
-        self.__dict__["_last"] = report  # past torch's search for parameters, which takes longer
+        self.__dict__["_last"] = report  # bypasses torch's slower __setattr__
 
     def call(self, *args: Any, **kwargs: Any) -> tuple[Any, Info]:
-        """What the layer returns for these arguments, and the report on this very call.
+        """The layer's outputs for these arguments, and the report on this call.
 
-        `layer.info` is the last call's. A call's own report stays with it, also where threads share the layer:
-        derivatives through these outputs, whenever they are taken, add to it.
+        `layer.info` belongs to the last call. The report returned here belongs to this call, even if threads share
+        the layer: every derivative taken through these outputs adds to it.
         """
         return call_with_report(self, args, kwargs)
 
     def smoothed(self, smoothing: float | Smoothing | None) -> Self:
-        """The same layer with other smoothing, with draws and memories of its own."""
+        """The same layer with other smoothing, with its own draws and memory."""
         other = copy.copy(self)
         other.engine = Engine(replace(self.engine.options, smoothing=smoothing))  # type: ignore[arg-type]
         chosen = other.engine.options.smoothing
@@ -101,8 +101,8 @@ class OptimizationLayer(torch.nn.Module):
 
 
 def call_with_report(layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Info]:
-    """Call a layer that keeps the report on its last call; also that report."""
-    alone = copy.copy(layer)  # all but the report is shared, and no other thread calls this copy
+    """Call a layer, and return its outputs and its report."""
+    alone = copy.copy(layer)  # shares everything but the report; no other thread calls this copy
     outputs = alone(*args, **kwargs)
     info = layer.info = alone.info
     return outputs, info

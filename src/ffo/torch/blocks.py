@@ -12,15 +12,15 @@ import torch
 from ffo.errors import InputError
 from ffo.program.blocks import MATRICES, Blocks, check_shapes, is_absent, make_blocks, union_pattern
 from ffo.program.quadratic import MatrixPattern, Name
-from ffo.torch.function import Kind, check_kinds, inside_transform
+from ffo.torch.function import Kind, check_kinds, in_one_dtype, inside_transform
 
 
 @dataclass(frozen=True)
 class Form:
-    """What the kinds of a call's blocks say.
+    """What the kinds of a call's blocks determine.
 
     Attributes:
-        names: of the blocks that are there.
+        names: of the blocks present.
         n: variables; equalities, inequalities: rows of A and of G.
         batch: samples, None if no block has a batch dimension.
         shared: blocks without one.
@@ -39,7 +39,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Given:
-    """The blocks of a call as they were given, those that are none left out."""
+    """The blocks of a call as given, without those that are None."""
 
     tensors: dict[Name, torch.Tensor]
     form: Form
@@ -47,12 +47,13 @@ class Given:
 
 def read_given(given: Mapping[Name, torch.Tensor | None]) -> Given:
     """Check the blocks of a call."""
-    tensors = {name: t for name, t in given.items() if t is not None}
+    names = [name for name, t in given.items() if t is not None]
+    tensors = dict(zip(names, in_one_dtype([given[name] for name in names]), strict=True))
     for name, t in tensors.items():
         if not isinstance(t, torch.Tensor):
             raise InputError(f"{name} must be a torch tensor, got {type(t).__name__}")
-    form = _checked(tuple((name, Kind.of(t)) for name, t in tensors.items()))
-    return Given({name: tensors[name] for name in form.names}, form)
+    form = _checked(tuple([(name, Kind(t.shape, t.dtype, t.device, t.layout)) for name, t in tensors.items()]))
+    return Given({name: tensors[name] for name in form.names} if len(form.names) < len(tensors) else tensors, form)
 
 
 @lru_cache(maxsize=256)  # of a layer in training, all calls are of one kind
@@ -74,7 +75,7 @@ def _checked(kinds: tuple[tuple[Name, Kind], ...]) -> Form:
 
 
 def read_blocks(given: Given) -> Blocks[torch.Tensor]:
-    """Take the blocks of a call apart."""
+    """Split the blocks of a call into values and patterns."""
     values: dict[Name, torch.Tensor] = {}
     patterns: dict[Name, MatrixPattern] = {}
     for name, t in given.tensors.items():
@@ -96,7 +97,7 @@ def _matrix(name: Name, t: torch.Tensor) -> tuple[torch.Tensor, MatrixPattern]:
         sample, index, values = _coordinates(name, t)
     if t.ndim == 2:
         return values, MatrixPattern(index[0], index[1], (rows, cols))
-    # Samples may have patterns of their own: their union, with zeros where a sample has no entry.
+    # Samples may have different patterns: take the union, with zeros where a sample has no entry.
     pattern, entry = union_pattern(index[0], index[1], (rows, cols))
     where = (torch.from_numpy(sample).to(t.device), torch.from_numpy(entry).to(t.device))
     return values.new_zeros(t.shape[0], len(pattern.rows)).index_put(where, values), pattern
@@ -124,6 +125,6 @@ def _compressed(t: torch.Tensor) -> tuple[np.ndarray, np.ndarray, torch.Tensor]:
 
 
 def _equal(t: torch.Tensor, value: float) -> np.ndarray:
-    if inside_transform():  # values are not to be seen here; the engine looks
+    if inside_transform():  # values are not accessible here; the engine checks them
         return np.zeros(tuple(t.shape), dtype=bool)
     return np.asarray(t.numpy(force=True) == value)

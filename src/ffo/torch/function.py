@@ -1,15 +1,16 @@
 """Autograd glue: a solve and its derivatives as `torch.autograd.Function`s.
 
-`Solve` runs a `Call` (NumPy inside) and keeps its record; `Adjoint` and `Tangent` are its two
-derivatives as functions of their own, so that `torch.func` can batch them (whole Jacobians). They take
-the parameters along, although their record has all they need, for two reasons: autograd then sees that
-derivatives depend on the parameters, and a second derivative is refused in words instead of being
-taken for zero; and under `torch.func.vmap` a mapped parameter tells that the solve was mapped too.
+`Solve` runs a `Call` (NumPy inside) and keeps its record. `Adjoint` and `Tangent` are its two derivatives,
+as separate functions so that `torch.func` can batch them (whole Jacobians). They take the parameters as
+arguments, although their record has all they need, for two reasons. Autograd then sees that derivatives
+depend on the parameters, so that a second derivative raises an error instead of being zero. And under
+`torch.func.vmap` a mapped parameter shows that the solve was mapped too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import reduce
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -32,18 +33,18 @@ _LEGACY = (
 
 
 class NotATensorError(InputError, AttributeError):
-    """A parameter is no tensor; an AttributeError too, which users of CvxpyLayer may expect."""
+    """A parameter is not a tensor; also an AttributeError, which users of CvxpyLayer may expect."""
 
 
 class Call(Protocol):
-    """A solve that is about to happen: what a layer hands to `Solve`."""
+    """A solve to be run: what a layer passes to `Solve`."""
 
     def solve(self, values: list[NumpyArray]) -> tuple[list[NumpyArray], Record]: ...
 
     def adjoint(
         self, record: Record, gradients: list[NumpyArray | None], wanted: Sequence[bool], apart: bool
     ) -> list[NumpyArray | None]:
-        """Gradients in the wanted parameters; `apart`: one per sample, of shared parameters too."""
+        """Gradients in the wanted parameters; `apart`: one per sample, for shared parameters too."""
 
     def tangent(self, record: Record, tangents: list[NumpyArray | None]) -> list[NumpyArray]: ...
 
@@ -53,7 +54,7 @@ class Call(Protocol):
 
 
 class Slot:
-    """Carries what a solve leaves behind to its derivatives.
+    """Carries the record of a solve to its derivatives.
 
     Attributes:
         call, record: what was solved.
@@ -70,12 +71,12 @@ class Slot:
         self.call = call
 
 
-#: torch has no public word for the tensors inside vectorize=True
+#: torch has no public name for the tensors inside vectorize=True
 _is_legacy_batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda t: False)
 
 
 def inside_transform() -> bool:
-    """Whether this runs inside a transform of torch.func, of which torch has no public word."""
+    """Whether this runs inside a torch.func transform, for which torch has no public function."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
@@ -85,7 +86,8 @@ def refuse_legacy_batches(t: torch.Tensor) -> None:
 
 
 def to_numpy(t: torch.Tensor) -> NumpyArray:
-    refuse_legacy_batches(t)
+    if _is_legacy_batched(t):
+        raise DerivativeError(_LEGACY)
     if t.ndim and t.shape[0] > 1 and t.stride(0) == 0:  # expanded over the batch: one sample is copied, not all
         return np.broadcast_to(to_numpy(t[:1]), tuple(t.shape))
     if t.dtype is not torch.float64:
@@ -106,7 +108,7 @@ class Solve(torch.autograd.Function):
     @staticmethod
     def forward(slot: Slot, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs, slot.record = slot.call.solve([to_numpy(p) for p in parameters])
-        return tuple(_like(v, parameters[0]) for v in outputs)
+        return tuple([_like(v, parameters[0]) for v in outputs])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -117,16 +119,14 @@ class Solve(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        wanted = tuple(ctx.needs_input_grad[1:])
-        if all(g is None for g in gradients) or not any(wanted):
+        wanted, given = tuple(ctx.needs_input_grad[1:]), [g is not None for g in gradients]
+        if True not in given or True not in wanted:
             return (None,) * (1 + len(wanted))
-        given = tuple(g is not None for g in gradients)
         # Only where derivatives of this one, or torch.func, may follow does autograd have to know of it.
         watched = torch.is_grad_enabled() or inside_transform()
         adjoint = Adjoint.apply if watched else Adjoint.forward
-        found = adjoint(ctx.slot, wanted, given, False, *ctx.saved_tensors, *_present(gradients))
-        result = iter(found)
-        return (None, *(next(result) if w else None for w in wanted))
+        result = iter(adjoint(ctx.slot, wanted, given, False, *ctx.saved_tensors, *_present(gradients)))
+        return (None, *[next(result) if w else None for w in wanted])
 
     @staticmethod
     def jvp(ctx: Any, _slot: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
@@ -147,8 +147,8 @@ class Solve(torch.autograd.Function):
 
 
 class SolveOutside(torch.autograd.Function):
-    """The same outside torch.func, whose functions have torch read the signature of `forward` at every call: a tenth of
-    a millisecond, a fifth of a step on a small problem."""
+    """`Solve` outside torch.func. For functions that support torch.func, torch reads the signature of `forward` at
+    every call: a tenth of a millisecond, a fifth of a step on a small problem."""
 
     @staticmethod
     def forward(ctx: Any, slot: Slot, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -170,7 +170,7 @@ class Adjoint(torch.autograd.Function):
         parameters, rest = arguments[: len(wanted)], iter(arguments[len(wanted) :])
         values = [to_numpy(next(rest)) if g else None for g in given]
         found = slot.call.adjoint(slot.record, values, wanted, apart)
-        return tuple(_like(v, p) for v, p in zip(found, parameters, strict=True) if v is not None)
+        return tuple([_like(v, p) for v, p in zip(found, parameters, strict=True) if v is not None])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -202,7 +202,7 @@ class Adjoint(torch.autograd.Function):
         parameters, gradients = arguments[:count], arguments[count:]
         joint = _fold(size, slot.batch, dims[:count], parameters, base)
         outer = [_joined(_mapped(g, d, size), slot.batch) for g, d in zip(gradients, dims[count:], strict=True)]
-        # A parameter that every mapped sample shares has a gradient of its own in each of them.
+        # A parameter shared by all mapped samples has a separate gradient in each of them.
         found = iter(Adjoint.apply(slot.inner, wanted, given, True, *joint, *outer))
         result = []
         for p, d, k, w in zip(parameters, dims, base, wanted, strict=False):
@@ -251,7 +251,7 @@ class Tangent(torch.autograd.Function):
 
 
 class Once(torch.autograd.Function):
-    """A gradient and what it depends on, so that its own derivative is refused and not taken for zero."""
+    """A gradient and what it depends on, so that its derivative raises an error instead of being zero."""
 
     @staticmethod
     def forward(ctx: Any, gradient: torch.Tensor, *causes: torch.Tensor) -> torch.Tensor:
@@ -273,7 +273,7 @@ def _one_by_one(
     dims: Dims,
     arguments: Sequence[torch.Tensor],
 ) -> tuple[tuple[torch.Tensor, ...], Any]:
-    """Map over right-hand sides; with the factorization at hand each costs two triangular solves."""
+    """Map over right-hand sides; with the existing factors each costs two triangular solves."""
     rows = []
     for k in range(size):
         pairs = zip(arguments, dims, strict=True)
@@ -282,7 +282,7 @@ def _one_by_one(
 
 
 def _mapped(t: torch.Tensor, dim: int | None, size: int) -> torch.Tensor:
-    """The mapped dimension in front, made up where there is none."""
+    """Move the mapped dimension to the front, adding one if there is none."""
     return t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0)
 
 
@@ -309,7 +309,7 @@ def _fold(
 ) -> list[torch.Tensor]:
     """Join the mapped dimension of each parameter with its batch dimension, mapped one first.
 
-    A parameter with neither stays as it is: shared by the joint batch.
+    A parameter with neither is unchanged: shared by the joint batch.
     """
     joint = []
     for p, d, k in zip(parameters, dims, base, strict=True):
@@ -329,27 +329,38 @@ def kinds_of(parameters: Sequence[Any], name: str = "Parameter") -> tuple[Kind, 
     for i, p in enumerate(parameters):
         if not isinstance(p, torch.Tensor):
             raise NotATensorError(f"{name} {i} must be a torch tensor, got {type(p).__name__}")
-    return tuple(Kind(p.shape, p.dtype, p.device, p.layout) for p in parameters)
+    return tuple([Kind(p.shape, p.dtype, p.device, p.layout) for p in parameters])
+
+
+def in_one_dtype(tensors: Sequence[Any]) -> Sequence[Any]:
+    """The tensors in their common dtype, promoted as by torch; without any floating-point tensor in torch's default.
+
+    Conversions are differentiable. Whatever cannot be promoted (complex tensors, other objects) is left to the checks.
+    """
+    dtypes = {t.dtype for t in tensors if isinstance(t, torch.Tensor) and t.numel()}  # qpth's empty blocks do not count
+    if not dtypes or (len(dtypes) == 1 and next(iter(dtypes)).is_floating_point):
+        return tensors
+    common = reduce(torch.promote_types, dtypes)
+    if common.is_complex:
+        return tensors
+    dtype = common if common.is_floating_point else torch.get_default_dtype()
+    return [t.to(dtype) if isinstance(t, torch.Tensor) else t for t in tensors]
 
 
 class Kind(NamedTuple):
-    """What a tensor is, but for its values."""
+    """Everything about a tensor except its values."""
 
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
     layout: torch.layout
 
-    @classmethod
-    def of(cls, t: torch.Tensor) -> Kind:
-        return cls(t.shape, t.dtype, t.device, t.layout)
-
 
 def check_kinds(
     kinds: Sequence[Kind], labels: Sequence[str], short: Sequence[Any], sparse: Collection[str] = ()
 ) -> None:
-    """Tensors of these kinds have floating-point numbers of one dtype on one device, and are dense but for
-    those in `sparse`; `labels` are for messages, `short` for lists of all of them."""
+    """Check that tensors of these kinds are floating point, of one dtype, on one device, and dense except for those
+    in `sparse`; `labels` are for messages, `short` for lists of all of them."""
     for label, kind in zip(labels, kinds, strict=True):
         if not kind.dtype.is_floating_point:
             raise InputError(f"{label} must have a floating-point dtype, got {kind.dtype}")

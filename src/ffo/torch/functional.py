@@ -37,30 +37,30 @@ class FFOFunctionLayer(torch.nn.Module):
     """Solves  minimize g(theta, y)  subject to  h(theta, y) <= 0,  e(theta, y) = 0,  and differentiates y.
 
     The functions are plain torch, written for one sample: `objective(*theta, y)` returns a number,
-    `inequality` and `equality` vectors (m,) and (p,). A batch goes through `torch.func.vmap`, or sample
+    `inequality` and `equality` return vectors (m,) and (p,). A batch goes through `torch.func.vmap`, or sample
     by sample where vmap is impossible. They must be differentiable in y and theta; no second
     derivative is taken unless `hvp="autograd"`. Everything is computed in double precision on the device of
     the tensors, and returned in their dtype.
 
     Args:
-        objective, inequality, equality: g, h and e; a module is a function too.
-        shape: of y for one sample; an integer for a vector. May be left out if y0 is always given (then y is a
+        objective, inequality, equality: g, h and e; modules are functions too.
+        shape: of y for one sample; an integer for a vector. May be omitted if y0 is always given (then y is a
             vector).
-        dims: number of dimensions of each theta for one sample. A tensor with one more has a batch dimension in
-            front, one with as many is shared by the batch and its gradient is the sum over it. Without `dims`,
-            the dimensions of y0 tell: (*shape) is a single sample, (batch, *shape) a batch in which every theta
-            is batched.
+        dims: number of dimensions of each theta for one sample. A tensor with one more has a leading batch
+            dimension; one with as many is shared by the batch, and its gradient is the sum over it. Without
+            `dims`, the dimensions of y0 decide: (*shape) is a single sample, (batch, *shape) a batch in which
+            every theta is batched.
         modules: modules that the functions call; their parameters receive gradients, and are parameters of this
             layer.
-        solver: "SLSQP", "TRUST-CONSTR" (SciPy), "IPOPT" (cyipopt), "AUGLAG" (ours: batched, first-order, on any
+        solver: "SLSQP", "TRUST-CONSTR" (SciPy), "IPOPT" (cyipopt), "AUGLAG" (built in: batched, first-order, on any
             device), or a function `solve(g, h, e, y0)` that returns y or (y, lam, nu) for one sample; by
             default SLSQP for a few small problems and AUGLAG otherwise.
         solver_args: `eps` and `max_iters`, and the solver's own settings.
         hvp: products with the Hessian of the Lagrangian: "difference" of gradients, or "autograd", exact by
             a second backward pass.
-        delta: the perturbation of the paper's finite difference; None chooses it from the sizes of things.
+        delta: the perturbation of the paper's finite difference; None chooses it from the scales of the problem.
         on_fail, warm_start, retry, smoothing: as in `FFOLayer` (smoothing perturbs inequalities only).
-        time_limit: as in `FFOLayer`; a solver of your own is ended where it evaluates the objective.
+        time_limit: as in `FFOLayer`; a solver function of yours is stopped when it next evaluates the objective.
 
     Attributes:
         info: report on the last call, with the gradient certificate; None before any.
@@ -110,7 +110,7 @@ class FFOFunctionLayer(torch.nn.Module):
         if hvp not in HVP:
             raise InputError(f"hvp must be one of {', '.join(HVP)}, not {hvp!r}")
         if options.smoothing is not None and options.smoothing.costs:
-            raise InputError("Smoothing(costs=...) needs a linear term, which functions do not show: use a radius")
+            raise InputError("Smoothing(costs=...) needs a linear term, which functions do not have: use a radius")
         for name, function in (("objective", objective), ("inequality", inequality), ("equality", equality)):
             if not callable(function) and (function is not None or name == "objective"):
                 raise InputError(f"{name} must be a function of (*theta, y), not {type(function).__name__}")
@@ -124,11 +124,11 @@ class FFOFunctionLayer(torch.nn.Module):
         self.info = None
 
     def call(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Info]:
-        """What the layer returns for these arguments, and the report on this very call (see `FFOLayer.call`)."""
+        """The layer's output for these arguments, and the report on this call (see `FFOLayer.call`)."""
         return call_with_report(self, args, kwargs)
 
     def smoothed(self, smoothing: float | Smoothing | None) -> Self:
-        """The same layer with other smoothing, with draws and memories of its own."""
+        """The same layer with other smoothing, with its own draws and memory."""
         other = copy.copy(self)
         options = replace(self.runner.options, smoothing=smoothing)  # type: ignore[arg-type]
         other.runner = Runner(options, exact=self.runner.exact)
@@ -147,17 +147,16 @@ class FFOFunctionLayer(torch.nn.Module):
         """Solve for the given parameters.
 
         Args:
-            theta: tensors of one dtype on one device, with or without a batch dimension in front.
-            y0: where to start, (*shape) or (batch, *shape); zero by default. Functions that are not defined
-                everywhere must be finite there.
-            solver_args: settings for this call, on top of the layer's.
+            theta: tensors of one dtype on one device, with or without a leading batch dimension.
+            y0: starting point, (*shape) or (batch, *shape); zero by default. The functions must be finite there.
+            solver_args: settings for this call, in addition to the layer's.
             keys, warm_start: as in `FFOLayer`.
 
         Returns:
             y (*batch, *shape).
         """
         arguments = (theta, y0, solver_args, keys, warm_start)
-        if torch.compiler.is_compiling():  # a solve is no part of a graph: torch.compile breaks it here
+        if torch.compiler.is_compiling():  # a solve cannot be part of a graph: torch.compile breaks it here
             return torch.compiler.disable(self._solve)(*arguments)
         return self._solve(*arguments)
 
@@ -180,7 +179,7 @@ class FFOFunctionLayer(torch.nn.Module):
         return _Solve.apply(call, *inputs)
 
     def _layout(self, theta: Sequence[Tensor], y0: Tensor | None) -> _CallLayout:
-        """Check the tensors of a call against each other and against what the layer was told."""
+        """Check the tensors of a call against each other and against the layer's arguments."""
         names = [f"theta {i}" for i in range(len(theta))]
         check_kinds(kinds_of(theta, "theta"), names, names)
         if y0 is not None and not isinstance(y0, torch.Tensor):
@@ -190,9 +189,7 @@ class FFOFunctionLayer(torch.nn.Module):
             if y0 is None:
                 raise InputError("the layer does not know the shape of y: pass y0, or shape= to the constructor")
             if y0.ndim not in (1, 2):
-                raise InputError(
-                    f"y0 has {y0.ndim} dimensions: for y that is no vector, pass shape= to the constructor"
-                )
+                raise InputError(f"y0 has {y0.ndim} dimensions: if y is not a vector, pass shape= to the constructor")
             shape = tuple(y0.shape[-1:])
         size = None
         if y0 is not None:
@@ -227,11 +224,11 @@ def _batched(theta: Sequence[Tensor], dims: Sequence[int] | None, nowhere: bool,
         if size is not None and any(t.ndim == 0 or len(t) != size for t in theta):
             raise InputError(
                 f"y0 has a batch of {size}, theta have the shapes {[tuple(t.shape) for t in theta]}: pass dims= to the "
-                "constructor to say which of them the batch shares"
+                "constructor to say which of them are shared by the batch"
             )
         return (size is not None,) * len(theta)
     if len(theta) != len(dims):
-        raise InputError(f"dims= names {len(dims)} theta, received {len(theta)}")
+        raise InputError(f"dims= has {len(dims)} entries, but {len(theta)} theta were passed")
     for i, (t, d) in enumerate(zip(theta, dims, strict=True)):
         if t.ndim not in (d, d + 1):
             raise InputError(f"theta {i} must have {d} dimensions, or {d + 1} with a batch; got {tuple(t.shape)}")
@@ -240,7 +237,7 @@ def _batched(theta: Sequence[Tensor], dims: Sequence[int] | None, nowhere: bool,
 
 @dataclass(frozen=True)
 class _CallLayout:
-    """How the tensors of a call are to be read; `batch` is None for a single sample."""
+    """How to interpret the tensors of a call; `batch` is None for a single sample."""
 
     batched: tuple[bool, ...]
     batch: int | None
@@ -280,7 +277,7 @@ class _Call:
         return smoothing is None or smoothing.average
 
     def solve(self, tensors: Sequence[Tensor]) -> tuple[Tensor, FunctionOutcome]:
-        """y as the caller wants it, and what backward needs."""
+        """y as the caller gets it, and what backward needs."""
         layout, draws = self.layout, self.draws
         wide = [t.detach().to(torch.float64) if t.is_floating_point() else t.detach() for t in tensors]
         count = len(layout.batched)
@@ -322,7 +319,7 @@ class _Call:
             c = (c.reshape(batch, -1) / draws).repeat_interleave(draws, 0)
         else:
             c = c.reshape(draws, batch, -1).transpose(0, 1).reshape(batch * draws, -1)
-        # A sample of which one draw failed has no mean, and so no gradient.
+        # If one draw of a sample failed, the sample has no mean, and so no gradient.
         ok = torch.tensor(outcome.info.ok, device=c.device).reshape(-1, draws).all(1).repeat_interleave(draws)
         found = outcome.adjoint(torch.where(ok.unsqueeze(1), c, 0.0), wanted, self.layer.runner.options.delta, ok)
         warn_of_doubt(outcome.info)
@@ -357,7 +354,7 @@ class _Solve(torch.autograd.Function):
 
 
 def _refuse_unknown_leaves(problem: Problem, y: Tensor) -> None:
-    """Tensors that functions close over get no gradient: better said than left to be found out."""
+    """Raise if the functions close over tensors that require gradients: these would silently get none."""
     with torch.enable_grad():
         at = y.detach().requires_grad_()
         value = problem.objective(at).sum() + problem.constraints(at).sum()

@@ -16,7 +16,8 @@ from ffo.ghost.oracle import Way
 from ffo.program.cvxpy import canonicalize
 from ffo.solvers.base import Solver
 from ffo.torch.base import OptimizationLayer
-from ffo.torch.function import Kind, check_kinds, kinds_of
+from ffo.torch.expressions import with_expressions
+from ffo.torch.function import Kind, check_kinds, in_one_dtype, kinds_of
 
 
 class FFOLayer(OptimizationLayer):
@@ -31,12 +32,12 @@ class FFOLayer(OptimizationLayer):
         variables: what to return: variables of the problem or dual variables of its constraints
             (`constraint.dual_variables[0]`), in this order.
         solver: a name in CVXPY's spelling, an `ffo.solvers.base.Solver`, or None for the default of
-            the problem's class and size (`ffo.solvers.registry.choose`: this package's own
-            kernels for all cones but power cones and large blocks, which are Clarabel's).
+            the problem's class and size (`ffo.solvers.registry.choose`: the built-in kernels, except for power
+            cones and large blocks, which go to Clarabel).
         gp: whether the problem is a geometric program.
         verbose: whether the solver may print.
         canon_backend: CVXPY's canonicalisation backend (default "COO").
-        solver_args: settings of the solver; `eps` and `max_iters` are understood by all.
+        solver_args: settings of the solver; every solver accepts `eps` and `max_iters`.
         backward: "direct" (factorize the ghost system), "iterative" (MINRES: no factors), "resolve"
             (re-solve the perturbed ghost problem with the solver itself), "auto", or an `ffo.ghost`
             way object.
@@ -47,13 +48,13 @@ class FFOLayer(OptimizationLayer):
             solution of the nearest feasible problem and its gradient, and the status RELAXED; other failures raise.
         warm_start: remember the last solution at each batch position (or for each of `keys`) and try
             its active set before calling the solver.
-        retry: solvers to ask, in order, about samples that the first one failed on or answered coarsely (natural
-            residual above 1e-8 after polish; the better answer stands). None: a second one where
-            the first is the default too and has its own settings (`layer.info` says who answered).
+        retry: solvers to try, in order, on samples that the first one failed on or solved too coarsely (natural
+            residual above 1e-8 after polish; the better answer is kept). None: a second solver if the first is
+            the default one with default settings (`layer.info` names the solver that answered).
         smoothing: radius of uniform perturbations of the right-hand sides (or an `ffo.torch.Smoothing`).
-        time_limit: seconds for the forward pass of a call. Samples that are not solved by then have the status
-            TIME_LIMIT and follow `on_fail`. It is looked at between samples, solvers and steps, and handed to
-            solvers that have a limit of their own; others finish the solve they are in. For a limit on each solve,
+        time_limit: seconds for the forward pass of a call. Samples not solved by then have the status TIME_LIMIT
+            and follow `on_fail`. It is checked between samples, solvers and steps, and passed to solvers that
+            have their own limit; others finish the current solve. For a limit on each solve use
             `solver_args={"time_limit": seconds}`.
 
     After a call, `layer.info` holds statuses, residuals, times and the gradient certificate.
@@ -118,17 +119,18 @@ class FFOLayer(OptimizationLayer):
         """Solve for the given parameter values.
 
         Args:
-            params: one tensor per parameter, each of the parameter's shape or with one batch
-                dimension in front; batched and unbatched tensors may be mixed.
-            solver_args: settings for this call, on top of the layer's.
+            params: one tensor per parameter, each of the parameter's shape or with a leading batch
+                dimension; batched and unbatched tensors may be mixed. Tensors of different dtypes are promoted as by
+                torch, and integers count as its default dtype.
+            solver_args: settings for this call, in addition to the layer's.
             keys: one hashable per sample (say, its index in the data set), by which its solution is
                 remembered between calls whatever the order of batches.
             warm_start: as in the constructor, for this call.
 
         Returns:
-            One tensor per variable, (*batch, *variable.shape).
+            One tensor per variable, (*batch, *variable.shape), in the (promoted) dtype of the parameters.
         """
-        if torch.compiler.is_compiling():  # a solve is no part of a graph: torch.compile breaks it here
+        if torch.compiler.is_compiling():  # a solve cannot be part of a graph: torch.compile breaks it here
             return torch.compiler.disable(self._solve)(params, solver_args, keys, warm_start)
         return self._solve(params, solver_args, keys, warm_start)
 
@@ -139,8 +141,11 @@ class FFOLayer(OptimizationLayer):
         keys: Sequence[Hashable] | torch.Tensor | None,
         warm_start: bool | None,
     ) -> tuple[torch.Tensor, ...]:
-        batched, batch = validate(kinds_of(params), self.canonical.shapes)
+        params = in_one_dtype(params)
+        batched, batch = validate(kinds_of(params), self.canonical.shapes[: self.canonical.given])
         named = call_keys(keys, warm_start, self.engine.options.warm_start, batch)
+        if self.canonical.lifted is not None:
+            params, batched = with_expressions(self.canonical, params, batched)
         return self._run(self.canonical, params, batched, batch, solver_args, named)
 
     def extra_repr(self) -> str:
@@ -148,7 +153,7 @@ class FFOLayer(OptimizationLayer):
         return f"n={m.P.shape[0]}, m={m.A.shape[0]}, cones={m.cones!r}, solver={self.engine.options.solver or 'auto'}"
 
 
-@lru_cache(maxsize=256)  # of a layer in training, all calls are of one kind
+@lru_cache(maxsize=256)  # during training all calls of a layer are of one kind
 def validate(kinds: tuple[Kind, ...], shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[bool, ...], int | None]:
     """Which parameters are batched, and the batch size (None: unbatched)."""
     check_kinds(kinds, [f"Parameter {i}" for i in range(len(kinds))], range(len(kinds)))

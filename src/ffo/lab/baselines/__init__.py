@@ -1,4 +1,4 @@
-"""Every system that takes part, behind one interface. To add one, write a `Baseline` and list it here."""
+"""All methods behind one interface. To add one, write a `Baseline` and list it here."""
 
 from ffo.lab.baselines.altdiff import ALTDIFF_BASELINE
 from ffo.lab.baselines.base import DEFAULTS, Baseline, Layer, Settings

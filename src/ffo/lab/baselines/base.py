@@ -1,4 +1,4 @@
-"""One interface for every contender: a function that makes a layer, and what that layer can do."""
+"""The interface of a method: a function that makes a layer, and a description of what it supports."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Layer = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
 
 @dataclass(frozen=True)
 class Settings:
-    """What an ablation sets; None: the method's own choice.
+    """Settings varied by ablations; None: the method's default.
 
     Attributes:
-        tolerance: of the solver, forward and (where it solves again) backward.
+        tolerance: of the solver, forward and (if it re-solves) backward.
         delta: size of the perturbation of a finite difference.
         solver: name of the forward solver.
     """
@@ -39,18 +39,18 @@ DEFAULTS = Settings()
 
 @dataclass(frozen=True)
 class Baseline:
-    """A contender.
+    """A method.
 
     Attributes:
         name: display name, unique.
-        family: "conic": takes every convex problem of the lab; "qp": quadratic programs alone.
+        family: "conic": takes every convex problem of the lab; "qp": quadratic programs only.
         make: (problem, settings) -> layer.
         packages: modules that must be installed.
-        settings: the fields of `Settings` that it understands.
-        refuses: problem -> why not this one, in words; empty: no objection.
-        same_build: name of a contender with the same layer to build: where that one meets a limit, so will this.
+        settings: the fields of `Settings` that it supports.
+        refuses: problem -> why the method cannot solve it, in words; empty if it can.
+        same_build: name of a method that builds the same layer: if that one hits a limit, so will this one.
         exact: whether its gradient is exact up to the accuracy of its solver.
-        ours: whether it is this package's.
+        ours: whether it belongs to this package.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Baseline:
 
 
 def expanded(values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Values with a batch dimension each, shared ones as views: autograd then sums over the batch."""
+    """Values with a batch dimension; shared ones are views, so that autograd sums over the batch."""
     batch = len(values["q"])
     own = {"q": 2, "A": 3, "b": 2}
     return {k: v if v.ndim == own[k] else v.expand(batch, *v.shape) for k, v in values.items()}

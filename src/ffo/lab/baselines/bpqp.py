@@ -2,7 +2,7 @@
 
     minimize 1/2 u'Hu + c'u   subject to   N u = 0
 
-with the letters of `implicit`. The forward pass is OSQP too, for quadratic programs, and Clarabel where
+with the letters of `implicit`. The forward pass uses OSQP for quadratic programs, and Clarabel if
 there is a norm ball.
 """
 
@@ -58,7 +58,7 @@ class BPQP(Method):
 
     def adjoint(self, problem: Equality) -> tuple[Array, Array]:
         zero = np.zeros(problem.N.shape[0])
-        # OSQP's tolerances are absolute: the right-hand side is brought to unit size
+        # OSQP's tolerances are absolute: scale the right-hand side to unit size
         scale = np.abs(problem.c).max() or 1.0
         u, w = _answer(self._osqp(problem.H, problem.c / scale, problem.N, zero, zero), "backward")
         return scale * u, scale * w

@@ -12,7 +12,7 @@ from ffo.lab.tasks.inner import Inner
 
 #: tolerance that the authors of LPGD report, and the one at which the paper finds it to converge
 LPGD_DEFAULT, LPGD_TIGHT = 1e-4, 1e-12
-#: perturbation of LPGD at each: noise is the tolerance over it, and it must not reach the next kink
+#: perturbation of LPGD at each: the noise is tolerance / perturbation, and the perturbation must not reach a kink
 LPGD_TAU = {LPGD_DEFAULT: 1e-1, LPGD_TIGHT: 1e-5}
 
 
@@ -24,7 +24,7 @@ def _layer(
     solver: str | None = None,
     constant: bool = False,
 ) -> Layer:
-    """`derivative_args` go along with calls that will be differentiated: the others refuse them."""
+    """`derivative_args` are passed only in calls that will be differentiated: other calls refuse them."""
     from cvxpylayers.torch import CvxpyLayer
 
     problem, parameters, y = inner.cvxpy("factor", constant=constant)
@@ -51,7 +51,7 @@ def _cvxpylayer(constant: bool) -> Baseline:
     return Baseline(name, "conic", make, packages=("cvxpylayers",), settings=settings, refuses=refuses)
 
 
-#: how the solvers of diffcp call their tolerances; ECOS is its default
+#: names of the tolerances of diffcp's solvers; ECOS is its default
 TOLERANCES = {
     "ECOS": ("abstol", "reltol", "feastol"),
     "SCS": ("eps_abs", "eps_rel"),
@@ -60,7 +60,7 @@ TOLERANCES = {
 
 
 def _diffcp(settings: Settings) -> dict[str, Any]:
-    """Settings in the words of diffcp and its solvers."""
+    """Settings in the names of diffcp and its solvers."""
     chosen = only_given(solve_method=settings.solver)
     if settings.tolerance is not None:
         chosen |= dict.fromkeys(TOLERANCES[settings.solver or "ECOS"], settings.tolerance)

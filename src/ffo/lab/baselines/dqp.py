@@ -3,8 +3,7 @@
     [H  N'] [u]   [-c]
     [N  0 ] [w] = [ 0]
 
-with the letters of `implicit`, by a sparse factorization; where active rows are dependent, in the sense of least
-squares.
+with the letters of `implicit`, by a sparse factorization, or least squares if active rows are dependent.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ffo.lab.tasks.inner import Inner
 
 Array = np.ndarray
 SOLVER, TOLERANCE = "piqp", 1e-8
-#: more than this share of nonzeros, and the solver is given dense matrices
+#: share of nonzeros above which the solver gets dense matrices
 DENSE = 0.2
 
 
@@ -48,7 +47,7 @@ class DQP(Method):
         def one(k: int) -> tuple[Array, Array, Array]:
             found: Any = solve_problem(Problem(P, -q[k], **blocks), solver=self.solver, **settings)
             if not found.found:
-                raise RuntimeError(f"{self.solver} found no solution of sample {k}")
+                raise RuntimeError(f"{self.solver} found no solution for sample {k}")
             lam = -found.z_box if self.inner.nonnegative else found.z
             return found.x, found.y if len(b) else np.zeros(0), lam
 

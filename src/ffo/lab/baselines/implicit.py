@@ -1,4 +1,4 @@
-"""What our versions of BPQP and dQP share: one solve forward, one linear system or QP backward.
+"""Common code of our versions of BPQP and dQP: one solve forward, one linear system or QP backward.
 
 At a solution x with multipliers nu (of Ay = b), lam (of Gy <= h) and mu (of |y|^2/2 <= radius^2/2), let
 the active rows be N = [A; G_active; x' if the ball is active] and H = Q + mu I. For a loss with
@@ -87,7 +87,7 @@ class Method(ABC):
 
 
 def in_threads(one: Callable[[int], Any], count: int) -> list[Any]:
-    """`one(k)` for every k, on as many threads as there are cores: these solvers release the lock."""
+    """`one(k)` for every k, one thread per core: these solvers release the GIL."""
     with ThreadPoolExecutor(cpus()) as pool:
         return list(pool.map(one, range(count)))
 

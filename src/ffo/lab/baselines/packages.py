@@ -1,4 +1,4 @@
-"""Peers called on the matrices themselves: qpth, QPLayer, Moreau, and the paper's published package."""
+"""Packages called on the matrices directly: qpth, QPLayer, Moreau, and the paper's published package."""
 
 from __future__ import annotations
 
@@ -82,9 +82,12 @@ def _moreau(inner: Inner, settings: Settings) -> Layer:
 
 
 def _published_qp(inner: Inner, settings: Settings) -> Layer:
-    """Its default forward solver is the research code of dQP with Gurobi, which no package index has (the "dqp"
-    there is another project); of those it offers besides, CVXPY's Clarabel alone is tight enough for the way it
-    finds active constraints. It makes dense blocks of a chunk's samples: chunks are small."""
+    """ffolayer's QP layer with CVXPY's Clarabel as its forward solver.
+
+    Its default forward solver is the research code of dQP with Gurobi, which is on no package index (the "dqp" there is
+    another project). Of its other solvers, only CVXPY's Clarabel is accurate enough for the way it finds active
+    constraints. It makes dense blocks of a chunk's samples, so chunks are small.
+    """
     from ffolayer import FFOQPLayer
 
     tolerance = settings.tolerance or PUBLISHED_TOLERANCE

@@ -1,7 +1,7 @@
 """Which jobs make up each experiment.
 
-Jobs of one seed and size stand together, methods innermost: contenders run within minutes of each other,
-and share what is costly to prepare.
+Jobs of one seed and size are adjacent, methods innermost: methods run within minutes of each other, and share
+what is costly to prepare.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ffo.lab.jobs import Job
 from ffo.lab.rows import EXPERIMENTS
 from ffo.lab.tasks.base import TaskSizes
 
-#: those that re-solve: their tolerance and perturbation are part of the gradient
+#: methods that re-solve: their gradient depends on tolerance and perturbation
 RESOLVING = ("FFOCP", "FFOCP resolve", "LPGD")
 FOLLOWED = ("FFOCP", "FFOCP iterative", "FFOCP resolve", "FFOQP", "CvxpyLayer", "LPGD", "LPGD (tight)", "BPQP", "dQP")
 EXACT = ("FFOCP", "FFOQP", "BPQP", "dQP", "QPTH", "QPLayer", "Moreau (direct)")
@@ -80,7 +80,7 @@ def _lpgd(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
 
 
 def _adam(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
-    """Training with torch's epsilon, and with one that rounding does not reach."""
+    """Training with torch's epsilon, and with one well above rounding."""
     for seed, eps, method in product(preset.ablation_seeds, preset.adam_epsilons, _among(methods, EXACT)):
         sizes = replace(preset.adam.sizes, adam_eps=eps)
         yield _train("adam", "qp", method, seed, replace(preset.adam, sizes=sizes))
@@ -152,9 +152,8 @@ def plan(
 ) -> list[Job]:
     """All jobs of these experiments and methods, in the order they are run.
 
-    `processes` is the number that training is distributed over; `time_limit` holds for every job instead of the
-    preset's. Jobs whose times are measured come first; those that need a process of their own come last, so that
-    the others can share one.
+    Training is distributed over `processes`; `time_limit` replaces the preset's limit for every job. Jobs whose times
+    are measured come first; those that need a fresh process come last, so that the others can share one.
     """
     jobs = [job for name in experiments for job in CATALOGUE[name](preset, methods)]
     jobs = [replace(job, time_limit=time_limit or _limit(job, preset), budget=preset.budget) for job in jobs]
@@ -163,13 +162,13 @@ def plan(
 
 
 def _limit(job: Job, preset: Preset) -> float:
-    """That of its course, where it has one."""
+    """The time limit of its course, if it has one."""
     return job.time_limit if job.kind == "train" and math.isfinite(job.time_limit) else preset.time_limit
 
 
 def _chained(jobs: Sequence[Job], preset: Preset) -> Iterator[Job]:
-    """Each job after an easier one that differs in nothing but seed or size: on a further seed, after the first;
-    at a larger size, after the first seed of the size before.
+    """Set `after` of each job to an easier one that differs only in seed or size: for a further seed, the first; for
+    a larger size, the first seed of the previous size.
 
     A method that builds another's layer comes after that one's job; on a further seed, after its own. Training
     on a board comes after its single steps, if those are timed before.

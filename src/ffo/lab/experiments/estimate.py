@@ -1,8 +1,8 @@
-"""How long a list of jobs will take, roughly, before any of them has run.
+"""A rough estimate of how long a list of jobs will take, before any of them has run.
 
-From milliseconds per sample of one step, forward and backward, measured once on two cores of an AMD EPYC with the
-versions in constraints.txt; between sizes and beyond them a power law. Another machine differs by a factor, which the
-progress bar's own estimate learns as jobs end.
+It uses milliseconds per sample of one step, forward and backward, measured once on two cores of an AMD EPYC with the
+versions in constraints.txt, and a power law between sizes and beyond them. Another machine differs by a factor, which
+the progress bar estimates as jobs end.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ MILLISECONDS: dict[str, tuple[tuple[float, ...], tuple[float, ...], tuple[float,
     "QPLayer": ((0.48, 9.5, 120), (), (1.1, 250)),
     "Moreau (direct)": ((0.4, 3.4, 10), (1.2, 6.5, 43), (6.0, 2500)),
 }
-#: seconds that every job takes besides, and one in a process of its own
+#: additional seconds of every job, and of a job in a fresh process
 OVERHEAD, START = 0.4, 4.0
 
 
 def estimate(jobs: Sequence[Job], at_once: int) -> float:
     """Seconds for all jobs, those that are not timed `at_once` at a time.
 
-    A method that meets its limit is not tried on what is harder, and one that takes long not on a further seed, as
-    the runner does.
+    As in the runner, a method that hits its limit is not tried on harder cases, and a slow one not on further seeds.
     """
     total, hopeless, took = 0.0, set(), dict[str, float]()
     for job in jobs:
@@ -65,7 +64,7 @@ def estimate(jobs: Sequence[Job], at_once: int) -> float:
 
 
 def seconds_per_sample(method: str, task: str, d_y: int) -> float:
-    """Of one step; for a method that was not measured, of the one it is like."""
+    """Seconds of one step; for a method that was not measured, those of a similar one."""
     like = next((name for name in ("FFOCP", "FFOQP") if method.startswith(name)), "CvxpyLayer (constants)")
     qp, socp, boards = MILLISECONDS.get(method) or MILLISECONDS[like]
     if task.startswith("sudoku"):

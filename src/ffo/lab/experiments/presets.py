@@ -1,4 +1,4 @@
-"""How much of each experiment: the paper's sizes, or what fits into five minutes on two cores."""
+"""Sizes of the experiments: the paper's, or what fits into five minutes on two cores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ffo.lab.tasks.base import TaskSizes
 @dataclass(frozen=True)
 class Course:
     """A training run: the task's sizes, samples per step, epochs; its own time limit, if it has one; and whether
-    its steps are timed, or trained side by side with others."""
+    its steps are timed (else it may run in parallel with others)."""
 
     sizes: TaskSizes
     batch: int

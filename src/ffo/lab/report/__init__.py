@@ -1,4 +1,4 @@
-"""From rows to a page a person reads: `write_report(folder)`."""
+"""The report on the rows of a results folder: `write_report(folder)`."""
 
 from ffo.lab.report.page import write_report
 

@@ -1,7 +1,7 @@
-"""Panels as SVG that belongs to the page: its text, its colours, its light and dark scheme.
+"""Panels as inline SVG, with the text, colours, and light or dark scheme of the page.
 
-A figure is a row of small panels, each an SVG of its own, so that on a phone they stand below each
-other at a size that can be read. Text stays text, in the font of the page; colours become the
+A figure is a row of small panels, each a separate SVG, so that on a phone they are stacked at a readable
+size. Text stays text, in the font of the page; colours become the
 variables `--blue`, `--ink` and so on, which the page sets for each scheme (see `looks.PALETTE`).
 """
 
@@ -33,7 +33,7 @@ from ffo.lab.report.words import Kind
 INCHES = (4.4, 3.1)
 #: about how wide a letter is, in points
 LETTER = 5.7
-#: below this an error counts as none: a log axis has to end somewhere
+#: smallest error shown on a log axis
 LEAST_ERROR = 1e-16
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -71,7 +71,7 @@ FORMATS: dict[Kind, Callable[[float], str]] = {
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis measures, in which kind of unit, and whether equal distances are equal factors."""
+    """What an axis measures, its kind of unit, and whether it is logarithmic."""
 
     label: str
     kind: Kind = "number"
@@ -80,7 +80,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Line:
-    """One curve: at `x`, the median over seeds, inside a band from the least to the largest."""
+    """One curve: at `x`, the median over seeds, inside a band from the smallest to the largest."""
 
     label: str
     look: Look
@@ -90,7 +90,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Dots:
-    """One line of a dot plot: seconds in all, and their two parts; or no measurement, and why."""
+    """One line of a dot plot: total seconds and their two parts; or the reason why there is no measurement."""
 
     label: str
     look: Look
@@ -103,7 +103,7 @@ class Dots:
 
 @dataclass(frozen=True)
 class Mark:
-    """One marker of a scatter plot, with words beside it if need be."""
+    """One marker of a scatter plot, with an optional label."""
 
     label: str
     look: Look
@@ -114,7 +114,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Panel:
-    """A picture with its title and the words that stand for it."""
+    """A picture with its title and alternative text."""
 
     title: str
     svg: str
@@ -256,7 +256,7 @@ def panel(
     left: float = 64,
     right: float = 18,
 ) -> Panel:
-    """A panel `height` inches high with `left` and `right` points for what stands beside the axes."""
+    """A panel `height` inches high, with margins of `left` and `right` points."""
     wide, high = 72 * INCHES[0], 72 * height
     left = min(left, 0.6 * wide)  # the longest labels are cut
     with matplotlib.rc_context(STYLE):
@@ -296,8 +296,8 @@ def stroke(look: Look, size: float = 5.0) -> dict[str, Any]:
 
 
 def scale(axes: Axes, which: Literal["x", "y"], axis: Axis, values: Sequence[float], most: int | None = None) -> None:
-    """Ticks a reader can use: sizes where they were measured, else round numbers. A log axis spans a decade
-    at least, so that noise does not look like a trend, and has at most about `most` ticks."""
+    """Set the ticks: measured sizes, else round numbers. A log axis spans at least a decade, so that noise does not
+    look like a trend, and has at most about `most` ticks."""
     ticked = axes.xaxis if which == "x" else axes.yaxis
     ticked.set_label_text(axis.label)
     text = FuncFormatter(lambda value, _: words.tick(value, axis.kind))
@@ -325,7 +325,7 @@ def scale(axes: Axes, which: Literal["x", "y"], axis: Axis, values: Sequence[flo
 
 
 def widen(axes: Axes, which: Literal["x", "y"], low: float, high: float) -> None:
-    """A linear axis spans a hundredth of its values at least: so many digits are shown, and less is noise."""
+    """Make a linear axis span at least a hundredth of its values: less is noise."""
     least = 0.01 * max(abs(low), abs(high))
     if high - low < least:
         middle = (low + high) / 2
@@ -344,7 +344,7 @@ def round_places(low: float, high: float, most: int) -> list[float]:
 
 
 def spaced(values: Sequence[float]) -> list[float]:
-    """Of ascending values, those far enough apart on a log axis for their labels; the largest stays."""
+    """Of ascending values, those far enough apart on a log axis for labels; the largest is kept."""
     gap = math.log(values[-1] / values[0]) / 9
     kept: list[float] = []
     for value in reversed(values):
@@ -354,7 +354,7 @@ def spaced(values: Sequence[float]) -> list[float]:
 
 
 def inline(svg: str, name: str, alt: str) -> str:
-    """matplotlib's SVG made to stand inside HTML, with ids that start with `name`."""
+    """matplotlib's SVG for use inside HTML, with ids that start with `name`."""
     name = re.sub(r"[^a-z0-9]+", "-", name.lower())
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)

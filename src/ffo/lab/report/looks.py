@@ -1,8 +1,8 @@
-"""How a method looks in every figure: colour, marker and dash, the same wherever it appears.
+"""Colour, marker and dash of each method, the same in every figure.
 
-The colours start from those of Okabe and Ito and are moved until each has a contrast of at least 3 to
-its page, light or dark, and every pair stays apart for readers with protanopia, deuteranopia or
-tritanopia. No two methods differ by colour alone.
+The colours are those of Okabe and Ito, adjusted so that each has a contrast of at least 3 to its page, light
+or dark, and every pair can be distinguished by readers with protanopia, deuteranopia or tritanopia. No two
+methods differ by colour alone.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ COLOURS = "green pink brown steel ink muted".split()
 def looks(methods: Iterable[str]) -> dict[str, Look]:
     """A look for each method.
 
-    A variant of ours takes the colour of its base with another marker and dash; a method that is not
-    known takes what is left.
+    A variant of ours takes the colour of its base with another marker and dash; an unknown method takes an
+    unused combination.
     """
     found: dict[str, Look] = {}
     taken = {(look.colour, look.marker) for look in KNOWN.values()}

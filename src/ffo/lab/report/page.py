@@ -1,4 +1,4 @@
-"""The report: one HTML page that stands alone, the same in Markdown, and the rows beside them."""
+"""The report: one self-contained HTML page, the same in Markdown, and the rows in other formats."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ HTML, MARKDOWN, CSV, PARQUET = "report.html", "report.md", "rows.csv", "rows.par
 def write_report(folder: Path | str) -> Path:
     """Write `report.html`, `report.md`, `rows.csv` and `rows.parquet` into a results folder.
 
-    Any set of rows gives a report: what is missing is named in it.
+    Any set of rows gives a report, which names what is missing.
 
     Args:
-        folder: where `ffo lab` left `rows.jsonl` and `machine.json`.
+        folder: with the `rows.jsonl` and `machine.json` that `ffo lab` wrote.
 
     Returns:
         The path of `report.html`.
@@ -45,7 +45,7 @@ def write_report(folder: Path | str) -> Path:
 
 
 def content(results: Results) -> dict[str, Any]:
-    """What both templates are filled with."""
+    """The values for both templates."""
     found = verdicts(results)
     return {
         "results": results,
@@ -64,12 +64,12 @@ def content(results: Results) -> dict[str, Any]:
 
 
 def _no_markup(value: object) -> str:
-    """Text that Markdown takes for text: no tags, no links."""
+    """Text escaped for Markdown: no tags, no links."""
     return str(value).replace("<", "&lt;").replace("](", "]\\(")
 
 
 def environment(*, html: bool) -> jinja2.Environment:
-    """The templates of this package, with what they need to draw."""
+    """The templates of this package, with their filters."""
     found = jinja2.Environment(
         loader=jinja2.PackageLoader("ffo.lab.report"),
         autoescape=html,

@@ -27,7 +27,7 @@ def csv_text(rows: Sequence[Row]) -> str:
 
 
 def write_parquet(path: Path, rows: Sequence[Row]) -> bool:
-    """Write rows with the types of `Row`; False, and no file, where pyarrow is not installed."""
+    """Write rows with the types of `Row`; False, and no file, if pyarrow is not installed."""
     if importlib.util.find_spec("pyarrow") is None:
         path.unlink(missing_ok=True)
         return False

@@ -1,4 +1,4 @@
-"""The rows of a results folder, and how they are summed up over seeds."""
+"""The rows of a results folder, and their summary over seeds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 from ffo.lab.rows import EXPERIMENTS, MACHINE, TASKS, Machine, Row, read_machine, read_rows
 
-#: what makes two rows the same measurement: of those, the later one counts
+#: fields that identify a measurement; of rows that agree in them, the last counts
 IDENTITY = "experiment task method seed d_y batch record epoch step phase tolerance delta solver adam_eps".split()
 
 
 @dataclass(frozen=True)
 class Spread:
-    """One number over seeds: its median, its least and its largest value, and how many there are."""
+    """One number over seeds: its median, smallest and largest value, and the count."""
 
     median: float
     low: float
@@ -26,7 +26,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """The spread of the values that are there; None if none is."""
+        """The spread of the values that are not None; None if there are none."""
         known = [value for value in values if value is not None]
         if not known:
             return None
@@ -43,7 +43,7 @@ class Results:
 
     @classmethod
     def read(cls, folder: Path) -> Results:
-        """The results in `folder`: whatever is there after an interruption."""
+        """The results in `folder`, also after an interruption."""
         if not (folder / MACHINE).exists():
             raise FileNotFoundError(
                 f"no {MACHINE} in {folder}: this is not a results folder. Name the folder that `ffo lab` wrote to"
@@ -52,7 +52,7 @@ class Results:
         return cls(folder, tuple(latest.values()), read_machine(folder))
 
     def of(self, *experiments: str, record: str = "result", status: str = "ok", **values: Any) -> list[Row]:
-        """Rows of these experiments (of all, if none is named) whose fields have these values."""
+        """Rows of these experiments (all by default) whose fields have these values."""
         return [
             row
             for row in self.rows
@@ -77,7 +77,7 @@ class Results:
 
 
 def distinct(rows: Iterable[Row], field: str) -> list[Any]:
-    """The values of a field that occur, sorted, without null."""
+    """The distinct values of a field, sorted, without null."""
     return sorted({getattr(row, field) for row in rows} - {None})
 
 

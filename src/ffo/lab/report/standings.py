@@ -1,10 +1,10 @@
-"""Who stands where at one setting: a task at one size, all methods side by side.
+"""Comparison of all methods at one setting: a task at one size.
 
 A gradient is right if its cosine to the tight reference is at least 0.9999 on every seed, and wrong below 0.999;
-between them it is inexact (one variable of thousands taken for active that is not, say): a rival still. At a cosine
-of 0.9999 a gradient of the right length is off by 1.4%; one that is off by more than 5% has the right direction and
-the wrong length (a mean over the batch for a sum, say), and is wrong. So is whatever belongs to a solution
-that is off by more than 1%.
+in between it is inexact (one of thousands of variables wrongly taken as active, say), but its time still
+counts. At a cosine of 0.9999 a gradient of the right length is off by 1.4%; one that is off by more than 5%
+has the right direction and the wrong length (a mean over the batch instead of a sum, say), and is wrong. So
+is any gradient at a solution that is off by more than 1%.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Accuracy:
 
     @property
     def rival(self) -> bool:
-        """Whether its time can be held against ours."""
+        """Whether its time may be compared with ours."""
         return self.judgement in ("right", "inexact")
 
     @property
@@ -76,7 +76,7 @@ class Accuracy:
 
 
 def reasons(rows: Sequence[Row]) -> str:
-    """Why runs failed or were skipped; what follows from another reason goes without saying."""
+    """Why runs failed or were skipped, without reasons that follow from others."""
     found = dict.fromkeys(row.reason or row.status for row in rows)
     own = [reason for reason in found if not reason.startswith(("not tried", "not repeated"))]
     return "; ".join(own or found)
@@ -98,7 +98,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Bound:
-    """A step takes more than `ratio` times as long; `built`: counted from the first step on, else with building."""
+    """A step takes more than `ratio` times as long; `built`: counted from the first step, else including the build."""
 
     ratio: float
     built: bool
@@ -106,7 +106,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Standing:
-    """One method at one setting: a row for each seed that measured something, and the rows of what went wrong.
+    """One method at one setting: a row for each seed that measured something, and the rows of failures.
 
     A run that was timed and then stopped (at its time limit, say) is among both.
     """
@@ -143,13 +143,13 @@ class Standing:
         return reasons(self.trouble)
 
     def ratio_to(self, other: Standing) -> Spread | None:
-        """How many times longer a step takes than the other's, seed by seed."""
+        """How many times as long as the other's a step takes, seed by seed."""
         mine, theirs = ({row.seed: row.total_s for row in each.rows if row.total_s} for each in (self, other))
         return Spread.of(mine[seed] / theirs[seed] for seed in mine if seed in theirs)
 
     def bound_to(self, other: Standing) -> Bound | None:
-        """How much longer than the other's a step takes at least, if it was stopped before its first step ended;
-        nothing if that is not longer."""
+        """A lower bound on that ratio, if the run was stopped before its first step ended; None if the bound is not
+        above one."""
         steps, builds = other.total, Spread.of(row.build_s for row in other.rows)
         if self.total is not None or steps is None:
             return None
@@ -180,7 +180,7 @@ def timed_settings(results: Results) -> list[Setting]:
 
 
 def trained_settings(results: Results) -> list[Setting]:
-    """Where models were trained to a loss: the paper's size, or the largest."""
+    """Where models were trained: the paper's size, or the largest."""
     chosen = []
     for task, (training, *_) in SOURCES.items():
         settings = [each for each in settings_of(results, task, "train_loss") if each.experiment == training]

@@ -20,7 +20,7 @@ FAMILIES = {"conic": "general convex", "qp": "quadratic programs"}
 
 @dataclass(frozen=True)
 class Cell:
-    """Words, what they mean for the reader, and a second line."""
+    """Text, its judgement, and a second line."""
 
     text: str
     tone: Tone = ""
@@ -89,7 +89,7 @@ def ratio_tables(results: Results) -> list[Table]:
 
 
 def ratio_cell(ours: Standing, peer: Standing | None) -> Cell:
-    """A ratio with the judgement on the gradient it pays for; or why there is none."""
+    """A ratio with the judgement on the gradient; or the reason why there is none."""
     if peer is None:
         return Cell(words.UNKNOWN, "muted")
     ratio, bound = peer.ratio_to(ours), peer.bound_to(ours)
@@ -148,7 +148,7 @@ def accuracy_table(setting: Setting, table: dict[str, Standing]) -> Table:
 
 
 def trouble_table(results: Results) -> Table | None:
-    """What failed or was skipped, once for each reason, with the sizes and seeds it stands for."""
+    """What failed or was skipped, once per reason, with the sizes and seeds concerned."""
     groups = by(results.trouble, "experiment", "task", "method", "status", "reason")
     rows = []
     for (experiment, task, method, status, reason), group in groups.items():

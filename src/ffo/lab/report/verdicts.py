@@ -28,15 +28,15 @@ MEMORY_GROWTH = 1.5
 MEMORY_SIZES = (200, 1000)
 #: methods whose hypergradient is an approximation by design (Table 1 of the paper)
 INEXACT = ("LPGD", "ffolayer")
-#: what is trained, in a reader's words -> tasks
+#: display name of what is trained -> tasks
 TRAINED = {task_name("qp"): ("qp",), "Sudoku": ("sudoku4", "sudoku9"), task_name("socp"): ("socp",)}
 
 
 @dataclass(frozen=True)
 class Check:
-    """One claim at one setting: the number that decides it, and the sentence around that.
+    """One claim at one setting: the number that decides it, and a sentence about it.
 
-    Of checks in the same state, the one with the least `margin` is nearest its bar.
+    Of checks in the same state, the one with the smallest `margin` is closest to its target.
     """
 
     where: str
@@ -51,7 +51,7 @@ class Check:
 class ClaimVerdict:
     """One claim over all its settings: missed if missed anywhere, reached if reached everywhere.
 
-    `figure` names what is measured in a few words, `target` is its bar.
+    `figure` names what is measured in a few words; `target` is the value to reach.
     """
 
     claim: str
@@ -68,7 +68,7 @@ class ClaimVerdict:
 
     @property
     def decisive(self) -> Check:
-        """The check that decides the state: of those in that state, the one with the least margin."""
+        """The check that decides the state: of those in that state, the one with the smallest margin."""
         return min((check for check in self.checks if check.state == self.state), key=lambda check: check.margin)
 
     @property
@@ -143,8 +143,8 @@ def fastest(results: Results, ours: str, family: str, tasks: Sequence[str]) -> I
 
 
 def race(where: str, mine: Standing, others: Sequence[Standing]) -> Check:
-    """Ours against its peers at one setting. A peer whose gradient is wrong is no rival; one that is faster and
-    whose accuracy nobody measured leaves the matter open."""
+    """Ours against its peers at one setting. A peer whose gradient is wrong does not count; a faster one whose
+    accuracy was not measured leaves the claim undecided."""
     assert mine.total is not None
     timed = [(ratio, peer) for peer in others if (ratio := peer.ratio_to(mine)) is not None]
     rivals = sorted(((ratio, peer) for ratio, peer in timed if peer.accuracy.rival), key=lambda each: each[0].median)
@@ -175,7 +175,7 @@ def race(where: str, mine: Standing, others: Sequence[Standing]) -> Check:
 
 
 def remarks(timed: Sequence[tuple[Spread, Standing]], others: Sequence[Standing], mine: Standing) -> Iterator[str]:
-    """What there is to say of peers that are no rivals: wrong, of unknown accuracy, or without a time."""
+    """Remarks on peers that do not count: wrong, of unknown accuracy, or without a time."""
     for ratio, peer in timed:
         if peer.accuracy.wrong:
             pace = "faster" if ratio.median < 1 else "slower"
@@ -240,7 +240,7 @@ def losses(results: Results) -> Iterator[Check]:
             if (gap := loss_gap(table[name], peer)) is not None
         }
         if not gaps:
-            yield Check(where, "not measured", "no training run with an exact method beside it")
+            yield Check(where, "not measured", "no training run to compare with an exact method")
             continue
         (name, peer), worst = max(gaps.items(), key=lambda item: item[1].median)
         state: State = "reached" if worst.median <= LOSS_GAP else "not reached"
@@ -273,7 +273,7 @@ def peak_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def memory(results: Results) -> Check:
-    """Growth of the peak less the data; what is left without interpreter and packages is named beside it."""
+    """Growth of the peak without the data; the figure without interpreter and packages is also given."""
     where = f"{task_name('qp')}, d_y = {MEMORY_SIZES[0]} to {MEMORY_SIZES[1]}"
     peaks = by(peak_rows(results.of("memory", record="phase", task="qp", method="FFOCP")), "d_y")
     above = spreads(peaks, lambda row: (row.peak_mb or 0.0) - (row.data_mb or 0.0))

@@ -23,7 +23,7 @@ def digits(value: float, count: int = 2) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration in the unit that suits it."""
+    """A duration in a suitable unit."""
     if value is None:
         return UNKNOWN
     for scale, unit in ((1.0, "s"), (1e-3, "ms")):
@@ -49,7 +49,7 @@ def power(value: float) -> str:
 
 
 def number(value: float | None) -> str:
-    """A number of any size: three digits, scientific where it is very large or very small."""
+    """A number of any size: three digits, in scientific notation if it is very large or very small."""
     if value is None:
         return UNKNOWN
     if value != 0 and not 1e-3 <= abs(value) < 1e5:
@@ -58,7 +58,7 @@ def number(value: float | None) -> str:
 
 
 def tick(value: float, kind: Kind) -> str:
-    """The label of a tick: short, for ticks are round numbers."""
+    """The label of a tick: short, because ticks are round numbers."""
     if kind == "error":
         return power(value)
     if kind == "size":
@@ -82,13 +82,13 @@ def ratio(value: float) -> str:
 
 
 def bound(value: float) -> str:
-    """A ratio that is at least so much."""
+    """A lower bound on a ratio."""
     return f"> {digits(value)}×"
 
 
 def bound_note(built: bool, reason: str) -> str:
-    """What was going on when a run was stopped, and why it was."""
-    return f"{reason} (in its first step)" if built else f"{reason} (while it was being built, which ours counts too)"
+    """Why and when a run was stopped."""
+    return f"{reason} (in its first step)" if built else f"{reason} (while it was being built, which our time includes)"
 
 
 def percent(value: float) -> str:

@@ -1,8 +1,8 @@
 """The process that runs jobs: `python -m ffo.lab.runner.child FD`.
 
-It takes jobs from the connection with that file descriptor, says when a job's time begins, and sends
-its rows back, None after the last. What contenders print goes where its output was sent; an interrupt is
-its parent's business.
+It receives jobs from the connection with that file descriptor, reports when a job's time starts, and sends its
+rows back, with None after the last. Output of the methods goes to the process's own output. Interrupts are
+handled by the parent.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def serve(connection: Connection) -> None:
                 with alarm:
                     for row in rows_of(job):
                         with _undisturbed():
-                            # contenders catch it, bare, and go on with half a solution, or name another reason
+                            # a method may have swallowed it with a bare except and gone on
                             if alarm.rang:
                                 raise OutOfTime
                             connection.send(row)
@@ -48,11 +48,11 @@ def serve(connection: Connection) -> None:
 
 
 class OutOfTime(BaseException):
-    """Not an Exception: contenders catch those."""
+    """Not an Exception, because methods catch those."""
 
 
 class Alarm:
-    """`OutOfTime` inside after so many seconds, wherever Python code runs then."""
+    """Raises `OutOfTime` inside the block after so many seconds."""
 
     def __init__(self, seconds: float) -> None:
         self.limit, self.rang = seconds, False
@@ -78,7 +78,7 @@ class Alarm:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """No alarm inside: a message must not be cut in two."""
+    """Blocks the alarm: a message must not be interrupted."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
     try:
         yield
@@ -87,14 +87,14 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _die_with(parent: int) -> None:
-    """End when the parent has, however it did: its jobs have hours."""
+    """Exit when the parent has exited for any reason: a job may have hours to run."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
 
 
 def _die_first() -> None:
-    """If the system runs out of memory, this process goes, not the one that keeps the results."""
+    """If the system runs out of memory, this process is killed before the one that keeps the results."""
     score = Path("/proc/self/oom_score_adj")
     if score.exists():
         score.write_text("1000")

@@ -1,4 +1,4 @@
-"""All jobs on this machine: one after the other while times are measured, else as many at once as there are cores."""
+"""All jobs on this machine: one at a time if times are measured, else one per core."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run_in_turn(jobs: Sequence[Job], store: Store, limits: Limits, bars: Bars, w
 
 
 def run_side_by_side(jobs: Sequence[Job], store: Store, limits: Limits, bars: Bars, workers: Sequence[Worker]) -> None:
-    """As many at once as there are workers; a job's rows are written when it has ended."""
+    """One job per worker at a time; a job's rows are written when it has ended."""
     free: SimpleQueue[Worker] = SimpleQueue()
     for worker in workers:
         free.put(worker)
@@ -75,7 +75,7 @@ def run_side_by_side(jobs: Sequence[Job], store: Store, limits: Limits, bars: Ba
         )
     finally:
         for worker in workers:
-            worker.kill()  # a thread that waits for it, after an interruption, wakes up and its rows are dropped
+            worker.kill()  # after an interruption this wakes the waiting thread; its rows are dropped
         pool.shutdown(cancel_futures=True)
         for worker in workers:
             worker.close()

@@ -1,4 +1,4 @@
-"""Progress bars, with an estimate of the time left from how long jobs of each experiment have taken."""
+"""Progress bars, with the time left estimated from the finished jobs of each experiment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ffo.lab.store import JobOutcome
 class TimeLeft:
     """Seconds left: for each remaining job the mean of its experiment so far, else of all jobs so far.
 
-    `timed_at_once` jobs run at a time where times are measured, `at_once` of the others.
+    `timed_at_once` jobs run in parallel if times are measured, else `at_once`.
     """
 
     def __init__(self, jobs: Sequence[Job], timed_at_once: int = 1, at_once: int = 1) -> None:
@@ -39,7 +39,7 @@ class TimeLeft:
 
 
 class Bars:
-    """What the runner tells: a job has started, a job has ended."""
+    """Shows which jobs have started and ended."""
 
     def __init__(self, progress: Progress, jobs: Sequence[Job], left: TimeLeft) -> None:
         self.progress, self.left = progress, left
@@ -58,7 +58,7 @@ class Bars:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that suits it."""
+    """A duration in a suitable unit."""
     for most, scale, text in ((90, 1, "{:.0f} s"), (5400, 60, "{:.0f} min"), (172_800, 3600, "{:.1f} h")):
         if seconds < most:
             return text.format(seconds / scale)

@@ -11,21 +11,21 @@ from ffo.lab.rows import Row
 from ffo.lab.runner.progress import Bars
 from ffo.lab.store import JobOutcome, Limits, Store
 
-#: how the reasons begin that a harder case would only meet again
+#: prefixes of reasons that would recur in a harder case
 LIMITS = ("time limit", "memory limit")
 #: all rows of a job, and how it ended
 Ended = tuple[list[Row], JobOutcome]
 
 
 def pending(jobs: Sequence[Job], store: Store, limits: Limits) -> list[Job]:
-    """The jobs that are not done; what earlier runs left of them is dropped."""
+    """The jobs that are not done; their rows from earlier runs are dropped."""
     left = [job for job in jobs if not store.is_done(job, limits)]
     store.forget(left)
     return left
 
 
 def hopeless(job: Job, store: Store) -> str:
-    """Why a job is not worth trying: an easier one was not, or ran into a limit. Empty if it is."""
+    """Why a job is not tried: an easier one was not tried, or hit a limit. Empty if it is."""
     easier = store.outcome(job.after) if job.after else None
     if easier is None:
         return ""
@@ -39,13 +39,13 @@ def hopeless(job: Job, store: Store) -> str:
 
 
 def conclude(job: Job, outcome: JobOutcome, store: Store, limits: Limits, bars: Bars) -> None:
-    """A job has ended: remember it and show it."""
+    """Record and show that a job has ended."""
     store.finish(job, limits, outcome)
     bars.ended(job, outcome)
 
 
 def skip(job: Job, reason: str, store: Store, limits: Limits, bars: Bars) -> None:
-    """A job that is not tried still leaves its row, with what the easier case says of how long it would take."""
+    """Write the row of a job that is not tried, with the lower bound on its time from the easier case."""
     easier = store.outcome(job.after) or JobOutcome("skipped")
     store.add(replace(job.skipped(reason), elapsed_s=easier.elapsed_s, at_least_s=easier.at_least_s))
     conclude(job, replace(easier, status="skipped", reason=reason, seconds=0.0), store, limits, bars)
@@ -62,7 +62,7 @@ def run_at_once(
     most: int,
 ) -> None:
     """Run jobs, at most `most` at a time: `submit` starts one and returns a handle, `first_ended` waits for one
-    of several handles, `result` tells how it ended. Results are written here, by the caller's thread alone."""
+    of several handles, `result` returns how it ended. Results are written here, by the caller's thread alone."""
     waiting = list(jobs)
     running: dict[Any, Job] = {}
     while waiting or running:

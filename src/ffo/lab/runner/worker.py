@@ -1,4 +1,4 @@
-"""The parent's side of a worker process: hand it a job, collect its rows, end it when it exceeds a limit."""
+"""The parent's side of a worker process: send it a job, collect its rows, kill it if it exceeds a limit."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from ffo.lab.rows import Row
 from ffo.lab.stopwatch import Stopwatch
 from ffo.lab.store import JobOutcome, Limits
 
-#: seconds between looks at a job's memory, and between looks for processes it has started
+#: seconds between checks of a job's memory, and between searches for its child processes
 LOOK, CHILDREN = 0.05, 0.5
 START_LIMIT = 120.0
-#: seconds that a job has to end by itself after its time limit; the process it runs in lives on then
+#: seconds that a job has to stop by itself after its time limit, which keeps its process alive
 GRACE = 2.0
-#: what a job may know before it ends
+#: fields that may be known before a job ends
 KNOWN_EARLY = ("build_s", "forward_s", "backward_s", "total_s", "cosine", "l2", "linf", "solution")
 CHILD = ["-m", "ffo.lab.runner.child"]
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class Worker:
-    """One process at a time: started for the first job, and again after it had to be ended.
+    """One process at a time: started for the first job, and again after it had to be killed.
 
-    `threads` are those of OpenMP and BLAS.
+    `threads` are OpenMP and BLAS threads.
     """
 
     def __init__(self, log: Path, threads: int) -> None:
@@ -44,7 +44,7 @@ class Worker:
         self.connection: Connection | None = None
 
     def run(self, job: Job, limits: Limits, on_row: Callable[[Row], None]) -> JobOutcome:
-        """Run a job to its end; `on_row` gets each row as it comes, the one that says why it failed included."""
+        """Run a job to its end; `on_row` gets each row as it arrives, including the reason of a failure."""
         if job.fresh:
             self.close()
         connection = self._connect()
@@ -68,7 +68,7 @@ class Worker:
                 else:
                     reason = watch.complaint()
         except (EOFError, ConnectionResetError):
-            reason = self._epitaph()
+            reason = self._exit_reason()
         seconds = time.monotonic() - start
         if reason:
             last = watch.heard.completed(job.failed(reason))
@@ -81,7 +81,7 @@ class Worker:
         return JobOutcome(last.status, last.reason, seconds, *bounds)
 
     def kill(self) -> None:
-        """End the process and all it has started: a job that it runs has failed."""
+        """Kill the process and its descendants; its current job has failed."""
         if self.process is not None:
             end_tree(self.process.pid)
 
@@ -121,16 +121,16 @@ class Worker:
             raise RuntimeError(f"a worker did not start: see {self.log}") from None
         return self.connection
 
-    def _epitaph(self) -> str:
+    def _exit_reason(self) -> str:
         assert self.process is not None
         code = self.process.wait()
         if code == -signal.SIGKILL:
-            return "memory limit: killed by the system, as it does when memory runs out (signal 9)"
+            return "memory limit: killed by the system (signal 9), probably because memory ran out"
         return f"the process was killed by signal {-code}" if code < 0 else f"the process ended with exit code {code}"
 
 
 class _Heard:
-    """What a job has told of itself, for the row that says why it was ended."""
+    """What a job has reported so far, for the row that says why it was stopped."""
 
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.stopwatch = stopwatch
@@ -138,7 +138,7 @@ class _Heard:
         self.since = 0.0
 
     def completed(self, row: Row) -> Row:
-        """The row; one that says why the job was ended, with what was known of it before."""
+        """The row; if it says why the job was stopped, completed with what was known before."""
         if row.status != "failed":
             self.facts = {name: getattr(row, name) for name in KNOWN_EARLY}
             if self._in_first_step:
@@ -154,7 +154,7 @@ class _Heard:
 
 
 class _Watch:
-    """Time and resident memory of a process and of those it has started."""
+    """Time and resident memory of a process and its descendants."""
 
     def __init__(self, process: subprocess.Popen[bytes] | None, limit_mb: float, limit_s: float) -> None:
         assert process is not None
@@ -166,7 +166,7 @@ class _Watch:
         self.looked = 0.0
 
     def complaint(self) -> str:
-        """Why the job must end; empty if it may go on."""
+        """Why the job must stop; empty if it may continue."""
         try:
             if time.monotonic() - self.looked > CHILDREN:
                 self.children, self.looked = self.root.children(recursive=True), time.monotonic()

@@ -1,4 +1,4 @@
-"""What is learnt: decision-focused QPs and SOCPs, and the rules of Sudoku."""
+"""The learning tasks: decision-focused QPs and SOCPs, and the rules of Sudoku."""
 
 from functools import lru_cache
 
@@ -12,7 +12,7 @@ __all__ = ["Inner", "Task", "TaskData", "TaskSizes", "make_task"]
 
 @lru_cache(maxsize=4)
 def make_task(name: str, sizes: TaskSizes) -> Task:
-    """The task of this name (a key of `ffo.lab.rows.TASKS`); one and the same object for the same sizes."""
+    """The task of this name (a key of `ffo.lab.rows.TASKS`); the same object for the same sizes."""
     if name.startswith("sudoku"):
         return sudoku(int(name.removeprefix("sudoku")), sizes)
     return decision(name, sizes)

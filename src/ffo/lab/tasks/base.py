@@ -13,8 +13,8 @@ from ffo.lab.tasks.inner import Inner
 
 @dataclass(frozen=True)
 class TaskSizes:
-    """How much of a task: dimension of the decision (Sudoku has its own), samples, inputs, hidden units; and the
-    settings of Adam (torch's own epsilon)."""
+    """Size of a task: dimension of the decision (Sudoku has its own), samples, inputs, hidden units; and the
+    settings of Adam (torch's default epsilon)."""
 
     d_y: int = 800
     samples: int = 2048
@@ -41,19 +41,19 @@ class TaskData:
 
 
 class Task(ABC):
-    """One experiment's problem to learn; everything is drawn from seeds."""
+    """A learning problem; everything is drawn from seeds."""
 
     name: str
     inner: Inner
     sizes: TaskSizes
 
     def data(self, seed: int) -> TaskData:
-        """The data set of this seed, made once."""
+        """The data set of this seed, cached."""
         return _drawn(self, seed)
 
     @abstractmethod
     def draw(self, seed: int) -> TaskData:
-        """The data set of this seed, made anew."""
+        """Draw the data set of this seed."""
 
     @abstractmethod
     def model(self, seed: int) -> torch.nn.Module:
@@ -64,7 +64,7 @@ class Task(ABC):
         """Mean over the batch, from solutions and targets (batch, n)."""
 
     def scores(self, y: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
-        """What solutions are judged by: their loss, and more where a task has right and wrong answers."""
+        """Scores of solutions: their loss, and error rates if a task has right and wrong answers."""
         return {"loss": float(self.loss(y, targets))}
 
 

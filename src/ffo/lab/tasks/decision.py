@@ -17,7 +17,7 @@ from torch import nn
 from ffo.lab.tasks.base import Task, TaskData, TaskSizes
 from ffo.lab.tasks.inner import Inner
 
-#: standard deviation of what no input explains, beside true costs of standard deviation 1
+#: standard deviation of the noise; the true costs have standard deviation 1
 NOISE = 0.3
 
 

@@ -1,4 +1,4 @@
-"""The lower-level problem of every task, in the forms that the contenders want.
+"""The lower-level problem of every task, in the forms that the methods need.
 
 minimize 1/2 y'Qy - q'y   subject to   Gy <= h,  Ay = b,  |y|_2 <= radius
 """
@@ -23,14 +23,14 @@ Form = Literal["quad_form", "factor"]
 
 @dataclass(frozen=True, eq=False)
 class Inner:
-    """One shape of problem; its varying values come with every step.
+    """The fixed part of a problem; its varying values come with every step.
 
     Attributes:
         Q: (n, n); G: (m, n); h: (m,).
         equalities: rows of A; A and b are learnt, hence among the values of every step.
-        radius: of the norm ball, infinite without one.
-        matrices_as_parameters: whether Q, G and h are parameters of the CVXPY problem, handed over with
-            every step as in the paper's decision-focused tasks, or constants of it.
+        radius: of the norm ball; infinite if there is none.
+        matrices_as_parameters: whether Q, G and h are parameters of the CVXPY problem, passed in every
+            step as in the paper's decision-focused tasks, or constants.
     """
 
     Q: Array
@@ -50,17 +50,17 @@ class Inner:
 
     @property
     def learnt(self) -> tuple[str, ...]:
-        """The values that the loss is differentiated in."""
+        """The values with respect to which the loss is differentiated."""
         return ("A", "b") if self.equalities else ("q",)
 
     @property
     def nonnegative(self) -> bool:
-        """Whether Gy <= h says y >= 0 and nothing else."""
+        """Whether Gy <= h is just y >= 0."""
         return self.G.shape == self.Q.shape and not self.h.any() and bool((np.eye(self.n) == -self.G).all())
 
     @cached_property
     def sparse(self) -> dict[str, sp.csc_array]:
-        """Q and G by their nonzeros."""
+        """Q and G as sparse matrices."""
         return {"Q": sp.csc_array(self.Q), "G": sp.csc_array(self.G)}
 
     @cached_property
@@ -73,7 +73,7 @@ class Inner:
     ) -> tuple[cp.Problem, list[cp.Parameter], cp.Variable]:
         """The problem over its parameters, in the order of `arguments`.
 
-        `constant=True` makes Q, G and h constants: the easier problem, whichever the task poses.
+        `constant=True` makes Q, G and h constants, which is the easier problem.
         """
         y = cp.Variable(self.n)
         parametric = self.matrices_as_parameters and not constant

@@ -100,7 +100,7 @@ def _search(
 
 def generate(size: int, count: int, givens: int, rng: np.random.Generator) -> tuple[Array, Array]:
     """`count` puzzles and their solutions, each (count, cells): a solved board, then cells are taken out
-    in random order as long as the solution stays unique, down to `givens` or to where none can go."""
+    in random order as long as the solution stays unique, down to `givens` if possible."""
     puzzles, solved = np.zeros((2, count, size**2), dtype=np.int64)
     for k in range(count):
         (full,) = solutions(np.zeros(size**2, dtype=np.int64), limit=1, rng=rng)

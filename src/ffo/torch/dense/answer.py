@@ -1,4 +1,4 @@
-"""What a call on a device comes to: the program of its blocks, its solution, and how that changes along a gradient."""
+"""A call on a device: the program of its blocks, its solution, and the derivative of that along a gradient."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from ffo.torch.dense.solve import (
 )  # fmt: skip
 from ffo.torch.dense.warm import Remembered
 
-#: variables and rows that are no bounds up to which programs are treated as dense ones
+#: most variables, and most rows that are not bounds, of programs treated as dense
 LARGEST = 2000
-#: share of samples that pivoting may leave to the core; where it is more, the interior point is asked
+#: if pivoting leaves a larger share of samples unsolved, the interior-point method is tried
 MISSED = 0.1
 
 
@@ -42,11 +42,11 @@ class UnverifiedError(Exception):
 
 @dataclass(frozen=True)
 class Recognised:
-    """What is known of programs before their numbers are looked at.
+    """What is known about programs before their values are examined.
 
     Attributes:
         kind: of Q, "diagonal", "definite" or "general".
-        single: rows with one entry, and `pattern` (r, n) where all rows have entries; None: there are none.
+        single: rows with one entry, and `pattern` (r, n) of the entries of all rows; None if there are none.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Recognised:
 
 @dataclass(frozen=True)
 class Assembled:
-    """The program, whose bounds are which rows, and whether it has the structure it was taken to have ()."""
+    """The program, which rows its bounds come from, and whether it has the expected structure ()."""
 
     program: DenseProgram
     owners: Owners | None
@@ -65,8 +65,8 @@ class Assembled:
 
 @dataclass(frozen=True)
 class DenseAnswer:
-    """The solution of a call, whose its bounds are, and by whom it is; `hits` (batch,) marks samples that were solved
-    from their remembered active set, None: there are none."""
+    """The solution of a call, the owners of its bounds, and the name of the method; `hits` (batch,) marks samples that
+    were solved from their remembered active set; None if there are none."""
 
     kept: Kept[tuple[DenseSolution, Owners | None]]
     solver: str
@@ -74,13 +74,13 @@ class DenseAnswer:
 
 
 _recorders = Recorders()
-#: what was recognised last in blocks of a form; on the device it is checked whether that still holds
+#: the last structure recognised in blocks of a form; the device checks whether it still holds
 _recognised: OrderedDict[Hashable, Recognised] = OrderedDict()
 _lock = threading.Lock()
 
 
 def release() -> None:
-    """Give back what is kept on devices for calls to come."""
+    """Free what is cached on devices for later calls."""
     _recorders.clear()
     with _lock:
         _recognised.clear()
@@ -121,7 +121,7 @@ def _remember(key: Hashable, structure: Recognised) -> None:
 
 
 def _unsuited(found: DenseAnswer) -> bool:
-    """Whether so many samples are not solved that the method was not the right one for them."""
+    """Whether so many samples are unsolved that the method does not suit them."""
     with found.kept.reading() as ((solution, _), _run):
         return int(solution.solved.sum()) < (1 - MISSED) * len(solution.solved)
 
@@ -129,7 +129,7 @@ def _unsuited(found: DenseAnswer) -> bool:
 def _answered(
     values: tuple[Tensor, ...], form: Form, derivative: bool, structure: Recognised, key: Hashable
 ) -> DenseAnswer | None:
-    """None where the programs turn out not to have this structure."""
+    """The answer, or None if the programs turn out not to have this structure."""
     if structure.kind == "general":
         made = assembled(values, form, structure)
         if not bool(made.valid) or not _convex(made.program):
@@ -162,7 +162,7 @@ def _begun(values: tuple[Tensor, ...], form: Form, structure: Recognised, method
 def _guessed(
     values: tuple[Tensor, ...], form: Form, derivative: bool, structure: Recognised, remembered: Remembered
 ) -> DenseAnswer | None:
-    """The answer by remembered active sets, None where they are not known, or not worth trying."""
+    """The answer from remembered active sets; None if they are unknown or not worth trying."""
     made = assembled(values, form, structure)
     guess = remembered.guess(made.program) if bool(made.valid) else None
     if guess is None or (structure.kind == "general" and not _convex(made.program)):
@@ -170,14 +170,14 @@ def _guessed(
     solution, hits = solve_guessed(made.program, guess, METHODS.get(structure.kind), derivative)
     if solution is None:
         return None
-    remembered.sets.attempts.record(2 * int(hits.sum()) >= len(hits))
+    remembered.sets.backoff.record(2 * int(hits.sum()) >= len(hits))
     name = METHODS[structure.kind].NAME if structure.kind in METHODS else INTERIOR_POINT
     return DenseAnswer(Kept((solution, made.owners), None), name, hits)
 
 
 def assembled(values: tuple[Tensor, ...], form: Form, structure: Recognised) -> Assembled:
-    """The program of float64 values; a missing block is empty, zero or infinite. Rows with one entry are bounds of it,
-    and remember whose they are."""
+    """The program of float64 values; a missing block is empty, zero or infinite. Rows with one entry become
+    bounds, whose owners are recorded."""
     blocks: dict[Name, Tensor] = dict(zip(form.names, values, strict=True))
     n, size, p = form.n, form.batch or 1, blocks["p"]
     valid = torch.ones((), dtype=torch.bool, device=p.device)
@@ -234,7 +234,7 @@ def _convex(program: DenseProgram) -> bool:
 
 
 def _side(blocks: dict[Name, Tensor], name: Name, length: int, form: Form) -> Tensor:
-    """(batch, length) sides of inequalities, infinite where none are given."""
+    """(batch, length) bounds of inequalities, infinite if none are given."""
     size = form.batch or 1
     if name in blocks:
         return _two(blocks[name], size)
@@ -252,7 +252,7 @@ def _two(v: Tensor, size: int) -> Tensor:
 
 
 def _stacked(matrices: list[Tensor], empty: Tensor) -> Tensor:
-    """(batch or 1, rows of all, n), without a copy where there is only one."""
+    """(batch or 1, rows of all, n), without a copy if there is only one."""
     if len(matrices) < 2:
         return matrices[0] if matrices else empty
     size = max(len(M) for M in matrices)
@@ -261,8 +261,8 @@ def _stacked(matrices: list[Tensor], empty: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Change:
-    """The ghost's answer u (batch, n), t (batch, r), w at bounds (batch, n); z, the rows' multipliers and active sides,
-    and the active bounds; and the relative residual (batch,)."""
+    """The ghost solution u (batch, n), t (batch, r), w at bounds (batch, n); z, the rows' multipliers and active
+    bounds, and the variables' active bounds; and the relative residual (batch,)."""
 
     u: Tensor
     t: Tensor

@@ -1,7 +1,7 @@
-"""Pivoting of small programs as one Triton kernel: a program of the GPU for each sample, all of it in registers.
+"""Pivoting of small programs as one Triton kernel: one GPU program per sample, entirely in registers.
 
-With `pivoting` recorded operation by operation, programs of ten variables are bound by the time that kernels take to
-start (batch 4096: 3.4 of 3.7 ms on an H200).
+If `pivoting` runs operation by operation, even recorded, programs of ten variables are dominated by the launch time
+of kernels (batch 4096: 3.4 of 3.7 ms on an H200).
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, import-not-found"
@@ -19,7 +19,7 @@ FLAT = 1e-14
 
 
 def pivots(made: Whitened) -> Pivots:
-    """What `pivoting.step` comes to when it is repeated until every sample has stopped."""
+    """The result of repeating `pivoting.step` until every sample has stopped."""
     batch, r = made.free.shape
     side = torch.empty(batch, r, dtype=torch.int8, device=made.free.device)
     lam = torch.empty_like(made.free, memory_format=torch.contiguous_format)
@@ -38,7 +38,7 @@ def pivots(made: Whitened) -> Pivots:
 
 @triton.jit
 def _solve(D, held, target, i, WIDTH: tl.constexpr, FLAT: tl.constexpr):
-    """The solution of the system on the rows held, by Gauss and Jordan; whether a pivot vanished."""
+    """The solution of the system on the held rows by Gauss-Jordan elimination, and whether a pivot vanished."""
     both = held[:, None] & held[None, :]
     A = tl.where(both, D, 0.0) + tl.where((i[:, None] == i[None, :]) & ~held[:, None], 1.0, 0.0)
     size = tl.sum(tl.where(i[:, None] == i[None, :], A, 0.0), 1)
@@ -61,7 +61,7 @@ def _pivots(
     WIDTH: tl.constexpr, STEPS: tl.constexpr, PATIENCE: tl.constexpr, CALM: tl.constexpr, LARGE: tl.constexpr,
     NEGATIVE: tl.constexpr, VIOLATED: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
-    """See `pivoting.step`, of which this repeats the rules."""
+    """Repeats the rules of `pivoting.step`."""
     b = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, WIDTH)
     there = i < r
@@ -74,7 +74,7 @@ def _pivots(
     equal = i < equalities
     side = tl.where(equal, 1, 0)
     lam = tl.zeros([WIDTH], tl.float64)
-    none = tl.sum(equal.to(tl.int32)) * 0  # a number of the device
+    none = tl.sum(equal.to(tl.int32)) * 0  # a zero on the device
     best, tries, steps, ended, going = none + r + 1, none + PATIENCE, none, none, none + 1
     while going == 1:
         held = side != 0

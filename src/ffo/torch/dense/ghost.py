@@ -6,9 +6,9 @@ ones F) and the active rows R_a,
     [ Q_FF  R_aF' ] [u]   [ r_x ]
     [ R_aF   0    ] [t] = [ r_a ]
 
-solved for the whole batch by two Cholesky factorizations, of H = Q_FF (none where Q is a diagonal) and of
-S = R_aF H^-1 R_aF', and refinement. What is held or inactive is switched off, not left out (ones on the diagonal of H
-and S), so that all samples have one shape, nothing leaves the device and no decision waits for it.
+solved for the whole batch by two Cholesky factorizations, of H = Q_FF (none if Q is diagonal) and of
+S = R_aF H^-1 R_aF', and refinement. Held variables and inactive rows are switched off (ones on the diagonals of H and
+S) instead of removed, so that all samples have the same shape, nothing leaves the device and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class DenseGhost:
     """The factorized ghost of a batch at an active set.
 
     Attributes:
-        rows: (batch, r) in {-1, 0, 1}: active lower side, inactive, active upper side; bounds: (batch, n) the same for
-            variables.
+        rows: (batch, r) in {-1, 0, 1}: active lower bound, inactive, active upper bound; bounds: (batch, n) the same
+            for variables.
         free, on: (batch or 1, n) and (batch or 1, r), 1 at free variables and active rows, 0 elsewhere.
         L: factor of H (batch or 1, n, n), or roots of its diagonal (batch or 1, n).
-        V: (batch or 1, n, r) H^(-1/2) R', zero at what is off; C: factor of S (batch or 1, r, r).
-        hold: (batch or 1, r) by which rows are part of H, where Q alone is singular: for r_x + R' hold r_a the solution
-            is the same. None: they are not.
-        weights: (batch or 1, r) what makes a residual of a row a force (costs may have any size).
-        sound: (batch or 1,) whether active rows are clearly independent, and hold what the curvature does not.
+        V: (batch or 1, n, r) H^(-1/2) R', zero where switched off; C: factor of S (batch or 1, r, r).
+        hold: (batch or 1, r) weights with which rows are added to H if Q alone is singular: with r_x + R' hold r_a the
+            solution is the same. None: they are not added.
+        weights: (batch or 1, r) convert the residual of a row into a force (costs may have any scale).
+        sound: (batch or 1,) whether active rows are clearly independent, and fix all directions without curvature.
     """
 
     program: DenseProgram
@@ -94,7 +94,7 @@ class DenseGhost:
         return u if r_bounds is None else u + r_bounds, t, error / scale
 
     def on_bounds(self, r_x: Tensor, u: Tensor, t: Tensor) -> Tensor:
-        """(batch, n) multipliers of the bounds that belong to a solution u, t: what is left for them of r_x."""
+        """(batch, n) multipliers of the bounds for a solution u, t: the remainder of r_x."""
         left = r_x - self.program.curved(u) - self.program.pull(t)
         return torch.where(self.bounds != 0, left, 0.0)
 
@@ -121,12 +121,12 @@ class DenseGhost:
         return self.free * back.squeeze(2), self.on * t
 
     def _left(self, r_x: Tensor, r_a: Tensor, u: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """What u and t leave of the right-hand sides."""
+        """The residuals of u and t."""
         program = self.program
         return self.free * (r_x - program.curved(u) - program.pull(t)), self.on * (r_a - program.rows(u))
 
     def _size(self, r_x: Tensor, r_a: Tensor) -> Tensor:
-        """(batch,) the largest of these, as forces."""
+        """(batch,) the largest of these in units of force."""
         return torch.maximum(largest(r_x), largest(r_a * self.weights))
 
 
@@ -136,7 +136,7 @@ def factorize(
     """The ghost at an active set.
 
     Args:
-        L, W: the factor of Q and L^-1 R' (batch or 1, n, r), where the program is definite and without bounds.
+        L, W: the factor of Q and L^-1 R' (batch or 1, n, r), if the program is definite and has no bounds.
     """
     dtype, hold, norms = program.p.dtype, None, program.norms
     free = (bounds == 0).to(dtype) if program.bounded else torch.ones_like(program.p[:1])
@@ -170,7 +170,7 @@ def _half(L: Tensor, X: Tensor) -> Tensor:
 
 
 def _least_pivot(L: Tensor, H: Tensor) -> Tensor:
-    """(batch or 1,) the least pivot of the factor L of H, relative to the diagonal of H; 1 without any."""
+    """(batch or 1,) the smallest pivot of the factor L of H, relative to the diagonal of H; 1 if there is none."""
     if not H.shape[1]:
         return H.new_ones(len(H))
     root = L.diagonal(dim1=1, dim2=2)

@@ -1,7 +1,8 @@
-"""Functions of tensors as CUDA graphs: recorded once, replayed without a launch between their operations.
+"""Functions of tensors as CUDA graphs: recorded once, replayed without launching their operations one by one.
 
-On a GPU a small batch is all launches: a step of pivoting takes forty operations of 3 us on the device, and 15 us each
-to be asked for (an H200; dense programs of 100 variables, batch 128: 35 ms one by one, 4 ms of it work; recorded 9 ms).
+On a GPU, launches dominate the time of a small batch: a pivoting step has forty operations of 3 us on the device, each
+of which takes 15 us to launch (H200, dense programs of 100 variables, batch 128: 35 ms one by one, of which 4 ms are
+work; 9 ms recorded).
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ import torch
 logger = logging.getLogger("ffo")
 Tensor = torch.Tensor
 T = TypeVar("T")
-#: recorders that are kept, the last ones used: one for each structure and shape of a batch
+#: number of most recently used recorders that are kept, one for each structure and shape of a batch
 KEPT = 16
 
 
 class Eager:
-    """Runs functions as they are."""
+    """Runs functions directly."""
 
     recorded = False
 
     def load(self, name: str, value: T) -> T:
-        """The value, in a place of its own if functions are to be recorded."""
+        """The value, copied to a fixed buffer if functions are recorded."""
         return value
 
     def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """function(*arguments), of values that were loaded or are results of functions that were run."""
+        """function(*arguments); arguments must be loaded values or results of earlier functions."""
         return function(*arguments)
 
     def step(self, function: Callable[..., T], state: T, *arguments: Any) -> T:
-        """function(state, *arguments), the next state; it may take the place of the first."""
+        """function(state, *arguments), the next state; it may overwrite the first."""
         return function(state, *arguments)
 
     def keep(self, value: T) -> Kept[T]:
@@ -47,23 +48,23 @@ class Eager:
 
 
 class Kept(Generic[T]):
-    """A result that stays where it was recorded until that place is needed: then it gets a copy of its own. Most steps
+    """A result that stays in the recorder's buffer until the buffer is needed again, and is copied then. Most steps
     take their gradient before the next solve, and copy nothing.
 
     Args:
-        recorder: whose place it is; None: its own.
+        recorder: owner of the buffer; None: the result itself.
     """
 
     def __init__(self, value: T, recorder: Recorder | None) -> None:
         self.value, self.recorder = value, recorder
 
     def own(self) -> None:
-        """Leave the recorder's place, whose lock is held."""
+        """Copy the value out of the recorder's buffer; its lock must be held."""
         self.value, self.recorder = copied(self.value), None
 
     @contextmanager
     def reading(self) -> Iterator[tuple[T, Eager]]:
-        """The value, and what may run functions of it, while nobody takes its place."""
+        """The value, and a runner for functions of it, while it cannot be overwritten."""
         recorder = self.recorder
         if recorder is None:
             yield self.value, Eager()
@@ -73,15 +74,14 @@ class Kept(Generic[T]):
 
 
 class Recorder(Eager):
-    """Runs functions as CUDA graphs. Results stay in their places until the function is run again: copy what is to
-    outlive that."""
+    """Runs functions as CUDA graphs. Running a function again overwrites its results: copy what must outlive that."""
 
     recorded = True
 
     def __init__(self, device: torch.device) -> None:
         self.lock, self.device = threading.RLock(), device
         self.places: dict[Hashable, Tensor] = {}
-        #: the graph, its result, and what it reads, which must not be freed before it
+        #: the graph, its result, and its inputs, which must not be freed before it
         self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Any, list[Tensor]]] = {}
         self.pool: Any = None
         self.last: torch.cuda.Event | None = None
@@ -114,7 +114,7 @@ class Recorder(Eager):
         return kept
 
     def vacate(self) -> None:
-        """Let the result of the last call take a place of its own."""
+        """Copy the result of the last call out of the buffer."""
         kept = None if self.kept is None else self.kept()
         if kept is not None and kept.recorder is self:
             kept.own()
@@ -122,7 +122,7 @@ class Recorder(Eager):
 
     @contextmanager
     def held(self, blocking: bool = True) -> Iterator[bool]:
-        """Whether it is this caller's, in the order of all streams."""
+        """Lock the recorder for this caller, ordered after work on all streams; whether that succeeded."""
         if not self.lock.acquire(blocking=blocking):
             yield False
             return
@@ -146,7 +146,7 @@ class Recorder(Eager):
         return result
 
     def _record(self, key: Hashable, tensors: list[Tensor], changed: list[Tensor], work: Callable[[], T]) -> T:
-        """Record the work. It is done once before, so that libraries are ready, and what it changes is restored."""
+        """Record the work. It runs once before, to initialize libraries, and its changes are undone."""
         kept = [t.clone() for t in changed]
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
@@ -165,7 +165,7 @@ class Recorder(Eager):
 
 
 class Recorders:
-    """The recorders of this process, by what they are for."""
+    """The recorders of this process, by key."""
 
     def __init__(self) -> None:
         self.lock, self.found = threading.Lock(), OrderedDict[Hashable, Recorder]()
@@ -173,7 +173,7 @@ class Recorders:
 
     @contextmanager
     def of(self, key: Hashable, device: torch.device) -> Iterator[Eager]:
-        """One for this key, and for this call alone; an eager one where nothing can be recorded."""
+        """A recorder for this key, exclusive to this call; an eager one if nothing can be recorded."""
         if device.type != "cuda" or key in self.failed:
             yield Eager()
             return
@@ -185,23 +185,23 @@ class Recorders:
         with recorder.held(blocking=False) as mine:
             if mine:
                 recorder.vacate()
-            yield recorder if mine else Eager()  # another thread is at it
+            yield recorder if mine else Eager()  # another thread is using it
 
     def clear(self) -> None:
-        """Keep none."""
+        """Drop all recorders."""
         with self.lock:
             self.found.clear()
 
     def give_up(self, key: Hashable, error: Exception) -> None:
-        """Run what belongs to this key eagerly from now on."""
-        logger.warning("a GPU runs ffo's operations one by one, since they cannot be recorded here: %s", error)
+        """Run functions of this key eagerly from now on."""
+        logger.warning("ffo's operations run one by one on the GPU, because recording them failed: %s", error)
         with self.lock:
             self.failed.add(key)
             self.found.pop(key, None)
 
 
 def flatten(value: Any) -> tuple[list[Tensor], Hashable]:
-    """The tensors in nested tuples and dataclasses, and what is left without them."""
+    """The tensors in nested tuples and dataclasses, and the structure without them."""
     if isinstance(value, Tensor):
         return [value], (Tensor, value.shape, value.stride(), value.dtype)
     if is_dataclass(value) and not isinstance(value, type):
@@ -214,7 +214,7 @@ def flatten(value: Any) -> tuple[list[Tensor], Hashable]:
 
 
 def rebuild(spec: Any, tensors: Iterator[Tensor]) -> Any:
-    """What `flatten` took apart, of other tensors."""
+    """Inverse of `flatten`, with other tensors."""
     if not isinstance(spec, tuple):
         return spec
     kind, *rest = spec
@@ -225,6 +225,6 @@ def rebuild(spec: Any, tensors: Iterator[Tensor]) -> Any:
 
 
 def copied(value: T) -> T:
-    """With tensors of its own."""
+    """A copy of the value with its tensors."""
     tensors, spec = flatten(value)
     return rebuild(spec, iter([t.clone() for t in tensors]))

@@ -2,9 +2,8 @@
 
 Mehrotra's predictor-corrector for the whole batch at once: every iteration is two Cholesky
 factorizations (H = Q + G'DG, and the Schur complement of the equalities) shared by the predictor and
-the corrector. Samples that are done, or that no longer improve, stop moving; each ends at the best
-point it has seen. It is the forward solver for CUDA tensors, where leaving the device would cost more
-than it does.
+the corrector. Samples that are done, or that no longer improve, stop; each ends at the best point it
+has seen. It is a forward solver for CUDA tensors, where leaving the device would cost more.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor, largest, times
 
 ITERATIONS = 60
-#: iterations without a better point after which a sample is given up, and what counts as better
+#: iterations without a better point after which a sample is given up; the residual ratio that counts as better
 PATIENCE, BETTER = 6, 0.9
 STEP = 0.995
 REGULARISATION = 1e-14
@@ -24,7 +23,7 @@ REGULARISATION = 1e-14
 
 @dataclass(frozen=True)
 class _Standard:
-    """Gz <= h where `valid`, Az = b; rows of G: upper sides, lower sides, ub, lb."""
+    """Gz <= h where `valid`, Az = b; rows of G: upper bounds of rows, lower bounds of rows, ub, lb."""
 
     G: Tensor
     h: Tensor
@@ -77,7 +76,7 @@ class _State:
         self.best, self.kept = self.error, self._now
 
     def _start(self) -> None:
-        """Mehrotra's: minimise |Gz - h|^2 beside the objective, then shift s and lam to be positive."""
+        """Mehrotra's starting point: minimise the objective plus |Gz - h|^2, then shift s and lam to be positive."""
         f, p = self.form, self.program
         solve = self._factorized(f.valid)
         zero = torch.zeros_like(f.h)
@@ -177,7 +176,7 @@ class _State:
         return longest.unsqueeze(1)
 
     def point(self) -> DensePoint:
-        """The best point, multipliers of sides gathered into signed ones."""
+        """The best point; multipliers of upper and lower bounds are combined into signed ones."""
         p = self.program
         z, _, found, nu = self.kept
         lam = p.p.new_zeros(p.batch, p.r)
@@ -210,7 +209,7 @@ def _cholesky(H: Tensor) -> Tensor:
 
 
 def _shifted(v: Tensor, valid: Tensor) -> Tensor:
-    """v moved up, sample by sample, until its valid entries are positive."""
+    """v shifted, sample by sample, until its valid entries are positive."""
     if not v.shape[1]:
         return v
     least = torch.where(valid > 0, v, torch.full_like(v, torch.inf)).amin(dim=1, keepdim=True)

@@ -1,4 +1,4 @@
-"""FFOQPLayer on dense tensors of other devices than the CPU, through autograd: everything stays on the device."""
+"""FFOQPLayer on dense tensors of devices other than the CPU, through autograd: everything stays on the device."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from ffo.torch.function import Once, refuse_legacy_batches
 
 
 def worthwhile(given: Given) -> bool:
-    """Whether dense batched algebra on their device beats the core on these blocks: not on the CPU.
+    """Whether dense batched algebra on their device is faster than the core on these blocks: not on the CPU.
 
-    What is not finite shows in the residual of any point; the core then says what is wrong.
+    Non-finite data shows in the residual of any point; the core then reports the error.
     """
     if given.form.device.type == "cpu" or not given.form.dense or given.form.batch == 0:
         return False
@@ -34,19 +34,18 @@ def worthwhile(given: Given) -> bool:
 
 
 class Core(Protocol):
-    """Solves samples that are left to the core: blocks by name, numbers of the samples -> outputs, through autograd,
-    and the report on them."""
+    """Solves samples left to the core: (blocks by name, sample numbers) -> (outputs through autograd, report)."""
 
     def __call__(self, blocks: dict[Name, Tensor], samples: list[int]) -> tuple[tuple[Tensor, ...], Info]: ...
 
 
 @dataclass(frozen=True)
 class DensePlan:
-    """What is wanted of the blocks of a call, of this form.
+    """What is wanted from a call with blocks of this form.
 
     Attributes:
-        derivative: whether a backward pass may come; duals: whether multipliers are wanted.
-        reduction: of the gradients of blocks that the batch shares.
+        derivative: whether a backward pass may follow; duals: whether multipliers are wanted.
+        reduction: of the gradients of blocks shared by the batch.
         core: for samples that cannot be verified, or whose derivative is in doubt.
     """
 
@@ -59,7 +58,7 @@ class DensePlan:
 
 @dataclass(frozen=True)
 class Left:
-    """Samples that the core solved: their numbers, what it was given, its outputs through autograd, and its report."""
+    """Samples that the core solved: their numbers, its inputs, its outputs through autograd, and its report."""
 
     samples: Tensor
     blocks: dict[Name, Tensor]
@@ -67,7 +66,7 @@ class Left:
     info: Info
 
     def gradients(self, gradients: Sequence[Tensor | None], wanted: Mapping[str, bool]) -> dict[str, Tensor | None]:
-        """Of the wanted blocks."""
+        """Gradients of the wanted blocks."""
         pairs = [(v, g[self.samples]) for v, g in zip(self.outputs, gradients, strict=True) if g is not None]
         names = [name for name in self.blocks if wanted[name]]
         if not pairs or not names:
@@ -79,8 +78,8 @@ class Left:
 
 
 class DenseSolve(torch.autograd.Function):
-    """(plan, remembered, receive, *values) -> z, or z, nu, lam, mu. `remembered` are active sets of the samples,
-    None without; `receive` is given the `DenseReport` of the call."""
+    """(plan, remembered, receive, *values) -> z, or z, nu, lam, mu. `remembered` holds active sets of the samples,
+    or is None; `receive` gets the `DenseReport` of the call."""
 
     @staticmethod
     def forward(
@@ -88,15 +87,15 @@ class DenseSolve(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         start = time.perf_counter()
         ctx.set_materialize_grads(False)
-        # Nothing in here is differentiated; in inference mode operations take a tenth less time.
+        # nothing in here is differentiated, and operations are a tenth faster in inference mode
         with torch.inference_mode():
-            # Detached: an input that is changed in place later, by what is computed from the output, would keep
-            # itself alive through ctx.
+            # Detached: an input that is later changed in place, by a result of the output, would keep itself alive
+            # through ctx.
             wide = tuple(v.detach().to(torch.float64) for v in values)
             answer = answered(wide, plan.form, plan.derivative, remembered)
             solved = time.perf_counter()
             with answer.kept.reading() as ((solution, owners), _):
-                # copies: an output that ctx kept would keep ctx, as its grad_fn, and neither would ever be freed
+                # copies: an output kept by ctx would keep ctx alive as its grad_fn, and neither would be freed
                 outputs = [v.to(values[0].dtype, copy=True) for v in _outputs(plan, solution, owners)]
                 doubt, evidence = solution.doubt.clone(), Evidence.of(solution)
         ctx.left = _left(plan, doubt, dict(zip(plan.form.names, values, strict=True)))
@@ -119,7 +118,7 @@ class DenseSolve(torch.autograd.Function):
         for g in gradients:
             if g is not None:
                 refuse_legacy_batches(g)
-        values = ctx.saved_tensors  # complains of values that were changed in place, which the program may share
+        values = ctx.saved_tensors  # raises if values were changed in place: the program may share them
         wanted = dict(zip(ctx.plan.form.names, ctx.needs_input_grad[3:], strict=True))
         with torch.no_grad():
             found, residual = _adjoint(ctx, gradients, wanted)
@@ -134,7 +133,7 @@ class DenseSolve(torch.autograd.Function):
 
 
 def _left(plan: DensePlan, doubt: Tensor, values: dict[Name, Tensor]) -> Left | None:
-    """What the core makes of the samples in doubt."""
+    """The core's answer for the samples in doubt."""
     count = int(doubt.sum())
     if not count:
         return None
@@ -148,7 +147,7 @@ def _left(plan: DensePlan, doubt: Tensor, values: dict[Name, Tensor]) -> Left | 
         try:
             outputs, info = plan.core(blocks, samples.tolist())
         except SolverError:
-            raise UnverifiedError from None  # said of the whole batch, whose samples have other numbers
+            raise UnverifiedError from None  # the error must name samples by their numbers in the whole batch
     return Left(samples, blocks, outputs, info)
 
 
@@ -176,7 +175,7 @@ def _adjoint(
     incoming = tuple(None if g is None else _two(g, batch).to(torch.float64) for g in gradients)
     with torch.inference_mode():
         change = changed(answer, incoming, plan.form)
-        if left is not None:  # the core has these
+        if left is not None:  # the core handles these
             change = change.without(torch.ones_like(change.residual).index_fill(0, left.samples, 0.0) == 0)
     found = _gradients(plan, wanted, change)
     if left is not None:
@@ -191,10 +190,10 @@ def _adjoint(
 
 
 def _gradients(plan: DensePlan, wanted: Mapping[str, bool], c: Change) -> dict[str, Tensor]:
-    """Of the wanted blocks; those of shared ones are sums over the batch."""
+    """Gradients of the wanted blocks; those of shared ones are sums over the batch."""
     k = plan.form.equalities
     parts: dict[str, Any] = {
-        "p": lambda: c.u.clone(),  # outside of inference mode: what users get is theirs to change
+        "p": lambda: c.u.clone(),  # copied outside of inference mode, so that users may change it
         "b": lambda: -c.t[:, :k],
         "h": lambda: _after(k, torch.where(c.rows > 0, -c.t, 0.0)),
         "lower": lambda: _after(k, torch.where(c.rows < 0, -c.t, 0.0)),

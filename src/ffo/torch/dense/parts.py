@@ -1,4 +1,4 @@
-"""A batch that does not fit into a device's memory goes there in parts."""
+"""Splitting a batch that does not fit into a device's memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ffo.torch.dense.program import Tensor
 from ffo.torch.dense.report import DenseReport, itself
 from ffo.torch.dense.warm import Remembered
 
-#: what is added to the names of solvers
+#: suffix of solver names
 SPLIT = ", batch split"
 
 
 def solve_in_parts(
     plan: DensePlan, remembered: Remembered | None, receive: Callable[[Any], None], tensors: dict[Name, Tensor]
 ) -> tuple[Tensor, ...]:
-    """The outputs of `DenseSolve`, half of the samples at a time where memory runs out on all of them."""
+    """The outputs of `DenseSolve`; if memory runs out, each half of the samples separately."""
     batch, shared = plan.form.batch or 1, plan.form.shared
     for again in (False, True):
         try:
@@ -31,7 +31,7 @@ def solve_in_parts(
         except torch.OutOfMemoryError:
             if batch == 1 and again:
                 raise
-        release()  # what is kept for other shapes may be what is lacking
+        release()  # caches for other shapes may be what takes the memory
     if plan.reduction == "mean":
         tensors = {name: Weighted.apply(t, 1 / batch) if name in shared else t for name, t in tensors.items()}
     outputs, reports = [], list[DenseReport | Parts]()

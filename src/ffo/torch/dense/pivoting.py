@@ -1,8 +1,8 @@
 """Block principal pivoting on the dual of a batch of definite programs, on any device.
 
 With Q = LL', W = L^-1 R' and w = L^-1 p, the minimiser for multipliers lam has rows Rz = -W'w - W'W lam. Some rows are
-held at their sides, which says what lam is on them; then all rows with a wrong sign change at once (Júdice and Pires
-1994; `ffo.kernels.pivoting` is the same for one sample). Three to six Cholesky factorizations of the size of R end in
+held at their bounds, which determines lam on them; then all rows with a wrong sign change at once (Júdice and Pires
+1994; `ffo.kernels.pivoting` is the same for one sample). Three to six Cholesky factorizations of the size of R reach
 the solution, to rounding.
 """
 
@@ -32,12 +32,12 @@ from ffo.torch.dense.program import (
 from ffo.torch.dense.verify import Verdict
 
 NAME = "batched pivoting"
-#: exchanges at most; hardly any sample takes more than ten
+#: most exchanges; hardly any sample takes more than ten
 STEPS = 40
-#: exchanges without fewer wrong rows after which only the worst change, and after which only one does (20,000 programs
-#: of ten variables: eleven exchanges at most; with all of them, then one, 31)
+#: exchanges without progress after which only the worst rows change, and after which only one does (20,000 programs
+#: of ten variables: at most 11 exchanges; 31 if all rows change first and then only one)
 CALM, PATIENCE = 1, 12
-#: rows up to which all steps are one kernel
+#: most rows for which all steps run in one kernel
 FUSED = 32
 
 
@@ -58,8 +58,8 @@ class Whitened:
 
 @dataclass(frozen=True)
 class Pivots:
-    """Sides at which rows are held, multipliers (batch, r); whether pivoting has ended there, or stopped; steps, the
-    fewest wrong rows so far, tries until fewer are to come (batch,); and whether some sample has not stopped ()."""
+    """Bounds at which rows are held, and multipliers (batch, r); whether pivoting has finished, or stopped; steps, the
+    fewest wrong rows so far, tries left until there must be fewer (batch,); and whether some sample is running ()."""
 
     side: Tensor
     lam: Tensor
@@ -85,7 +85,8 @@ def prepare(given: DenseProgram) -> Whitened:
 
 
 def start(made: Whitened) -> Pivots:
-    """With the equalities held; without any, and where all rows can be, those that the minimiser violates."""
+    """Start with the equalities held, or, if there are none and all rows can be active, the rows that the minimiser
+    violates."""
     program = made.program
     side = program.equal.expand(program.batch, -1).to(torch.int8)
     if not program.equalities and program.r <= program.n:
@@ -98,7 +99,7 @@ def start(made: Whitened) -> Pivots:
 
 
 def step(now: Pivots, made: Whitened) -> Pivots:
-    """One exchange: hold the rows at their sides, and see which are wrong."""
+    """One exchange: hold the rows at their bounds, and find which are wrong."""
     program, free, side = made.program, made.free, now.side
     held = side != 0
     on = held.to(free.dtype)
@@ -115,8 +116,8 @@ def step(now: Pivots, made: Whitened) -> Pivots:
     wrong = leaves | comes
     count = wrong.sum(dim=1)
     tries = torch.where(count < now.best, PATIENCE, now.tries - 1)
-    # Where more rows come than a point can have active, or exchanges do not help, those that are wrong most change;
-    # where that does not help either, only the last of them until fewer are wrong: that ends.
+    # If more rows enter than can be active at a point, or exchanges do not help, only the worst rows change. If that
+    # does not help either, only the last of them changes until fewer are wrong, which terminates.
     badness = torch.where(comes, torch.maximum(above, below) / made.root, torch.where(leaves, force.abs(), 0.0))
     most = badness >= LARGE * largest(badness).unsqueeze(1)
     crowded = (held & ~leaves | comes).sum(dim=1) > program.n
@@ -139,10 +140,10 @@ def step(now: Pivots, made: Whitened) -> Pivots:
 
 
 def whole(made: Whitened) -> Callable[[Whitened], Pivots] | None:
-    """What takes all steps at once, where programs are small and Triton is there, as with every torch for GPUs."""
+    """A kernel for all steps at once, if programs are small and Triton is available, as with every torch for GPUs."""
     if not made.free.is_cuda or not 0 < made.program.r <= FUSED or find_spec("triton") is None:
         return None
-    from ffo.torch.dense.fused import pivots  # Triton is not everywhere
+    from ffo.torch.dense.fused import pivots  # Triton may be missing
 
     return pivots
 

@@ -1,4 +1,4 @@
-"""Rows with a single entry are bounds: found once for a matrix that the batch shares, and undone on the way out."""
+"""Rows with a single entry as bounds: found once for a matrix shared by the batch, and undone in the outputs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ class SingleRows:
 
     @classmethod
     def of(cls, R: Tensor, equalities: int) -> SingleRows | None:
-        """Of R (batch or 1, r, n), but for its equalities; None where there are none, or samples have rows of their
-        own."""
+        """Those of R (batch or 1, r, n), except for its equalities; None if there are none, or if R is not shared."""
         if len(R) > 1 or R.shape[1] <= equalities:
             return None
         there = R[0] != 0
@@ -38,7 +37,7 @@ class SingleRows:
 
 @dataclass(frozen=True)
 class Owners:
-    """Bounds made of single rows: which row each bound (batch, n) is of, by its place among them; -1: of none."""
+    """Which single row each bound (batch, n) comes from, by its position among them; -1: from none."""
 
     single: SingleRows
     upper: Tensor
@@ -46,12 +45,12 @@ class Owners:
     size: int
 
     def rows(self, of_bounds: Tensor, of_rest: Tensor, side: Tensor, per_entry: bool = True) -> Tensor:
-        """What belongs to all rows (batch, r), of values at active bounds (batch, n) and at the rest of the rows.
+        """Values at all rows (batch, r) from values at active bounds (batch, n) and at the other rows.
 
         Args:
             side: (batch, n) in {-1, 0, 1}, which bound is active.
-            per_entry: whether a row's value is its bound's divided by the entry, as multipliers are; else it has its
-                sign turned where the entry is negative.
+            per_entry: whether a row's value is its bound's divided by the entry, as for multipliers; else only its sign
+                changes if the entry is negative.
         """
         found = of_rest.new_zeros(len(of_rest), self.size)
         found[:, self.single.rest] = of_rest
@@ -64,12 +63,12 @@ class Owners:
         return found
 
     def own(self, of_bounds: Tensor, side: Tensor) -> Tensor:
-        """What is left for bounds that were given as such (batch, n)."""
+        """Values at bounds that were given as bounds (batch, n)."""
         owner = torch.where(side > 0, self.upper, self.lower)
         return torch.where(owner < 0, of_bounds, 0.0)
 
     def bounds(self, of_bounds: Tensor, of_rows: Tensor, side: Tensor) -> Tensor:
-        """The adjoint of `rows` and `own`: what falls to bounds (batch, n) of values at bounds and at all rows."""
+        """The adjoint of `rows` and `own`: values at bounds (batch, n) from values at given bounds and at all rows."""
         owner = torch.where(side > 0, self.upper, self.lower)
         value = of_rows[:, self.single.rows] / self.single.entries
         theirs = torch.gather(value, 1, owner.clamp_min(0))
@@ -79,7 +78,7 @@ class Owners:
 def with_bounds(
     single: SingleRows, low: Tensor, upp: Tensor, lb: Tensor, ub: Tensor
 ) -> tuple[Owners, Tensor, Tensor, Tensor, Tensor]:
-    """Owners, the sides of the rest of the rows, and bounds (batch, n) that include the single rows."""
+    """Owners, the bounds of the other rows, and the bounds of variables (batch, n) including single rows."""
     a, b = upp[:, single.rows] / single.entries, low[:, single.rows] / single.entries
     negative = single.entries < 0
     above, below = torch.where(negative, b, a), torch.where(negative, a, b)
@@ -90,8 +89,8 @@ def with_bounds(
 
 
 def _tightest(columns: Tensor, side: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-    """The least of the sides (batch, k) of each column and the given bound (batch, n), and which one that is; the
-    first, the given one before all, where several are."""
+    """For each variable the smallest of its single rows' bounds (batch, k) and the given one (batch, n), and which one
+    that is; in a tie the given one, then the first row."""
     where = columns.expand(len(side), -1)
     least = given.clone().scatter_reduce(1, where, side, "amin")
     place = torch.arange(side.shape[1], device=side.device).expand_as(side)

@@ -1,9 +1,9 @@
-"""A batch of dense quadratic programs, and what it means to solve it.
+"""A batch of dense quadratic programs, and its points.
 
     minimize 1/2 z'Qz + p'z   subject to  low <= Rz <= upp,  lb <= z <= ub
 
-Equalities are rows with low = upp. Multipliers are signed: positive on an active upper side,
-negative on an active lower one, so that Qz + p + R'lam + mu = 0.
+Equalities are rows with low = upp. Multipliers are signed: positive at an active upper bound,
+negative at an active lower one, so that Qz + p + R'lam + mu = 0.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 import torch
 
 Tensor = torch.Tensor
-#: curvature, relative to the largest, below which a direction counts as flat
+#: curvature, relative to the largest, below which a direction counts as singular
 SINGULAR = 1e-5
 
 
 @dataclass(frozen=True)
 class DenseProgram:
-    """Q (batch or 1, n, n), or (batch or 1, n) of one that is a diagonal; p (batch, n), R (batch or 1, r, n), low and
-    upp (batch, r), lb and ub (batch, n), all float64 on one device; infinite sides are +-inf. The first `equalities`
-    rows are such. Where it is known that no variable has a bound, `bounded` is false."""
+    """Q (batch or 1, n, n), or (batch or 1, n) if it is diagonal; p (batch, n), R (batch or 1, r, n), low and
+    upp (batch, r), lb and ub (batch, n), all float64 on one device; missing bounds are +-inf. The first `equalities`
+    rows are equalities. `bounded` is false if it is known that no variable has a bound."""
 
     Q: Tensor
     p: Tensor
@@ -52,7 +52,7 @@ class DenseProgram:
 
     @property
     def norms(self) -> Tensor:
-        """(batch or 1, r) lengths of the rows, 1 for those that are zero."""
+        """(batch or 1, r) norms of the rows, 1 for zero rows."""
         return positive(torch.linalg.vector_norm(self.R, dim=2))
 
     @property
@@ -111,7 +111,7 @@ class DensePoint:
         return DensePoint(self.z[which], self.lam[which], self.mu[which])
 
     def put(self, which: Tensor, other: DensePoint) -> DensePoint:
-        """This one with some samples (by number) replaced."""
+        """A copy with some samples (by number) replaced."""
         pairs = ((self.z, other.z), (self.lam, other.lam), (self.mu, other.mu))
         return DensePoint(*(mine.index_put((which,), theirs) for mine, theirs in pairs))
 
@@ -125,14 +125,14 @@ def triangular(L: Tensor, X: Tensor, upper: bool) -> Tensor:
     """L^-1 X for L (batch or 1, k, k) and X (batch or 1, k, c), one solve when L is shared."""
     if len(L) > 1 or len(X) == 1:
         return torch.linalg.solve_triangular(L, X, upper=upper)
-    columns = X.permute(1, 0, 2).reshape(X.shape[1], -1)  # of all samples side by side
+    columns = X.permute(1, 0, 2).reshape(X.shape[1], -1)  # the columns of all samples
     found = torch.linalg.solve_triangular(L[0], columns, upper=upper)
     return found.reshape(X.shape[1], X.shape[0], X.shape[2]).permute(1, 0, 2)
 
 
 def solved(C: Tensor, v: Tensor) -> Tensor:
-    """(CC')^-1 v for C (batch or 1, k, k) and v (batch, k), one solve when C is shared. (What torch's cholesky_solve
-    does for batches on a GPU cannot be recorded.)"""
+    """(CC')^-1 v for C (batch or 1, k, k) and v (batch, k), one solve when C is shared. (torch's cholesky_solve for
+    batches on a GPU cannot be recorded.)"""
     return triangular(C.mT, triangular(C, v.unsqueeze(2), upper=False), upper=True).squeeze(2)
 
 
@@ -142,10 +142,10 @@ def raised(H: Tensor, shift: Tensor) -> Tensor:
 
 
 def positive(v: Tensor) -> Tensor:
-    """v (none of it negative), 1 where it is zero."""
+    """v (nonnegative), with 1 in place of zeros."""
     return v + (v == 0)
 
 
 def largest(v: Tensor) -> Tensor:
-    """(batch, k) -> (batch,) largest magnitude, 0 of nothing."""
+    """(batch, k) -> (batch,) largest magnitude, 0 if k is 0."""
     return v.abs().amax(dim=1) if v.shape[1] else v.new_zeros(v.shape[0])

@@ -1,4 +1,4 @@
-"""What a call on the dense path found out; `Info` is made of it when somebody asks."""
+"""The findings of a call on the dense path; an `Info` is made from them on demand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Backward:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Of each sample (batch,): the natural residual, the margin (see `Verdict`), the iterations."""
+    """For each sample (batch,): the natural residual, the margin (see `Verdict`), the iterations."""
 
     natural: Tensor
     margin: Tensor
@@ -41,13 +41,13 @@ class Evidence:
 
     @classmethod
     def of(cls, solution: DenseSolution) -> Evidence:
-        """Copies: a solution may not stay where it is."""
+        """Copies, because the solution's buffers may be overwritten."""
         return cls(*(v.clone() for v in (solution.verdict.natural, solution.verdict.margin, solution.iterations)))
 
 
 class DenseReport:
-    """The evidence of a call as it comes: a few numbers a sample. Making an `Info` of them is left to those who
-    read it: in a step on a small batch it would take a few percent of the time, on a device three waits for it.
+    """The evidence of a call: a few numbers per sample. An `Info` is made only when it is read: on a small batch it
+    would take a few percent of a step, and on a device three synchronizations.
 
     Args:
         times: of the forward pass.
@@ -61,7 +61,7 @@ class DenseReport:
         self.solver, self.hits = answer.solver, answer.hits
         self.times, self.left, self.core = times, left, core
         self.backward: Backward | None = None
-        self.changed: Callable[[], None] = lambda: None  # told of backward passes
+        self.changed: Callable[[], None] = lambda: None  # called after a backward pass
         self._info: Info | None = None
 
     def info(self) -> Info:
@@ -72,7 +72,7 @@ class DenseReport:
         return self._info
 
     def finish(self, backward: Backward) -> None:
-        """Take in a backward pass, and warn where its gradient is in doubt (the core has warned of its samples)."""
+        """Add a backward pass, and warn if its gradient is in doubt (the core has warned about its samples)."""
         last = self.backward
         if last is not None:  # the worst of all passes counts
             backward = replace(backward, residual=torch.maximum(backward.residual, last.residual))
@@ -118,9 +118,9 @@ class DenseReport:
             info.certificate = info.certificate.put(self.left.cpu().numpy(), self.core.certificate)
 
     def __reduce__(self) -> tuple[object, tuple[Info]]:
-        return itself, (self.info(),)  # copies and pickles are of numbers, not of a device's tensors
+        return itself, (self.info(),)  # copies and pickles contain numbers, not device tensors
 
 
 def itself(info: Info) -> Info:
-    """What a report is copied and pickled as."""
+    """The form in which a report is copied and pickled."""
     return info

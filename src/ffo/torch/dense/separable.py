@@ -1,12 +1,12 @@
-"""Newton's method on the dual of a batch of programs with a diagonal Q > 0, on any device.
+"""Newton's method on the dual of a batch of programs with diagonal Q > 0, on any device.
 
 In the units w = Q^(1/2) z, with the rows of R Q^(-1/2) scaled to unit length as U (r, n), the program
 
     minimize 1/2 |w|^2 + c'w   subject to  low <= Uw <= upp,  lo <= w <= hi
 
 has a convex, piecewise quadratic dual, whose inner minimiser is w = clip(-c - U'lam) (`ffo.kernels.separable` is the
-same for one sample, and equalities). Newton's matrix is U_F U_F' on the rows held, with the variables F off their
-bounds; a multiplier that would change its sign stops at zero.
+same for one sample, and equalities). Newton's matrix is U_F U_F' on the held rows, where F are the variables not at
+their bounds; a multiplier that would change its sign stops at zero.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from ffo.torch.dense.verify import Verdict
 
 NAME = "batched dual Newton"
 STEPS = 60
-#: how far a step may go, of what the last one left; a matrix costs more than several looks along a step
+#: step lengths to try, relative to the length allowed by the last step; a matrix costs more than several evaluations
 LENGTHS = (1.0, 0.2, 0.04)
 
 
 @dataclass(frozen=True)
 class DualProgram:
     """The program, its roots of Q (batch or 1, n) and lengths of rows (batch or 1, r), and what it is in the units of
-    w: U (batch or 1, r, n), c, lo, hi (batch, n), low, upp (batch, r); and whether no Q is flat ()."""
+    w: U (batch or 1, r, n), c, lo, hi (batch, n), low, upp (batch, r); and whether no Q is singular ()."""
 
     program: DenseProgram
     root: Tensor
@@ -55,9 +55,9 @@ class DualProgram:
 
 @dataclass(frozen=True)
 class DualState:
-    """Multipliers (batch, r), the dual's value and the residual of the rows there (batch,), which side of a row counts
-    and how far the row is beyond it (batch, r), which variables are free (batch, n); how far the next step
-    goes, whether it has ended there, or stopped, and steps (batch,); and whether some sample has not stopped ()."""
+    """Multipliers (batch, r), the dual's value and the residual of the rows there (batch,), which bound of a row
+    applies and by how much the row exceeds it (batch, r), which variables are free (batch, n); the length of the next
+    step, whether a sample has finished, or stopped, and steps (batch,); and whether some sample is running ()."""
 
     lam: Tensor
     phi: Tensor
@@ -83,7 +83,7 @@ def prepare(given: DenseProgram) -> DualProgram:
 
 
 def start(made: DualProgram) -> DualState:
-    """With the multipliers that equalities would have if nothing else were there."""
+    """Start with the multipliers that equalities would have without other constraints."""
     k, lam = made.program.equalities, torch.zeros_like(made.upp)
     if k:
         E = made.U[:, :k]
@@ -113,7 +113,7 @@ def _evaluate(made: DualProgram, lam: Tensor) -> tuple[Tensor, Tensor, Tensor, T
 
 
 def step(now: DualState, made: DualProgram) -> DualState:
-    """A damped Newton step, the longest of a few that decrease the dual's value; without one the next goes less far."""
+    """A damped Newton step, the longest of a few that decrease the dual's value; if none does, the next is shorter."""
     on = now.sign.abs()
     S = ((made.U * now.free.unsqueeze(1)) @ made.U.mT) * on.unsqueeze(2) * on.unsqueeze(1)
     damping = torch.where(now.left > UNDAMPED, DAMPING * now.left, 0.0).unsqueeze(1)

@@ -1,10 +1,9 @@
 """Solve a batch of dense quadratic programs: a point, its active set, and a verified solution.
 
-Programs with a diagonal Q are solved by Newton's method on the dual, definite ones by pivoting; their steps are the
-same for all samples and wait for nothing, so that a GPU runs them as recorded (see `graphs`). Others are solved by the
-batched interior-point method: its point is taken to the ghost on its active set, whose solution is kept only where it
-satisfies the optimality conditions; where it does not, the active set is read off anew (a semismooth Newton step), a
-few times.
+Programs with diagonal Q are solved by Newton's method on the dual, definite ones by pivoting. Their steps are the same
+for all samples and need no synchronization, so that a GPU can run them as recorded (see `graphs`). Others are solved by
+the batched interior-point method, followed by the ghost on its active set. That solution is kept only if it satisfies
+the optimality conditions; if not, the active set is identified again (a semismooth Newton step), a few times.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from ffo.torch.dense.verify import Verdict, judge
 
 #: Newton steps after the interior point
 STEPS = 6
-#: natural residual up to which a point on an active set is the solution
+#: largest natural residual of a solution
 ACCEPT = 1e-10
-#: how solutions of it are reported
+#: its name in reports
 INTERIOR_POINT = "batched interior point"
 
 
@@ -35,7 +34,7 @@ INTERIOR_POINT = "batched interior point"
 class DenseSolution:
     """Points, what they show, and where they satisfy the conditions, `solved` (batch,); the iterations taken. `ghost`
     is the one of their active sets, if a derivative is wanted, and `doubt` (batch,) marks samples that are not solved,
-    or of which something could be held against the derivative."""
+    or whose derivative could be doubtful."""
 
     point: DensePoint
     verdict: Verdict
@@ -47,7 +46,7 @@ class DenseSolution:
 
 @dataclass(frozen=True)
 class Guess:
-    """Active sets to be tried (as those of `Verdict`) of the samples that have one, `known` (batch,)."""
+    """Active sets to try (in the form of `Verdict`) for the samples that have one, `known` (batch,)."""
 
     rows: Tensor
     bounds: Tensor
@@ -56,7 +55,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class Begun:
-    """A program, what a method prepares of it, its first state, and whether the program suits the method ()."""
+    """A program, the data a method prepares from it, its first state, and whether the program suits the method ()."""
 
     program: DenseProgram
     made: Any
@@ -70,7 +69,7 @@ def begin(program: DenseProgram, method: Any) -> Begun:
 
 
 def finish(begun: Begun, method: Any, derivative: bool, run: Eager) -> DenseSolution | None:
-    """The solution by a method, `pivoting` or `separable`; None where programs turn out not to suit it."""
+    """The solution by a method, `pivoting` or `separable`; None if programs turn out not to suit it."""
     if not bool(begun.valid):
         return None
     whole = method.whole(begun.made)
@@ -98,8 +97,8 @@ def _solution(
 
 
 def _clear(program: DenseProgram, verdict: Verdict, ghost: DenseGhost) -> Tensor:
-    """(batch,) whether nothing can be held against the derivative: no constraint is nearly active or inactive, and the
-    active ones hold the solution without depending on each other. The core looks at the others."""
+    """(batch,) whether there is no reason to doubt the derivative: no constraint is nearly active or inactive, and the
+    active ones are independent and determine the solution. The core examines the others."""
     near = (_meet(program.low, program.upp) & ~program.equal).any(dim=1)
     clear = (verdict.margin > WEAK) & (verdict.natural <= torch.clamp(MARGIN_RATIO * verdict.margin, max=ERROR))
     clear = clear & ghost.sound & ~near
@@ -111,7 +110,7 @@ def _meet(low: Tensor, upp: Tensor) -> Tensor:
 
 
 def solve_interior(program: DenseProgram, derivative: bool, eps: float = 1e-7) -> DenseSolution:
-    """The solution by the interior point and Newton's method."""
+    """The solution by the interior-point method and Newton's method."""
     point, _, iterations = interior_point(program, eps)
     verdict = judge(program, point)
     todo = verdict.natural >= 0
@@ -130,8 +129,8 @@ def solve_interior(program: DenseProgram, derivative: bool, eps: float = 1e-7) -
 def solve_guessed(
     program: DenseProgram, guess: Guess, method: Any, derivative: bool
 ) -> tuple[DenseSolution | None, Tensor]:
-    """The solution, and where remembered active sets gave it (batch,); the other samples are solved by the method (by
-    the interior point without one). None where they do not suit it."""
+    """The solution, and where remembered active sets gave it (batch,). The other samples are solved by the method, or
+    by the interior-point method without one. None if they do not suit it."""
     point = factorize(program, guess.rows, guess.bounds).polished(
         DensePoint(*(torch.zeros_like(v) for v in (program.p, program.upp, program.p)))
     )

@@ -1,6 +1,6 @@
-"""Is a point the solution, which constraints are active at it, and how far are they from a change?
+"""Whether a point is the solution, which constraints are active at it, and how far they are from a change.
 
-The rules of `ffo.kernels.point`, by batched operations: every row is judged in its own units.
+These are the rules of `ffo.kernels.point` as batched operations: every row is judged in its own units.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Verdict:
         natural: (batch,) natural residual of the optimality conditions.
         margin: (batch,) smallest distance of a row or bound to a change of its state, both relative to
             the sizes of the sample.
-        rows: (batch, r) in {-1, 0, 1}: active lower side, inactive, active upper side; bounds: (batch, n) the same
+        rows: (batch, r) in {-1, 0, 1}: active lower bound, inactive, active upper bound; bounds: (batch, n) the same
             for variables.
     """
 
@@ -33,7 +33,7 @@ class Verdict:
     bounds: Tensor
 
     def put(self, which: Tensor, other: Verdict) -> Verdict:
-        """This one with some samples (by number) replaced."""
+        """A copy with some samples (by number) replaced."""
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
         return Verdict(*(mine.index_put((which,), theirs) for mine, theirs in pairs))
 
@@ -50,7 +50,7 @@ def judge(program: DenseProgram, point: DensePoint) -> Verdict:
     Q, R = program.Q.abs(), program.R.abs()
     own = program.p.abs() + (Q * z.abs() if program.diagonal else times(Q, z.abs()))
     terms = own + times(R.mT, lam.abs()) + mu.abs()
-    most = FAR * (size.implied_force.unsqueeze(1) + own)  # forces that cancel each other are no terms
+    most = FAR * (size.implied_force.unsqueeze(1) + own)  # forces that cancel each other do not count as terms
     own = torch.where((size.force > FAR * size.implied_force).unsqueeze(1), torch.minimum(terms, most), terms)
     force, length = (
         torch.minimum(size.force, FAR * size.implied_force),
@@ -69,7 +69,7 @@ def judge(program: DenseProgram, point: DensePoint) -> Verdict:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Natural sizes (batch,): of z, of the objective's gradient, and what the data alone implies for both."""
+    """Natural units (batch,): of z, of the objective's gradient, and what the data alone implies for both."""
 
     length: Tensor
     force: Tensor
@@ -79,8 +79,8 @@ class _Sizes:
 
 @dataclass(frozen=True)
 class _Judged:
-    """What rows show: the state of each (batch, k), residuals (batch, some), the distance to a change (batch,), and
-    what they add to the work done by residuals and by the data."""
+    """Judgement of rows: the state of each (batch, k), residuals (batch, some), the distance to a change (batch,), and
+    their contribution to the work done by residuals and by the data."""
 
     active: Tensor
     worst: Tensor
@@ -91,7 +91,7 @@ class _Judged:
 
 @dataclass(frozen=True)
 class _Sides:
-    """Rows (batch, k): distances to their upper and lower sides, the sides, multipliers, and lengths of the rows."""
+    """Rows (batch, k): distances to their upper and lower bounds, the bounds, multipliers, and norms of the rows."""
 
     above: Tensor
     below: Tensor
@@ -101,7 +101,7 @@ class _Sides:
     norms: Tensor
 
     def judged(self, size: _Sizes, length: Tensor, reach: Tensor, equal: Tensor | None) -> _Judged:
-        """Args: length (batch,) of z by which rows are judged; reach (batch, k): sizes of what a row adds up."""
+        """Args: length (batch,) of z by which rows are judged; reach (batch, k): sizes of the terms of a row."""
         unit = self.norms * size.length.unsqueeze(1)
         above, below = self.above / unit, self.below / unit
         pull = self.multiplier * self.norms / size.force.unsqueeze(1)
@@ -111,7 +111,7 @@ class _Sides:
             state, margin = torch.where(equal, 1, state).to(torch.int8), torch.where(equal, INF, margin)
         side = torch.where(state > 0, self.upp, torch.where(state < 0, self.low, 0.0))
         gap = torch.where(state > 0, self.above, torch.where(state < 0, -self.below, 0.0))
-        broken = torch.maximum(-self.above, -self.below)  # sides that cross can be kept to one at a time
+        broken = torch.maximum(-self.above, -self.below)  # of bounds that cross only one can hold
         short = torch.maximum(gap.abs(), broken.clamp_min(0.0))
         own = side.abs() + reach + FLOOR * length.unsqueeze(1) * self.norms
         counted = torch.clamp(FAR * size.implied_force / size.force, max=1.0).unsqueeze(1)
@@ -127,12 +127,12 @@ class _Sides:
         )  # fmt: skip
 
     def farthest(self) -> Tensor:
-        """(batch,) the largest distance to a side, in lengths of z."""
+        """(batch,) the largest distance to a bound, in units of z."""
         far = torch.maximum(_finite(self.upp, self.above), _finite(self.low, self.below))
         return largest(far / self.norms)
 
     def nearest(self) -> Tensor:
-        """(batch,) the smallest side that is not zero, in lengths of z; infinite without any."""
+        """(batch,) the smallest nonzero bound, in units of z; infinite if there is none."""
         both = torch.cat([self.upp.abs() / self.norms, self.low.abs() / self.norms], dim=1)
         both = torch.where(both > 0, both, INF)
         return both.amin(dim=1) if both.shape[1] else both.new_full((len(both),), INF)

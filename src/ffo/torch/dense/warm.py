@@ -1,4 +1,4 @@
-"""Active sets remembered by sample, to be tried before a solver is asked."""
+"""Active sets remembered by sample, tried before a solver is called."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from ffo.engine.memory import Attempts, Memory
+from ffo.engine.memory import Backoff, Memory
 from ffo.torch.dense.program import DenseProgram
 from ffo.torch.dense.solve import Guess
 
@@ -21,15 +21,15 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class ActiveSets:
-    """The last active set of each key, one byte for every row and variable; and whether they are worth trying."""
+    """The last active set of each key, one byte per row and variable; and whether they are worth trying."""
 
     memory: Memory = field(default_factory=lambda: Memory(dtype=np.int8))
-    attempts: Attempts = field(default_factory=Attempts)
+    backoff: Backoff = field(default_factory=Backoff)
 
 
 @dataclass(frozen=True)
 class Remembered:
-    """What is remembered of the samples of one call."""
+    """The remembered active sets of the samples of one call."""
 
     sets: ActiveSets
     keys: list[Hashable]
@@ -37,7 +37,7 @@ class Remembered:
     def guess(self, program: DenseProgram) -> Guess | None:
         """The active sets, if most samples have one and those of the last calls were right."""
         known, rows, bounds = self.sets.memory.recall(self.keys, program.r, program.n)
-        if 2 * len(known) < program.batch or not self.sets.attempts.due():
+        if 2 * len(known) < program.batch or not self.sets.backoff.due():
             return None
         device = program.p.device
         spread = lambda v: torch.from_numpy(_spread(v, known, program.batch)).to(device)  # noqa: E731

@@ -1,4 +1,4 @@
-"""What a figure is made of."""
+"""The parts of a figure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def method_lines(rows: Sequence[Row], look: Looks, x: str, y: str | Callable[[Ro
 
 
 def legend(lines: Sequence[Line | Mark]) -> tuple[tuple[str, Look], ...]:
-    """Label and look of each, once: methods in their order, then what is no method, as it comes."""
+    """Label and look of each, once: methods in their order, then other lines as they come."""
     in_order = sorted(lines, key=lambda line: rank(line.label.removesuffix(" ✗"))[:2])
     return tuple({line.label: line.look for line in in_order}.items())
 
@@ -59,7 +59,7 @@ def numbers(caption: str, first: str, lines: Sequence[Line], text: Callable[[flo
 
 
 def dots(label: str, look: Look, rows: Sequence[Row], trouble: Sequence[Row]) -> Dots:
-    """One line of a dot plot from the rows of one contender."""
+    """One line of a dot plot from the rows of one method."""
     return Dots(
         label,
         look,
@@ -72,7 +72,7 @@ def dots(label: str, look: Look, rows: Sequence[Row], trouble: Sequence[Row]) ->
 
 
 def gaps_of(results: Results, *experiments: str) -> tuple[str, ...]:
-    """One sentence for each method and reason that leaves a hole in a figure."""
+    """One sentence for each method and reason that leaves a gap in a figure."""
     rows = [row for row in results.trouble if row.experiment in experiments]
     sentences = []
     for (method, task, status, reason), group in by(rows, "method", "task", "status", "reason").items():

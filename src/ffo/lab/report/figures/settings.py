@@ -110,7 +110,7 @@ def tolerances(results: Results, look: Looks) -> Plot:
         "Tolerance",
         EXPERIMENTS["tolerance"],
         "Figure 13",
-        "What a looser solve of the perturbed problem saves, what it does to the gradient, and whether training "
+        "Time saved by a looser solve of the perturbed problem, its effect on the gradient, and whether training "
         "notices.",
         tuple(panels),
         legend([*drawn, *curves]),
@@ -164,7 +164,7 @@ def solvers(results: Results) -> Plot:
         "Solvers",
         EXPERIMENTS["solvers"],
         "",
-        "Time of a step by the solver of the forward pass: the backward pass stays the same. Filled: in all; "
+        "Time of a step by the solver of the forward pass; the backward pass is the same. Filled: total; "
         "▷ forward, ◁ backward.",
         tuple(panels),
         (),
@@ -174,7 +174,7 @@ def solvers(results: Results) -> Plot:
 
 
 def solver_table(title: str, rows: Sequence[Row]) -> Table:
-    """Times by solver, with the accuracy that its solutions allow the gradient."""
+    """Times by solver, with the accuracy of the gradient at its solutions."""
     cells = []
     for solver, group in by((row for row in rows if row.status == "ok"), "solver").items():
         times = [Spread.of(getattr(row, field) for row in group) for field in ("total_s", "forward_s", "backward_s")]

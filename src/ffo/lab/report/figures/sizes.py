@@ -78,7 +78,7 @@ def memory_peak(results: Results, look: Looks) -> Plot:
         "Peak memory",
         "Figure 6",
         "Largest resident memory of a fresh process over building, forward and backward, interpreter and packages "
-        "included. Beyond the data: less the tensors handed to the layer and their gradients.",
+        "included. Beyond the data: without the tensors passed to the layer and their gradients.",
         panels,
         legend(drawn),
         tables,

@@ -1,4 +1,4 @@
-"""Training runs: how the loss falls, what a step costs, how right its gradient is."""
+"""Training runs: loss curves, cost of a step, accuracy of its gradient."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FINAL = {
     "test_error": "test",
 }
 PER_STEP = Axis("time per step", "seconds", log=True)
-#: what is wrong with a method beside the direction of its gradient
+#: what may be wrong with a method other than the direction of its gradient
 BESIDE = ("wrong length", "wrong solution")
 ERROR = Axis("1 − cosine to the reference", "error", log=True)
 
@@ -45,10 +45,10 @@ def convergence(results: Results, look: Looks) -> Plot:
         "Convergence",
         "Training convergence",
         "Figure 3",
-        "Median over seeds, with a band from the least to the largest. Thick lines are ours; a peer that lies on "
+        "Median over seeds, with a band from the smallest to the largest. Thick lines are ours; a peer that lies on "
         "them has the same loss. ✗ marks a run whose gradient or solution was wrong from its first step. For Sudoku, "
         "also the share of cells with a wrong digit; the share of boards that are not solved exactly is among the "
-        f"numbers. Adam's ε is {eps or 'not recorded'}; what another does is shown under “The epsilon of Adam”.",
+        f"numbers. Adam's ε is {eps or 'not recorded'}; the effect of another is shown under “The epsilon of Adam”.",
         panels,
         legend(lines),
         tuple(final_losses(results, experiment) for experiment in TRAINING if results.of(experiment)),
@@ -73,7 +73,7 @@ def curves(
 
 
 def judged(line: Line, rows: Sequence[Row]) -> Line:
-    """The curve of a method, its label with a mark where what it learns from is wrong."""
+    """The curve of a method; its label is marked if its gradient or solution is wrong."""
     wrong = Accuracy.of([row for row in rows if row.method == line.label]).wrong
     return replace(line, label=f"{line.label} ✗") if wrong else line
 
@@ -107,7 +107,7 @@ def costs(results: Results, look: Looks) -> Plot:
         "Figure 4",
         "Filled marker: forward and backward together, with the range over seeds. Hollow triangles: forward ▷ and "
         "backward ◁. A method whose gradient is wrong (cosine below 0.999, or a wrong length), or "
-        "whose solution is off by more than 1%, is marked ✗: its time buys nothing.",
+        "whose solution is off by more than 1%, is marked ✗: its time is not comparable.",
         tuple(panels),
         (),
         (),
@@ -133,10 +133,10 @@ def trade_off(results: Results, look: Looks) -> Plot:
     return Plot(
         "trade-off",
         "Accuracy",
-        "Accuracy beside speed",
+        "Accuracy against speed",
         "",
-        "Lower left is better: fast and right. In the shaded part the gradient is wrong, however fast. The error is "
-        "the worst over seeds and over the tensors that are differentiated; what is below 10⁻¹⁶ is drawn there.",
+        "Lower left is better: fast and accurate. In the shaded part the gradient is wrong, however fast. The error is "
+        "the worst over seeds and over the tensors that are differentiated; errors below 10⁻¹⁶ are drawn there.",
         tuple(panels),
         legend(drawn),
         tuple(tables),
@@ -172,8 +172,8 @@ def lpgd_tolerance(results: Results, look: Looks) -> Plot:
 
 
 def adam_epsilon(results: Results, look: Looks) -> Plot:
-    """How far the exact methods' losses part from FFOCP's with each epsilon, in curves and in words."""
-    panels, drawn, apart = [], [], []
+    """How far the losses of exact methods differ from FFOCP's with each epsilon, in curves and in words."""
+    panels, drawn, differences = [], [], []
     ended = by(results.of("adam"), "adam_eps")
     for eps, rows in sorted(by(results.of("adam", record="curve"), "adam_eps").items()):
         ours = {(row.seed, row.epoch): row.train_loss for row in rows if row.method == "FFOCP"}
@@ -191,17 +191,17 @@ def adam_epsilon(results: Results, look: Looks) -> Plot:
             drawn += lines
         ends = Spread.of(row.train_loss for row in ended.get(eps, []))
         if ends is not None and ends.count > 1:
-            apart.append(f"{(ends.high - ends.low) / abs(ends.median):.2%} at ε = {words.power(eps)}")
+            differences.append(f"{(ends.high - ends.low) / abs(ends.median):.2%} at ε = {words.power(eps)}")
     return Plot(
         "adam",
         "Adam's ε",
         EXPERIMENTS["adam"],
         "",
-        "Where all samples sit at a bound, the exact gradient is zero, and that of a method which solves to a "
+        "Where all samples are at a bound, the exact gradient is zero, and that of a method that solves to a "
         "tolerance is tiny instead. Adam divides a gradient by its own size plus ε: with torch's ε = 10⁻⁸, the "
-        "default here, it makes a whole step of what is rounding, and methods part although all of them are right "
-        "to their tolerance; with ε = 10⁻⁵ it does not."
-        + (f" The methods' final losses differ by {words.listing(apart)}." if apart else ""),
+        "default here, it turns rounding errors into full steps, and methods diverge although all of them are "
+        "accurate to their tolerance; with ε = 10⁻⁵ it does not."
+        + (f" The methods' final losses differ by {words.listing(differences)}." if differences else ""),
         tuple(panels),
         legend(drawn),
         (final_losses(results, "adam"),) if results.of("adam") else (),
@@ -215,13 +215,13 @@ def qpth_on_a_gpu(results: Results, look: Looks) -> Plot:
     ok = [row for row in rows if row.status == "ok"]
     panels, lines = comparison(results, look, "qpth", ok)
     on_gpu = any(row.method == "QPTH (GPU)" for row in ok)
-    gap = "QPTH on a GPU was not measured: this run had the processor alone"
+    gap = "QPTH on a GPU was not measured: this run used only the CPU"
     return Plot(
         "qpth",
         "QPTH",
-        "FFOQP beside QPTH",
+        "FFOQP and QPTH",
         "Figure 9",
-        "QPTH on the processor and on a GPU, beside FFOQP: loss by epoch, and time per step.",
+        "QPTH on the CPU and on a GPU, compared with FFOQP: loss by epoch, and time per step.",
         panels,
         legend(lines),
         (),
@@ -261,7 +261,7 @@ def similarity(results: Results, look: Looks) -> Plot:
 
 
 def worst_of_training(rows: Sequence[Row]) -> Table:
-    """The largest distance from the reference that each method shows on its way."""
+    """The largest distance from the reference of each method during training."""
     cells = []
     for (task, d_y, method), group in sorted(by(rows, "task", "d_y", "method").items()):
         known = {
@@ -277,4 +277,4 @@ def worst_of_training(rows: Sequence[Row]) -> Table:
             ]
         )
     header = ("Method", "task", "cosine", "relative ℓ₂ distance", "relative ℓ∞ distance")
-    return plain("The worst over all steps and seeds", header, cells)
+    return plain("Worst over all steps and seeds", header, cells)

@@ -1,0 +1,88 @@
+"""Which problems a layer takes: DPP ones as they are, DCP ones rewritten, and why others are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import cvxpy as cp
+from cvxpy.atoms.affine.binary_operators import DivExpression, MulExpression
+from cvxpy.utilities import scopes
+
+from ffo.errors import InputError
+from ffo.program.lift import Lifted, lifted
+from ffo.program.rewriting import hidden_parameters, nested_form, subexpressions, text_of
+
+OTHERWISE = "For problems beyond these rules there is ffo.torch.FFOFunctionLayer, which takes functions of tensors."
+
+
+def lifted_if_needed(problem: cp.Problem, parameters: Sequence[cp.Parameter], gp: bool) -> Lifted | None:
+    """What a problem that is not DPP is rewritten to; None: it is DPP."""
+    if _disciplined(problem, gp):
+        return None
+    if not gp and not problem.is_dcp():
+        raise InputError(_undisciplined(problem, gp))
+    found = lifted(problem, parameters, gp)
+    if not _disciplined(found.problem, gp):
+        # Of an expression of parameters, CVXPY says whether it may occur in a geometric program only if it has a value.
+        whole = found.problem.is_dgp() if gp else True
+        raise InputError(_not_rewritten(problem, found.problem, gp) if whole else _undisciplined(found.problem, gp))
+    return found
+
+
+def _disciplined(problem: cp.Problem, gp: bool) -> bool:
+    if gp:
+        return bool(problem.is_dpp("dgp"))
+    if problem.is_dpp():
+        return not hidden_parameters(problem)
+    if hidden_parameters(problem) or not problem.is_dpp(quad_form_dpp="qp"):
+        return False
+    return not nested_form(problem.objective.args[0])
+
+
+def _undisciplined(problem: cp.Problem, gp: bool) -> str:
+    head = "Problem must be DPP for geometric programming." if gp else "Problem must be DPP, or at least DCP."
+    rules = "DGP" if gp else "DCP"
+    for part in (problem.objective, *problem.constraints):
+        if part.is_dgp() if gp else part.is_dcp():
+            continue
+        for e in (e for arg in part.args for e in subexpressions(arg)):
+            if not (e.is_dgp() if gp else e.is_dcp()):
+                return f"{head} The expression {text_of(e)} is not {rules}: {_reason(e, gp)}. {OTHERWISE}"
+        kind = "objective" if part is problem.objective else "constraint"
+        return f"{head} The {kind} {text_of(part)} is not {rules}: it has the wrong curvature. {OTHERWISE}"
+    return f"{head} It is not {rules}. {OTHERWISE}"
+
+
+def _reason(e: Any, gp: bool) -> str:
+    if not gp and isinstance(e, MulExpression | DivExpression):
+        a, b = e.args
+        if a.variables() and b.variables():
+            return "both factors have variables"
+        c, g = (b, a) if a.variables() else (a, b)
+        if c.parameters() and not (c.is_nonneg() or c.is_nonpos()):
+            return (
+                f"{text_of(g)} is not affine, and so the sign of {text_of(c)} decides whether the product is convex; "
+                "declare it (nonneg=True or nonpos=True)"
+            )
+    if not gp and not e.variables():
+        return "CVXPY knows no curvature of it"
+    return "CVXPY cannot tell that it is convex or concave for every value of the parameters"
+
+
+def _not_rewritten(problem: cp.Problem, found: cp.Problem, gp: bool) -> str:
+    head = "Problem must be DPP for geometric programming." if gp else "Problem must be DPP."
+    for v in problem.variables():
+        if not v.is_dpp("dgp" if gp else "dcp"):
+            return (
+                f"{head} The bounds of {v.name()} are not affine in parameters: write them as constraints. {OTHERWISE}"
+            )
+    with scopes.quad_form_dpp_scope():
+        for part in (found.objective, *found.constraints):
+            for e in (e for arg in part.args for e in subexpressions(arg)):
+                if not e.is_dpp("dgp" if gp else "dcp"):
+                    return (
+                        f"{head} It is convex, but parameters and variables meet in {text_of(e)} in a way that cannot "
+                        f"be rewritten. {OTHERWISE}"
+                    )
+    return f"{head} It is convex, but cannot be rewritten. {OTHERWISE}"

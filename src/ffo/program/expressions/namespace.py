@@ -1,0 +1,47 @@
+"""What the translated atoms need of an array library, in NumPy's spelling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.special
+
+
+class Namespace:
+    """A library that spells like NumPy (NumPy itself, `jax.numpy`), and an error function beside it.
+
+    A library that does not is adapted by a class with the same names: `asarray`, `take`, `reshape`, `transpose`,
+    `broadcast_to`, `concatenate`, `stack`, `where`, `sum`, `prod`, `max`, `min`, `sort`, `cumsum`, `cumprod`, `matmul`,
+    elementwise functions, and `eigvalsh`, `eigvals`, `svdvals`, `slogdet`, `inv`, `cholesky`.
+    """
+
+    def __init__(self, module: Any, erf: Callable[[Any], Any]) -> None:
+        self._module = module
+        self.erf = erf
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def eigvalsh(self, x: Any) -> Any:
+        return self._module.linalg.eigvalsh(x)
+
+    def svdvals(self, x: Any) -> Any:
+        return self._module.linalg.svd(x, compute_uv=False)
+
+    def slogdet(self, x: Any) -> tuple[Any, Any]:
+        sign, logarithm = self._module.linalg.slogdet(x)
+        return sign, logarithm
+
+    def inv(self, x: Any) -> Any:
+        return self._module.linalg.inv(x)
+
+    def eigvals(self, x: Any) -> Any:
+        return self._module.linalg.eigvals(x)
+
+    def cholesky(self, x: Any) -> Any:
+        return self._module.linalg.cholesky(x)
+
+
+NUMPY = Namespace(np, scipy.special.erf)

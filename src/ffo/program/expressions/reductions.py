@@ -1,0 +1,271 @@
+"""Norms, extremes, products and spectra: rows of the table of translations (see `structure`)."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+from typing import Any
+
+import numpy as np
+from cvxpy.atoms.atom import Atom
+from cvxpy.atoms.condition_number import condition_number
+from cvxpy.atoms.cummax import cummax
+from cvxpy.atoms.cumprod import cumprod
+from cvxpy.atoms.dist_ratio import dist_ratio
+from cvxpy.atoms.dotsort import dotsort
+from cvxpy.atoms.eye_minus_inv import eye_minus_inv
+from cvxpy.atoms.gen_lambda_max import gen_lambda_max
+from cvxpy.atoms.geo_mean import GeoMean, GeoMeanApprox
+from cvxpy.atoms.gmatmul import gmatmul
+from cvxpy.atoms.lambda_max import lambda_max
+from cvxpy.atoms.lambda_sum_largest import lambda_sum_largest
+from cvxpy.atoms.log_det import log_det
+from cvxpy.atoms.log_sum_exp import log_sum_exp
+from cvxpy.atoms.matrix_frac import MatrixFrac
+from cvxpy.atoms.max import max as max_atom
+from cvxpy.atoms.min import min as min_atom
+from cvxpy.atoms.norm1 import norm1
+from cvxpy.atoms.norm_inf import norm_inf
+from cvxpy.atoms.norm_nuc import normNuc
+from cvxpy.atoms.pf_eigenvalue import pf_eigenvalue
+from cvxpy.atoms.pnorm import Pnorm, PnormApprox
+from cvxpy.atoms.prod import Prod
+from cvxpy.atoms.quad_form import QuadForm
+from cvxpy.atoms.quad_over_lin import quad_over_lin
+from cvxpy.atoms.sigma_max import sigma_max
+from cvxpy.atoms.sum_largest import sum_largest
+from cvxpy.atoms.tr_inv import tr_inv
+from cvxpy.atoms.von_neumann_entr import von_neumann_entr
+
+from ffo.program.expressions.elementwise import entropy
+from ffo.program.expressions.structure import Function, Rule, Shape, aligned, axes_of, lead, matrix_product, shapes_of
+
+Array = np.ndarray
+Axes = tuple[int, ...]
+
+
+def positive_root(xp: Any, square: Any) -> Any:
+    """The square root of sums of squares, whose derivative at zero is taken for zero: a subgradient of the norm."""
+    positive = square > 0.0
+    root = xp.sqrt(xp.where(positive, square, xp.asarray(np.array(1.0))))
+    return xp.where(positive, root, xp.asarray(np.array(0.0)))
+
+
+def norm(xp: Any, x: Any, p: float, axes: Axes, keepdims: bool) -> Any:
+    if p == 2:
+        return positive_root(xp, xp.sum(x * x, axis=axes, keepdims=keepdims))
+    if p == 1:
+        return xp.sum(xp.abs(x), axis=axes, keepdims=keepdims)
+    if p == np.inf:
+        return xp.max(xp.abs(x), axis=axes, keepdims=keepdims)
+    total = xp.sum((xp.abs(x) if p > 1 else x) ** p, axis=axes, keepdims=keepdims)
+    if p < 1:
+        return total ** (1.0 / p)
+    positive = total > 0.0
+    root = xp.where(positive, total, xp.asarray(np.array(1.0))) ** (1.0 / p)
+    return xp.where(positive, root, xp.asarray(np.array(0.0)))
+
+
+def reduced(xp: Any, x: Any, name: str, axes: Axes, keepdims: bool) -> Any:
+    """max, min or prod; one axis after the other, since not all libraries take several at once."""
+    if not axes:
+        return x
+    for axis in axes:
+        x = getattr(xp, name)(x, axis=axis, keepdims=True)
+    return x if keepdims else xp.reshape(x, tuple(n for k, n in enumerate(x.shape) if k - len(x.shape) not in axes))
+
+
+def logarithm_of_sum(xp: Any, x: Any, axes: Axes, keepdims: bool) -> Any:
+    largest = reduced(xp, x, "max", axes, True)
+    value = largest + xp.log(xp.sum(xp.exp(x - largest), axis=axes, keepdims=True))
+    return value if keepdims else xp.sum(value, axis=axes)
+
+
+def sum_of_squares(xp: Any, x: Any, y: Any, axes: Axes, keepdims: bool, shapes: tuple[Shape, ...]) -> Any:
+    total = xp.sum(x * x, axis=axes, keepdims=keepdims) if axes else x * x
+    kept = len(total.shape) - len(lead(x, shapes[0]))
+    y = xp.reshape(y, (*lead(y, shapes[1]), *(1,) * kept))
+    return total / y
+
+
+def largest_entries(xp: Any, x: Any, k: float, axes: Axes, keepdims: bool) -> Any:
+    """Sum of the k largest entries over some axes; the fraction of a k counts in part."""
+    ndim = len(x.shape)
+    inner = sorted(a + ndim for a in axes)
+    outer = [a for a in range(ndim) if a not in inner]
+    moved = xp.transpose(x, (*outer, *inner))
+    rest = tuple(x.shape[a] for a in outer)
+    size = prod(x.shape[a] for a in inner)
+    value = top(xp, xp.sort(xp.reshape(moved, (*rest, size)), axis=-1), k)
+    return xp.reshape(value, tuple(1 if a in inner else x.shape[a] for a in range(ndim))) if keepdims else value
+
+
+def top(xp: Any, ascending: Any, k: float) -> Any:
+    weight = np.zeros(ascending.shape[-1])
+    whole = int(k)
+    if whole:
+        weight[-whole:] = 1.0
+    if whole < len(weight):
+        weight[len(weight) - whole - 1] = k - whole
+    return xp.sum(ascending * xp.asarray(weight), axis=-1)
+
+
+def geometric_mean(xp: Any, x: Any, weight: Array, axes: Axes, keepdims: bool) -> Any:
+    """The product of powers of entries; those of weight zero are left out, whatever their value."""
+    counted = xp.where(xp.asarray(weight != 0.0), x, xp.asarray(np.array(1.0)))
+    return reduced(xp, counted ** xp.asarray(weight), "prod", axes, keepdims)
+
+
+def _geometric_mean(atom: Any) -> Function:
+    shape, axes = atom.args[0].shape, axes_of(atom)
+    weight = np.zeros(prod(shape[a] for a in axes))
+    weight[atom._keep] = [float(w) for w in atom.w]
+    weight = weight.reshape([shape[a] for a in axes], order="F").transpose(np.argsort(axes))
+    full = [n if k - len(shape) in axes else 1 for k, n in enumerate(shape)]
+    return partial(geometric_mean, weight=weight.reshape(full), axes=axes, keepdims=bool(atom.keepdims))
+
+
+def cumulative(xp: Any, x: Any, axis: int, name: str) -> Any:
+    """Running products or maxima along an axis, counted from the end."""
+    step = xp.maximum if name == "max" else (lambda a, b: a * b)
+    slices = [xp.take(x, np.array([k]), axis=axis) for k in range(x.shape[axis])]
+    for k in range(1, len(slices)):
+        slices[k] = step(slices[k - 1], slices[k])
+    return xp.concatenate(slices, axis=axis)
+
+
+def _cumulative(name: str) -> Rule:
+    def rule(atom: Any) -> Function:
+        ndim = len(atom.args[0].shape)
+        return partial(cumulative, axis=int(atom.axis) % ndim - ndim, name=name)
+
+    return rule
+
+
+def symmetric(xp: Any, x: Any) -> Any:
+    ndim = len(x.shape)
+    return 0.5 * (x + xp.transpose(x, (*range(ndim - 2), ndim - 1, ndim - 2)))
+
+
+def quadratic_form(xp: Any, x: Any, P: Any, shapes: tuple[Shape, ...]) -> Any:
+    n = shapes[1][0]
+    x = xp.reshape(x, (*lead(x, shapes[0]), n))
+    return xp.sum(x * matrix_product(xp, P, x, ((n, n), (n,)), (n,)), axis=-1)
+
+
+def matrix_fraction(xp: Any, X: Any, P: Any, shapes: tuple[Shape, ...]) -> Any:
+    n = shapes[1][0]
+    X = xp.reshape(X, (*lead(X, shapes[0]), n, prod(shapes[0]) // n))
+    return xp.sum(X * xp.matmul(xp.inv(P), X), axis=(-2, -1))
+
+
+def log_determinant(xp: Any, x: Any) -> Any:
+    sign, value = xp.slogdet(symmetric(xp, x))
+    return xp.where(sign > 0.0, value, xp.asarray(np.array(-np.inf)))
+
+
+def eigenvalues(xp: Any, x: Any, kind: str, k: float = 1.0) -> Any:
+    """Of symmetric matrices: a number made of their spectrum."""
+    w = xp.eigvalsh(symmetric(xp, x))
+    if kind == "largest":
+        return top(xp, w, k)
+    if kind == "inverses":
+        return xp.sum(1.0 / w, axis=-1)
+    if kind == "entropy":
+        return xp.sum(entropy(xp, w), axis=-1)
+    return w[..., -1] / w[..., 0]  # the condition number
+
+
+def generalized_eigenvalue(xp: Any, A: Any, B: Any) -> Any:
+    L = xp.inv(xp.cholesky(symmetric(xp, B)))
+    ndim = len(L.shape)
+    return eigenvalues(xp, L @ symmetric(xp, A) @ xp.transpose(L, (*range(ndim - 2), ndim - 1, ndim - 2)), "largest")
+
+
+def singular_values(xp: Any, x: Any, all_of_them: bool) -> Any:
+    s = xp.svdvals(x)
+    return xp.sum(s, axis=-1) if all_of_them else xp.max(s, axis=-1)
+
+
+def sorted_product(xp: Any, x: Any, w: Any, shapes: tuple[Shape, ...]) -> Any:
+    size, count = prod(shapes[0]), prod(shapes[1])
+    x = xp.sort(xp.reshape(x, (*lead(x, shapes[0]), size)), axis=-1)
+    w = xp.reshape(w, (*lead(w, shapes[1]), count))
+    if count < size:
+        zeros = xp.broadcast_to(xp.asarray(np.zeros(size - count)), (*lead(w, (count,)), size - count))
+        w = xp.concatenate([w, zeros], axis=-1)
+    return xp.sum(x * xp.sort(w, axis=-1), axis=-1)
+
+
+def resolvent(xp: Any, x: Any) -> Any:
+    return xp.inv(xp.asarray(np.eye(x.shape[-1])) - x)
+
+
+def spectral_radius(xp: Any, x: Any) -> Any:
+    return xp.max(xp.abs(xp.eigvals(x)), axis=-1)
+
+
+def monomials(xp: Any, X: Any, A: Any, shapes: tuple[Shape, ...], shape: Shape) -> Any:
+    return xp.exp(matrix_product(xp, A, xp.log(X), (shapes[1], shapes[0]), shape))
+
+
+def distance_ratio(xp: Any, x: Any, a: Any, b: Any, shapes: tuple[Shape, ...]) -> Any:
+    x, a, b = aligned(xp, (x, a, b), shapes)
+    axes = tuple(range(-len(shapes[0]), 0))
+    return positive_root(xp, xp.sum((x - a) ** 2, axis=axes)) / positive_root(xp, xp.sum((x - b) ** 2, axis=axes))
+
+
+def _norm(atom: Any) -> Function:
+    p = float(getattr(atom, "original_p", 1 if isinstance(atom, norm1) else np.inf))
+    return partial(norm, p=p, axes=axes_of(atom), keepdims=bool(atom.keepdims))
+
+
+def _reduced(name: str) -> Rule:
+    return lambda atom: partial(reduced, name=name, axes=axes_of(atom), keepdims=bool(atom.keepdims))
+
+
+def _shapes(function: Function) -> Rule:
+    return lambda atom: partial(function, shapes=shapes_of(atom))
+
+
+def _eigenvalues(kind: str) -> Rule:
+    return lambda atom: partial(eigenvalues, kind=kind, k=float(getattr(atom, "k", 1.0)))
+
+
+def _axes(function: Function, **more: str) -> Rule:
+    def rule(atom: Any) -> Function:
+        data = {name: getattr(atom, own) for name, own in more.items()}
+        return partial(function, axes=axes_of(atom), keepdims=bool(atom.keepdims), **data)
+
+    return rule
+
+
+RULES: dict[type[Atom], Rule] = {
+    **dict.fromkeys((norm1, norm_inf, Pnorm, PnormApprox), _norm),
+    max_atom: _reduced("max"),
+    min_atom: _reduced("min"),
+    Prod: _reduced("prod"),
+    cumprod: _cumulative("prod"),
+    cummax: _cumulative("max"),
+    log_sum_exp: _axes(logarithm_of_sum),
+    sum_largest: _axes(largest_entries, k="k"),
+    quad_over_lin: lambda atom: partial(_axes(sum_of_squares)(atom), shapes=shapes_of(atom)),
+    **dict.fromkeys((GeoMean, GeoMeanApprox), _geometric_mean),
+    QuadForm: _shapes(quadratic_form),
+    MatrixFrac: _shapes(matrix_fraction),
+    log_det: lambda atom: log_determinant,
+    **dict.fromkeys((lambda_max, lambda_sum_largest), _eigenvalues("largest")),
+    tr_inv: _eigenvalues("inverses"),
+    von_neumann_entr: _eigenvalues("entropy"),
+    condition_number: _eigenvalues("condition"),
+    gen_lambda_max: lambda atom: generalized_eigenvalue,
+    normNuc: lambda atom: partial(singular_values, all_of_them=True),
+    sigma_max: lambda atom: partial(singular_values, all_of_them=False),
+    dotsort: _shapes(sorted_product),
+    eye_minus_inv: lambda atom: resolvent,
+    pf_eigenvalue: lambda atom: spectral_radius,
+    gmatmul: lambda atom: partial(
+        monomials, shapes=(*shapes_of(atom), tuple(atom.A.shape)), shape=tuple(atom.shape)
+    ),
+    dist_ratio: _shapes(distance_ratio),
+}  # fmt: skip

@@ -1,0 +1,139 @@
+"""Pieces of CVXPY expressions, taken apart and put together: what `lift` rewrites with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import cvxpy as cp
+import numpy as np
+from cvxpy.atoms.affine.affine_atom import AffAtom
+from cvxpy.atoms.affine.binary_operators import MulExpression, multiply
+from cvxpy.atoms.affine.kron import kron
+from cvxpy.atoms.affine.promote import Promote
+from cvxpy.atoms.elementwise.huber import huber
+from cvxpy.atoms.quad_form import QuadForm
+from cvxpy.expressions.constants.parameter import is_param_affine
+
+#: letters of an expression that are shown
+SHOWN = 120
+
+
+class DefinedVariable(cp.Variable):
+    """A variable whose sign follows from the constraint that defines it, and needs no constraint of its own.
+
+    Attributes:
+        known: whether it is nonnegative, nonpositive.
+    """
+
+    known = (False, False)
+
+    def is_nonneg(self) -> bool:
+        return self.known[0]
+
+    def is_nonpos(self) -> bool:
+        return self.known[1]
+
+
+@dataclass(frozen=True)
+class Multiplication:
+    """How a coefficient and an expression are multiplied.
+
+    Attributes:
+        kind: elementwise (of scalars, too), or as matrices.
+        right: whether the coefficient stands on the right.
+    """
+
+    kind: type[MulExpression]
+    right: bool
+
+    @classmethod
+    def parts(cls, e: Any) -> tuple[Multiplication, Any, Any] | None:
+        """The product, its coefficient and its other factor, which has the variables; None: it has none, or two."""
+        left, right = e.args
+        on_the_right = bool(left.variables())
+        if on_the_right == bool(right.variables()):
+            return None
+        c, g = (right, left) if on_the_right else (left, right)
+        kind = MulExpression
+        if isinstance(e, multiply) or () in (left.shape, right.shape):
+            kind, c = multiply, scalar(c)
+        return cls(kind, on_the_right), c, g
+
+    def of(self, c: Any, g: Any) -> Any:
+        return self.kind(g, c) if self.right else self.kind(c, g)
+
+    def joined(self, c: Any, g: Any) -> tuple[Multiplication, Any, Any] | None:
+        """c (d h) as (c d) h, where that is a product of the same entries or of fewer than the two."""
+        inner = Multiplication.parts(g) if isinstance(g, MulExpression) else None
+        if inner is None:
+            return None
+        product, d, h = inner
+        elementwise = self.kind is multiply and product.kind is multiply
+        if elementwise or (c.shape == () and self.kind is multiply):
+            return product, multiply(c, d), h
+        if d.shape == () and product.kind is multiply:
+            return self, multiply(d, c), h
+        if self.kind is multiply or product.kind is multiply or self.right != product.right:
+            return None
+        both = MulExpression(d, c) if self.right else MulExpression(c, d)
+        return (self, both, h) if both.ndim <= 2 and both.size <= c.size + d.size else None
+
+
+def scalar(e: Any) -> Any:
+    """The scalar that an expression repeats, or the expression."""
+    return e.args[0] if isinstance(e, Promote) and e.args[0].shape == () else e
+
+
+def toeplitz(e: Any) -> Any:
+    """A convolution as the product of a matrix with a vector: c * x = T(c) x."""
+    c, x = e.args
+    n, m = c.size, x.size
+    offset = np.arange(n + m - 1)[:, None] - np.arange(m)
+    place = np.where((offset >= 0) & (offset < n), offset, n)
+    matrix = cp.hstack([cp.reshape(c, (n,), order="F"), np.zeros(1)])[place]
+    return cp.reshape(matrix @ cp.reshape(x, (m,), order="F"), e.shape, order="F")
+
+
+def spread(e: Any) -> Any:
+    """A Kronecker product as an elementwise one, of the factors repeated over each other."""
+    a, b = e.args
+    return multiply(kron(a, np.ones(b.shape)), kron(np.ones(a.shape), b))
+
+
+def plain(v: cp.Variable) -> bool:
+    """Whether every entry of a variable is a column of its own."""
+    special = ("symmetric", "PSD", "NSD", "diag", "hermitian", "complex", "imag")
+    return v.sparse_idx is None and not any(v.attributes[name] for name in special)
+
+
+def nested_form(e: Any, term: bool = True) -> bool:
+    """Whether a parametric quadratic form occurs otherwise than as a term of an objective."""
+    if not e.parameters():
+        return False
+    if isinstance(e, QuadForm):
+        return bool(e.args[1].parameters()) and not term
+    return any(nested_form(arg, term and isinstance(e, AffAtom)) for arg in e.args)
+
+
+def hidden_parameters(part: Any) -> bool:
+    """Whether parameters occur where CVXPY does not look for them: a bound of `huber` that is not affine in them."""
+    if huber not in part.atoms():
+        return False
+    parts = [part.objective, *part.constraints] if isinstance(part, cp.Problem) else [part]
+    found = (e for one in parts for e in subexpressions(one) if isinstance(e, huber))
+    return any(e.M.parameters() and not is_param_affine(e.M) for e in found)
+
+
+def text_of(e: Any) -> str:
+    """An expression on one line, shortened."""
+    text = " ".join(str(e).split())
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
+
+
+def subexpressions(e: Any) -> Iterator[Any]:
+    """An expression (constraint, objective) and its parts, inner ones first."""
+    for arg in e.args:
+        yield from subexpressions(arg)
+    yield e
