@@ -6,6 +6,7 @@ equality-constrained *ghost problem* instead of differentiating and inverting a 
 The layers are in the front ends; `import ffo` itself imports no framework and no solver:
 
     from ffo.torch import FFOFunctionLayer, FFOLayer, FFOQPLayer
+    from ffo.jax import FFOLayer, FFOQPLayer, solve_qp
     from ffo import solve_qp_batch  # NumPy, no gradients
 """
 
