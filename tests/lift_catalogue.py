@@ -260,6 +260,15 @@ def huber_with_a_computed_bound() -> Pair:
     return Pair(own, twin, lambda t, b: [t.exp(), b])
 
 
+@pair
+def weights_of_sorted_entries() -> Pair:
+    """CVXPY takes this for DPP, but its reduction multiplies parameters."""
+    x, y, a, w = cp.Variable(3), cp.Variable(3), P(3), P(3, nonneg=True)
+    own = of(x, bowl(x) + cp.dotsort(x - a, w), [cp.sum(x) == 1], [a, w])
+    twin = of(x, bowl(x) + cp.dotsort(y, w), [cp.sum(x) == 1, y == x - a], [a, w])
+    return Pair(own, twin, lambda a, w: [a, w])
+
+
 # Kronecker products and convolutions
 
 

@@ -12,6 +12,7 @@ from cvxpy.atoms.affine.affine_atom import AffAtom
 from cvxpy.atoms.affine.binary_operators import MulExpression, multiply
 from cvxpy.atoms.affine.kron import kron
 from cvxpy.atoms.affine.promote import Promote
+from cvxpy.atoms.dotsort import dotsort
 from cvxpy.atoms.elementwise.huber import huber
 from cvxpy.atoms.quad_form import QuadForm
 from cvxpy.expressions.constants.parameter import is_param_affine
@@ -118,12 +119,18 @@ def nested_form(e: Any, term: bool = True) -> bool:
 
 
 def hidden_parameters(part: Any) -> bool:
-    """Whether parameters occur where CVXPY does not look for them: a bound of `huber` that is not affine in them."""
-    if huber not in part.atoms():
+    """Whether parameters meet where CVXPY does not look: in a bound of `huber` that is not affine in them, or in both
+    arguments of `dotsort`."""
+    if not {huber, dotsort} & {*part.atoms()}:
         return False
     parts = [part.objective, *part.constraints] if isinstance(part, cp.Problem) else [part]
-    found = (e for one in parts for e in subexpressions(one) if isinstance(e, huber))
-    return any(e.M.parameters() and not is_param_affine(e.M) for e in found)
+    return any(_hides(e) for one in parts for e in subexpressions(one))
+
+
+def _hides(e: Any) -> bool:
+    if isinstance(e, huber):
+        return bool(e.M.parameters()) and not is_param_affine(e.M)
+    return isinstance(e, dotsort) and bool(e.variables()) and all(arg.parameters() for arg in e.args)
 
 
 def text_of(e: Any) -> str:
