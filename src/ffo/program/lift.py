@@ -302,7 +302,9 @@ class Geometric(Rewriter):
         if not isinstance(e, cp.Expression) or not e.parameters():
             return e
         if not e.variables():
-            return e if self.disciplined_parameters(e) else self.parameter(e)
+            # a parameter of a geometric program must be declared positive: that is for the user to say
+            kept = isinstance(e, cp.Parameter) or self.disciplined_parameters(e)
+            return e if kept else self.parameter(e)
         return self.repaired(self.rebuilt(e, [self.of(arg) for arg in e.args]))
 
     def attributes(self, e: cp.Expression) -> dict[str, bool]:
