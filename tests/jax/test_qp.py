@@ -89,6 +89,11 @@ def test_absent_blocks() -> None:
     found, report = jax.jit(FFOQPLayer().call)(jnp.eye(2), p)
     np.testing.assert_allclose(found, -p, atol=1e-12)
     assert report.ok
+    found, report = FFOQPLayer().call(jnp.eye(2), p, G=jnp.ones((1, 2)), h=jnp.ones(1), lb=jnp.zeros(2))
+    np.testing.assert_allclose(found, [0.0, 1.0], atol=1e-12)
+    for wrong in (lambda: FFOQPLayer().call(jnp.eye(2), p, lower_bound=p), lambda: FFOQPLayer().call(*[p] * 7)):
+        with pytest.raises(TypeError, match=r"lower_bound|positional"):
+            wrong()
     with pytest.raises(UnboundedError):
         FFOQPLayer()(None, p)
 

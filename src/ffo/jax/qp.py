@@ -99,14 +99,19 @@ class FFOQPLayer(LayerBase):
         Returns:
             z (*batch, n), or a `QPSolution` if the layer was made with `duals=True`.
         """
-        given = {"Q": Q, "p": p, "G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub, "lower": lower}
+        given = named_blocks(Q, p, G, h, A, b, lb=lb, ub=ub, lower=lower)
         return self._solve(given, solver_args, keys, warm_start, report=False)[0]
 
-    def call(self, *blocks: Any, **options: Any) -> tuple[Found, CallReport]:
+    def call(
+        self,
+        *blocks: Any,
+        solver_args: Mapping[str, Any] | None = None,
+        keys: Any = None,
+        warm_start: bool | None = None,
+        **bounds: Any,
+    ) -> tuple[Found, CallReport]:
         """The layer's output for these arguments, and the report on this call."""
-        settings = {name: options.pop(name, None) for name in ("solver_args", "keys", "warm_start")}
-        given = dict(zip(("Q", "p", "G", "h", "A", "b"), blocks, strict=False)) | options
-        found, report = self._solve(given, **settings, report=True)
+        found, report = self._solve(named_blocks(*blocks, **bounds), solver_args, keys, warm_start, report=True)
         assert report is not None
         return found, report
 
@@ -126,6 +131,22 @@ class FFOQPLayer(LayerBase):
 
     def __repr__(self) -> str:
         return f"FFOQPLayer(duals={self.duals}, solver={self.engine.options.solver or 'auto'})"
+
+
+def named_blocks(
+    Q: Any,
+    p: Any,
+    G: Any = None,
+    h: Any = None,
+    A: Any = None,
+    b: Any = None,
+    *,
+    lb: Any = None,
+    ub: Any = None,
+    lower: Any = None,
+) -> dict[str, Any]:
+    """The blocks of a call by name."""
+    return {"Q": Q, "p": p, "G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub, "lower": lower}
 
 
 def read_blocks(given: Mapping[str, Any]) -> Blocks[jax.Array]:
