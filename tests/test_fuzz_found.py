@@ -173,6 +173,22 @@ FOUND = {
         ),
         (Route(), Route(solver="INTERIOR", backward="iterative"), Route(solver="PROXQP")),
     ),
+    # the terms of Qz, which cancel each other along the ray, buried the costs
+    "costs that are rounding": Found(
+        QP(
+            p=array([3e-12, -1e-12, 2e-12]),
+            Q=array(
+                [
+                    [6.5536e06, 1.00663296e09, 5.0331648e08],
+                    [1.00663296e09, 1.54618822656e11, 7.7309411328e10],
+                    [5.0331648e08, 7.7309411328e10, 3.8654705664e10],
+                ]
+            ),
+            G=array([[-5000.0, 200000.0, -100000.0]]),
+            h=array([60.0]),
+        ),
+        (Route(), Route(derivative="none"), Route("array", derivative="none"), Route(solver="CLARABEL")),
+    ),
     # bounds hid that the units of two variables differ by 1e10, and the smaller costs counted as rounding
     "scaled columns with bounds": Found(
         QP(

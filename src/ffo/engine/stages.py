@@ -38,6 +38,8 @@ VERDICTS = one_of(Status.INFEASIBLE, Status.UNBOUNDED)
 FAR = 0.5
 #: size of the entries of a point, in a scaled program, above which it may have diverged
 DISTANT = 1e6
+#: costs, beside the terms of Px, that no residual shows
+BURIED = 1e-12
 
 
 def reject_bad_data(batch: Batch, indefinite: Callable[[SymmetricBatch], dict[int, float]] | None) -> None:
@@ -232,6 +234,22 @@ def _own_choice(program: ConeProgram) -> Iterator[Solver]:
     yield from map(get_solver, further(program, first))
 
 
+def _steepest(program: ConeProgram) -> dict[int, Proof]:
+    """A proof that the objective of one sample falls for ever, from its steepest ray."""
+    steepest = _by_own_choice(steepest_ray(program))
+    return _proofs(program, steepest.point[0], np.zeros((1, program.m)))[0]
+
+
+def _buried(program: ConeProgram, x: Array) -> Array:
+    """(batch,) whether all costs q are rounding beside the terms of Px, so that Px + q = 0 does not say that the
+    objective has a lower end: P may vanish along x."""
+    if not program.P.nnz:
+        return np.zeros(len(x), dtype=bool)
+    costs, root = np.abs(program.q), np.sqrt(np.abs(program.P.diagonal))  # bounds the rest: |P_ij| <= root_i root_j
+    terms = root * (root * np.abs(x)).sum(axis=1, keepdims=True)
+    return np.asarray((costs <= BURIED * terms).all(axis=1) & costs.any(axis=1))
+
+
 def seek_proofs(batch: Batch) -> None:
     """Look for proofs that failed samples have no solution, if no solver's point led to one. Verdicts refuted by a
     feasible point of the program, or of its dual, are withdrawn."""
@@ -242,9 +260,7 @@ def seek_proofs(batch: Batch) -> None:
         program = batch.part(samples)
         feasible = _by_own_choice(with_curvature(program))
         if feasible.status[0] == SOLVED:
-            steepest = _by_own_choice(steepest_ray(program))
-            proofs, _ = _proofs(program, steepest.point[0], np.zeros((1, program.m)))
-            if proofs:
+            if proofs := _steepest(program):
                 batch.prove(samples, proofs)
             elif batch.status[k] == Status.INFEASIBLE and feasible.residual[0] <= ACCEPT:
                 batch.status[k], batch.detail[k] = Status.INACCURATE, "called infeasible, but there is a feasible point"
@@ -281,7 +297,12 @@ def _accept(batch: Batch, samples: Array, found: Linearization, good: Array) -> 
     diverge, the terms of the conditions grow with them, and any error becomes relatively small. Returns those
     (samples,) that were stored."""
     x, y, rough = found.x, found.y, good & (found.certificate.natural_residual > ROUGH)
-    asked = rough
+    asked, buried = rough, good & _buried(batch.part(samples), x)
+    for k in buried.nonzero()[0].tolist():
+        mine = samples[k : k + 1]
+        proofs = _steepest(batch.part(mine))
+        good[k] = not proofs
+        batch.prove(mine, proofs)
     if np.vdot(x, x) > DISTANT**2 or np.vdot(y, y) > DISTANT**2:
         largest = np.maximum(np.abs(x).max(axis=1, initial=0.0), np.abs(y).max(axis=1, initial=0.0))
         asked = rough | (good & (largest > DISTANT))
