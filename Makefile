@@ -3,10 +3,10 @@
 #   make demo    train a small decision-focused model, print loss and speed, save a picture
 #   make test    the whole test suite
 #   make lint    ruff and mypy
-#   make bench   the benchmarks; BENCH="families cores latency forms" picks some
+#   make bench   the benchmarks; BENCH="families cores latency forms" selects some
 #   make fuzz    random programs through every layer, judged exactly; MINUTES=20
 #
-# Each target makes the virtual environment when there is none, and installs only what is missing.
+# Each target creates the virtual environment if there is none, and installs only what is missing.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -43,7 +43,7 @@ demo: $(STAMP)-demo
 test: $(STAMP)-test browser
 	$(RUN) -m pytest -n $(WORKERS) $(TESTS)
 
-# The report's pages are looked at in a real browser; without one those tests are skipped.
+# The report's pages are tested in a real browser; without one those tests are skipped.
 browser:
 	@sh scripts/browser.sh
 
@@ -59,11 +59,11 @@ format: $(STAMP)-dev
 bench: $(STAMP)-bench
 	$(RUN) -m benchmarks $(BENCH)
 
-# Failures are shrunk and written down as tests in build/fuzz; FUZZ="--only weak --seed 3" passes options on.
+# Failures are reduced and written as tests to build/fuzz; FUZZ="--only weak --seed 3" passes options on.
 fuzz: $(STAMP)-test
 	FFO_NUM_THREADS=1 OMP_NUM_THREADS=1 $(RUN) -m fuzz --minutes $(MINUTES) --workers $(WORKERS) $(FUZZ)
 
-# Peers that cannot be an extra: qpth declares numpy<2 against CVXPY's numpy>=2, yet runs with it.
+# Packages that cannot be an extra: qpth declares numpy<2, CVXPY numpy>=2; qpth works with it nevertheless.
 bench-peers: $(STAMP)-bench
 	$(INSTALL) --no-deps qpth
 

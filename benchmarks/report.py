@@ -27,6 +27,7 @@ PACKAGES = (
     "qpth",
     "proxsuite",
     "torch",
+    "jax",
     "numpy",
 )
 

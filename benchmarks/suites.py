@@ -7,7 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks import compile as compiling
-from benchmarks import cores, cuda, families, forms, growth, latency, lift, peers, problems, qp_layers, trust, warm
+from benchmarks import (
+    cores,
+    cuda,
+    families,
+    forms,
+    growth,
+    jax_layers,
+    latency,
+    lift,
+    peers,
+    problems,
+    qp_layers,
+    trust,
+    warm,
+)
 from benchmarks import maros as collection
 from benchmarks.accuracy import compare, probes
 from benchmarks.bilevel import bilevel as bilevel_suite
@@ -166,6 +180,7 @@ SUITES: dict[str, Callable[[Options], Suite]] = {
     "forms": lambda options: forms.suite(options.repeats, options.progress),
     "compile": lambda options: compiling.suite(options.progress),
     "trust": lambda options: trust.suite(options.progress),
+    "jax": lambda options: jax_layers.suite(options.repeats, options.progress),
 }
 
 

@@ -22,7 +22,7 @@ from benchmarks.report import Figure, Suite
 from ffo.cones import Nonneg, Product
 from ffo.engine import Engine, Options
 from ffo.ghost.direct import Compiled
-from ffo.kernels import newton as columns
+from ffo.kernels import evidence as columns
 from ffo.program.cone import ConeProgram
 from ffo.program.plan import values_of
 from ffo.solvers import get_solver

@@ -4,16 +4,16 @@ A portfolio is chosen every day by
 
     maximize  r'y - (risk/2) |F'y|^2 - (cost/2) |y|^2   subject to  y >= 0, sum(y) = 1, y <= cap
 
-from predicted returns r. The true returns are a nonlinear function of the day's features, the model
-is linear, so it must err somewhere. Trained on the squared error it errs where that is cheap for
-the prediction; trained through the optimization layer it errs where that is cheap for the investor.
+from predicted returns r. The true returns are a nonlinear function of the day's features and the model is
+linear, so it must make errors. Trained on the squared error it makes them where they are cheap for the
+prediction; trained through the optimization layer, where they are cheap for the investor.
 
 Both models begin with the same epochs on the squared error. That matters: from random weights many
 portfolios are vertices of the feasible set, where the decision does not react to the prediction and
-the gradient is rightly zero, and training through the layer alone often ends up worse.
+the gradient is correctly zero, and training only through the layer often ends up worse.
 
 Run it with `make demo`. It prints what both models lose against perfect foresight (their regret) in several markets,
-the time of a training step beside cvxpylayers, and saves a picture to examples/output/.
+the time of a training step next to cvxpylayers, and saves a picture to examples/output/.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ OUTPUT = Path(__file__).parent / "output"
 ASSETS, FEATURES, FACTORS = 30, 5, 4
 RISK, COST, CAP = 1.0, 0.2, 0.3
 MARKETS, BATCH = 4, 64
-WARMUP, EPOCHS = 15, 30  # epochs on the squared error for both models; epochs in all
-BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#999999"  # Okabe and Ito's colours, told apart by everyone
+WARMUP, EPOCHS = 15, 30  # epochs on the squared error for both models; epochs in total
+BLUE, ORANGE, GREY = "#0072B2", "#E69F00", "#999999"  # Okabe and Ito's colours, distinguishable by everyone
 
 Layer = Callable[..., tuple[torch.Tensor, ...]]
 
 
 @dataclass(frozen=True)
 class Days:
-    """Features (days, FEATURES) and the returns that came true (days, ASSETS)."""
+    """Features (days, FEATURES) and the actual returns (days, ASSETS)."""
 
     features: torch.Tensor
     returns: torch.Tensor
@@ -54,7 +54,7 @@ class Days:
 
 @dataclass(frozen=True)
 class Market:
-    """Factor loadings of the assets (ASSETS, FACTORS), days to train on and days to be judged on."""
+    """Factor loadings of the assets (ASSETS, FACTORS), training days and test days."""
 
     loadings: np.ndarray
     train: Days
@@ -119,7 +119,7 @@ class Trainer:
 
     @torch.no_grad()
     def regret(self) -> float:
-        """Share of the attainable gain that is lost on the test days, in percent."""
+        """Percentage of the attainable gain that is lost on the test days."""
         gain = self._gain(self.model(self.market.test.features))
         return float(100 * (self.best - gain) / self.best)
 
@@ -151,7 +151,7 @@ def train(console: Console, label: str, through_layer: bool) -> np.ndarray:
 
 
 def time_steps(layers: dict[str, Layer], repeats: int = 15) -> dict[str, tuple[float, float]]:
-    """Median (forward, backward) milliseconds of one batch, contenders taking turns."""
+    """Median (forward, backward) milliseconds of one batch, with interleaved measurements."""
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in layers}
     generator = torch.Generator().manual_seed(1)
     for _ in range(repeats + 2):
@@ -177,7 +177,7 @@ def save_picture(regrets: dict[str, np.ndarray], steps: dict[str, tuple[float, f
     left.text(
         WARMUP + 0.3,
         0.55 * left.get_ylim()[1],
-        "here they part:\nbefore, both learn\non the squared error",
+        "until here, both models\nare trained on\nthe squared error",
         color="#555555",
     )
     left.set(xlabel="epoch", ylabel="regret on unseen days (% of attainable gain)", ylim=(0, None), xlim=(0, EPOCHS))

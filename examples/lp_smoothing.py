@@ -2,7 +2,7 @@
 
 A shop splits an hour between three products, z >= 0 and sum z <= 1, by their predicted costs p. As the cost
 of the first product falls, the whole hour jumps to it. Prints the derivative with and without smoothing and
-saves a picture to examples/output/lp_smoothing.svg (or where the first argument says).
+saves a picture to examples/output/lp_smoothing.svg (or to the path given as the first argument).
 """
 
 from __future__ import annotations

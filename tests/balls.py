@@ -17,7 +17,7 @@ Array = np.ndarray
 #: norms of variables, of sums of them, of both, and with a coordinate that is constant
 BALLS = ("single", "spread", "mixed", "bare")
 CASES = ("boundary", "vertex", "interior")
-#: coordinates that are constant cannot be at a vertex
+#: constant coordinates cannot be at a vertex
 BARE_CASES = ("boundary", "boundary", "interior")
 N, EQUAL, ROWS, SIZE = 18, 2, 3, 6
 
@@ -57,7 +57,7 @@ def ball_program(kind: str, batch: int = 6, *, batched: bool = False, diagonal: 
     y[:, :EQUAL] = rng.normal(size=(batch, EQUAL))
     for k in range(batch):
         order = rng.permutation(3)
-        free = np.setdiff1d(np.arange(N), apart[order[1]])  # those of the vertex are fixed already
+        free = np.setdiff1d(np.arange(N), apart[order[1]])  # the variables at the vertex are fixed already
         active = np.concatenate([[EQUAL], EQUAL + ROWS + rng.permutation(free)[:3]])
         s[k, active], y[k, active] = 0.0, rng.uniform(0.5, 1.5, 4)
         for case, j in zip(BARE_CASES if kind == "bare" else CASES, order, strict=True):

@@ -1,8 +1,7 @@
 """Forty-five ordinary families of problems, as users of CVXPY write them: small, parametrised, easy to draw from.
 
-Each is the kind of problem whose gradients are right almost everywhere: a sample flagged here is a false alarm, unless
-it happens to lie on a kink. `fuzz/families.py` counts them.
-"""
+Their gradients are correct almost everywhere: a flagged sample is a false alarm, unless it happens to lie on a kink.
+`fuzz/families.py` counts them."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def minimize(cost: cp.Expression, rows: list, p: cp.Parameter, x: cp.Variable, s
     return Family(cp.Problem(cp.Minimize(cost), rows), [p], [x], lambda rng: [scale * rng.normal(size=p.shape)])
 
 
-# Piecewise linear costs: epigraph variables that land on vertices
+# Piecewise linear costs: epigraph variables at vertices
 
 
 @register
@@ -205,7 +204,7 @@ def linear_program(rng: Random) -> Family:
 
 @register
 def shortest_path(rng: Random) -> Family:
-    """A regularised flow on a grid; conservation has one equation too many."""
+    """A regularised flow on a grid; one conservation equation is redundant."""
     edges = [(0, 1), (0, 2), (1, 3), (2, 3), (1, 2), (3, 4), (2, 5), (4, 5)]
     N = np.zeros((6, len(edges)))
     for k, (i, j) in enumerate(edges):
@@ -369,7 +368,7 @@ def entropy(rng: Random) -> Family:
 
 @register
 def divergence(rng: Random) -> Family:
-    """The distribution nearest to another whose mean is given."""
+    """The distribution with a given mean nearest to another one."""
     p, x, values = cp.Parameter(5, pos=True), cp.Variable(5), np.arange(5.0)
     rows = [cp.sum(x) == 1, values @ x == 2.2]
     return Family(

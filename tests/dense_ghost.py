@@ -1,4 +1,4 @@
-"""Ghost systems solved densely: a yardstick for presolve."""
+"""Dense solution of ghost systems: a reference for presolve."""
 
 from __future__ import annotations
 

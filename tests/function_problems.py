@@ -1,4 +1,4 @@
-"""Problems given by functions, and what their tests compare with."""
+"""Problems given by functions, and references for their tests."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def gradients(layer: FFOLayer, values: Sequence[Array], **call: object) -> list[
 
 
 def finite_difference(case: Case, values: Sequence[Array], directions: Sequence[Array], step: float = 1e-4) -> Array:
-    """Derivative of `loss_of` along each parameter's direction alone, (parameters,).
+    """Derivative of `loss_of` along each parameter's direction separately, (parameters,).
 
     Fourth-order central differences of solves at eps 1e-11, whose optimality conditions are checked
     on the spot; all of them run as one batch.

@@ -1,4 +1,4 @@
-"""Calls of inner kernels, which have no entry point for Python, from tests."""
+"""Calls of inner kernels from tests: they have no entry point for Python."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Random cone programs whose solutions are known and lie on chosen faces.
 
 A complementary pair (s, y) of every case of every cone comes from that cone's contract (tests/cones),
-which makes it from the cone's definition. With x at will, b = Ax + s and q = -(Px + A'y) make
+which makes it from the cone's definition. For any x, b = Ax + s and q = -(Px + A'y) make
 (x, y, s) optimal.
 """
 
@@ -48,7 +48,7 @@ FACES = [(name, case) for name, contract in CONTRACTS.items() for case in contra
 #: (cone, case or None for one drawn per sample)
 Blocks = Sequence[tuple[str, str | None]]
 
-#: every cone at once, cases drawn per sample; equal cones apart, so that gathering them is tested. The rays
+#: every cone at once, cases drawn per sample; equal cones are not adjacent, so that grouping is tested. The rays
 #: of pow(0.7), where finite differences converge slowly, are left out.
 MIXED: Blocks = [
     (name, "surface" if name == "pow.7" else None)
@@ -85,7 +85,7 @@ def rescaled(known: Known, power: float, seed: int = 0) -> Known:
     rng = np.random.default_rng([seed, 8])
     p = known.program
     column, row = 10.0 ** rng.uniform(-power, power, p.n), np.empty(p.m)
-    for g in p.cones.groups:  # one factor for a block: cones allow no more
+    for g in p.cones.groups:  # one factor per block: cones allow no more
         row[g.index] = 10.0 ** rng.uniform(-power, power, (g.count, 1))
     P, A = p.P, p.A
     program = ConeProgram(
@@ -115,7 +115,7 @@ def with_pair(known: Known, s: Array, y: Array) -> Known:
 
 
 def point(x: Array, y: Array, s: Array) -> Solution:
-    """A `Solution` that no solver has commented on."""
+    """A `Solution` without a solver's report."""
     return Solution(x, y, s, np.zeros(len(x), dtype=int), np.full(len(x), -1))
 
 
@@ -153,7 +153,7 @@ def _pairs(contract: ConeContract, case: str | None, batch: int, rng: np.random.
 
 
 def random_matrix(m: int, n: int, batch: int | None, rng: np.random.Generator) -> SparseBatch:
-    """Normal entries on a random pattern with seven tenths of the places, two at least in each row."""
+    """Normal entries on a random pattern with 70 % of the entries, at least two in each row."""
     pattern = rng.random((m, n)) < 0.7
     for row in pattern:
         row[rng.permutation(n)[:2]] = True

@@ -1,6 +1,6 @@
 """Quadratic programs with known solutions and multipliers, for the tests of FFOQPLayer and solve_qp_batch.
 
-A solution is chosen first, then which sides are active, with multipliers away from zero, and slacks away
+A solution is chosen first, then which bounds are active, with multipliers away from zero, and slacks away
 from zero elsewhere; the vectors follow. Solution, multipliers and derivative are thus unique.
 """
 
@@ -79,7 +79,7 @@ def known_qp(
     return KnownQP({name: blocks[name] for name in ORDER if name in blocks}, z, nu, lam, mu)
 
 
-#: shapes of program that everything is tried on
+#: shapes of programs for most tests
 KINDS: dict[str, KnownQP] = {
     "inequalities and equalities": known_qp(0),
     "inequalities": known_qp(1, equalities=0),
@@ -104,7 +104,7 @@ def tensors(
 
 
 def stacked(programs: Sequence[dict[str, Array]], shared: Sequence[str] = ()) -> dict[str, Array]:
-    """A batch of programs; blocks in `shared` are those of the first."""
+    """A batch of programs; blocks in `shared` are taken from the first."""
     first = programs[0]
     return {k: v if k in shared else np.stack([b[k] for b in programs]) for k, v in first.items()}
 
@@ -117,7 +117,7 @@ def around(
     near = []
     for _ in range(size):
         blocks = {k: v + spread * rng.normal(size=v.shape) for k, v in known.blocks.items()}
-        if "Q" in blocks:  # stay symmetric, and as singular as before
+        if "Q" in blocks:  # keep Q symmetric and its rank
             blocks["Q"] = known.blocks["Q"] * (1 + spread * rng.normal())
         near.append(blocks)
     return stacked(near, shared)

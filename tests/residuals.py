@@ -1,4 +1,4 @@
-"""Residuals of solutions by a formula of their own: a yardstick for what solvers return."""
+"""Residuals of solutions, computed independently: a reference for the solvers."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from benchmarks import cores, families, forms, latency, lift, peers, problems, trust
+from benchmarks import cores, families, forms, jax_layers, latency, lift, peers, problems, trust
 from benchmarks.accuracy import Accuracy, compare, probes
 from benchmarks.family_problems import FAMILIES
 from benchmarks.screen import PlainScreen
@@ -94,7 +94,7 @@ def test_programs_without_a_solution_have_none(kind: str) -> None:
 def test_shares_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trust, "best", lambda run: (run(), 1.0)[1])  # once
     monkeypatch.setattr(trust, "decision_qp", lambda _, **options: problems.decision_qp(10, **options))
-    assert trust.share(norm_ball=False)["share"] == 200.0  # judge and rest; the null vectors are a difference
+    assert trust.share(norm_ball=False)["share"] == 200.0  # judge and rest; the time for null vectors is a difference
 
 
 def test_plain_tables(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,3 +108,23 @@ def test_both_ways_of_writing_a_problem_agree(make: Callable[[], lift.Pair]) -> 
     assert len(lifted) == len(by_hand) > 1
     for a, b in zip(lifted, by_hand, strict=True):
         assert torch.allclose(a, b, rtol=1e-7, atol=1e-8)
+
+
+def test_the_contenders_of_jax_have_the_same_gradients() -> None:
+    with jax_layers.double_precision():
+        case = problems.small_least_squares(batch=2)
+        ours = jax_layers.contest(case, jax_layers.with_torch, "torch", 1, lambda _: None, warmup=1)
+        theirs = jax_layers.contest(case, jax_layers.with_cvxpylayers, "cvxpylayers", 1, lambda _: None, warmup=0)
+        broken = jax_layers.contest(case, lambda *_: 1 / 0, "broken", 1, lambda _: None)
+    assert not ours.reason + theirs.reason
+    assert ours.difference < 1e-12
+    assert 1e-12 < theirs.difference < 1e-2
+    assert math.isnan(broken.ratio)
+    assert "ZeroDivisionError" in broken.reason
+
+
+def test_overheads_and_ratios_of_jax() -> None:
+    contest = jax_layers.Contest("a", "b", jax=0.011, other=0.1, jax_best=0.005, other_best=0.004)
+    assert math.isclose(contest.overhead, 1.0)
+    assert math.isclose(contest.ratio, 0.8)
+    assert math.isclose(contest.share, 25.0)

@@ -100,7 +100,7 @@ def test_the_judge(answer: Found, outcome: Outcome) -> None:
 
 
 def test_a_kink_must_be_flagged() -> None:
-    truth = Truth(replace(BOX, p=np.array([-1.0, 1.0])), np.ones(2), 0)  # the bound is met without a force
+    truth = Truth(replace(BOX, p=np.array([-1.0, 1.0])), np.ones(2), 0)  # the bound is active with a zero multiplier
     for good, outcome in ((True, Outcome.WRONG_GRADIENT), (False, Outcome.FLAGGED)):
         answer = found([1.0, -1.0], [0.0, -1.0], good)
         assert judge(answer, truth, ["p"], truth.direction(["p"], 1), False).outcome is outcome
@@ -108,7 +108,7 @@ def test_a_kink_must_be_flagged() -> None:
 
 @pytest.mark.parametrize(("gradient", "outcome"), [(-1.0, Outcome.RIGHT), (-1.001, Outcome.WRONG_GRADIENT)])
 def test_the_edge_of_what_has_a_solution_is_judged_from_within(gradient: float, outcome: Outcome) -> None:
-    truth = Truth(replace(BOX, G=np.zeros((1, 2)), h=np.zeros(1)), np.ones(2), 0)  # 0 <= h: h must not fall
+    truth = Truth(replace(BOX, G=np.zeros((1, 2)), h=np.zeros(1)), np.ones(2), 0)  # 0 <= h: h must not decrease
     answer = replace(
         found([1.0, -1.0], [0.0, gradient], True), gradient={"p": np.array([0.0, gradient]), "h": np.zeros(1)}
     )
@@ -120,7 +120,7 @@ def test_the_edge_of_what_has_a_solution_is_judged_from_within(gradient: float, 
 
 @pytest.mark.parametrize(("gap", "outcome"), [(2e-8, Outcome.UNJUDGED), (2e-6, Outcome.WRONG_SOLUTION)])
 def test_how_far_a_point_may_be_from_feasible(gap: float, outcome: Outcome) -> None:
-    """-x + 2y <= -6 - gap, 3x + y = 4, x <= 2: y must be -2 and less; the bound of zero has no terms to measure by."""
+    """-x + 2y <= -6 - gap, 3x + y = 4, x <= 2: y must be -2 and less; the zero bound has no terms to measure by."""
     qp = QP(
         p=np.zeros(3),
         G=np.array([[-1.0, 2.0, -4.0]]),
@@ -148,7 +148,7 @@ def test_multipliers_without_costs_are_rounding() -> None:
 
 
 def test_costs_move_by_their_own_size() -> None:
-    """Two rows that differ by rounding hold z, with multipliers of 1e16: a derivative of 1e-17 in p is none."""
+    """Two rows that differ by rounding hold z, with multipliers of 1e16: a derivative of 1e-17 in p counts as zero."""
     G = np.array([[1.0, 1.0], [-1.0, np.nextafter(-1.0, 0.0)]])
     truth = Truth(QP(p=np.array([0.0, -4.0]), Q=np.eye(2), G=G, h=np.array([2.0, -2.0])), np.ones(2), 0)
     assert truth.answer.y.max() > 1e16
@@ -188,10 +188,10 @@ def test_catalogue_follows_the_rules() -> None:
     assert len(FAMILIES) >= 40
 
 
-@pytest.mark.filterwarnings("ignore")  # solvers have words about accuracy
+@pytest.mark.filterwarnings("ignore")  # solvers warn about accuracy
 @pytest.mark.parametrize("kind", families.NAMES)
 def test_families(kind: str) -> None:
-    """One batch of each: nothing wrong without a word."""
+    """One batch of each: nothing is wrong without a warning."""
     for _, way, verdicts in families.play(SEED, 0, kind):
         assert not [f"{way}: {v}" for v in verdicts if v.outcome.wrong]
 
@@ -203,7 +203,7 @@ SEED = 15
 
 @pytest.mark.parametrize("kind", NAMES)
 def test_slice(kind: str) -> None:
-    """One batch of each kind through its routes: nothing wrong without a word."""
+    """One batch of each kind through its routes: nothing is wrong without a warning."""
     for _, route, verdicts in play(SEED, 0, kind):
         assert not [f"{route}: {v}" for v in verdicts if v.outcome.wrong]
 

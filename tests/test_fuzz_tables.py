@@ -36,7 +36,7 @@ def verdict(name: str, qp: QP) -> Outcome:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", peers.CONTENDERS)
 def test_every_package_is_called_rightly(name: str) -> None:
-    """Where a problem is well posed, a package that is called as it should be is right."""
+    """On a well-posed problem, a package that is called correctly is right."""
     module = PACKAGES.get(name)
     if module and importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed")

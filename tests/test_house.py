@@ -44,7 +44,7 @@ LONGEST_FILE = 400
 
 
 def part_of(path: Path) -> str:
-    """The part of the house a file belongs to: its folder, or its name at the top."""
+    """The part of the package a file belongs to: its folder, or its name at the top level."""
     return path.relative_to(SOURCE).with_suffix("").parts[0]
 
 
@@ -95,14 +95,14 @@ def test_files_and_functions_are_short_and_silent(path: Path) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = _lines(node)
             first = node.body[0]
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):  # the docstring is no code
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):  # docstrings do not count
                 length -= _lines(first)
             assert length <= LONGEST_FUNCTION, f"{node.name} has {length} lines"
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and part_of(path) != "lab":
             assert node.func.id != "print", f"print at line {node.lineno}"
 
 
-#: what executes, or hands to a shell, what it reads; names, attributes, and modules
+#: names, attributes and modules that execute what they read, or pass it to a shell
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "system", "popen", "execv", "execvp"}
 FORBIDDEN_MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "yaml", "commands", "pty"}
 
@@ -119,7 +119,7 @@ def test_nothing_that_is_read_is_executed(path: Path) -> None:
         owner = getattr(getattr(node.func, "value", None), "id", "") if method else "builtins"
         keywords = {k.arg: getattr(k.value, "value", None) for k in node.keywords}
         where = f"line {node.lineno}"
-        assert name not in FORBIDDEN_CALLS or owner not in ("builtins", "os"), where  # model.eval() is another
+        assert name not in FORBIDDEN_CALLS or owner not in ("builtins", "os"), where  # model.eval() is allowed
         assert not keywords.get("shell"), where
         assert not keywords.get("allow_pickle"), where
         assert (owner, name) != ("torch", "load") or keywords.get("weights_only") is True, where

@@ -48,7 +48,7 @@ def test_sparse_matrices_alone_or_one_per_sample(kind: type) -> None:
     found = solve({**known.blocks, **{k: kind(known.blocks[k]) for k in qps.MATRICES}}, polish=True)
     np.testing.assert_allclose(found.z, known.z, atol=1e-9)
     blocks = around(known, 3)
-    blocks["G"][0, 0] *= np.array([1, 0, 0, 0, 1, 1])  # a pattern of its own
+    blocks["G"][0, 0] *= np.array([1, 0, 0, 0, 1, 1])  # a different pattern
     expected = solve(blocks, polish=True)
     found = solve({**blocks, **{k: [kind(m) for m in blocks[k]] for k in qps.MATRICES}}, polish=True)
     np.testing.assert_allclose(found.z, expected.z, atol=1e-9)

@@ -1,4 +1,4 @@
-"""What spawned test processes run; it must be importable by name."""
+"""Functions run by spawned test processes; they must be importable by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAMPLES, STEPS = 8, 3
 
 
 class Model(torch.nn.Module):
-    """A linear prediction of b, and least squares under constraints on top of it."""
+    """A linear prediction of b, followed by constrained least squares."""
 
     def __init__(self) -> None:
         super().__init__()

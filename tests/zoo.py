@@ -19,7 +19,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Case:
-    """A problem, its parameters with values, and what to ask of it."""
+    """A problem, its parameters with values, and the outputs to request."""
 
     problem: cp.Problem
     parameters: list[cp.Parameter]
@@ -32,7 +32,7 @@ class Case:
         for parameter, value in zip(self.parameters, values or self.values, strict=True):
             parameter.value = value
         tight = {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1e-11}
-        with warnings.catch_warnings():  # CVXPY's own: curved cones rarely reach 1e-11, n-d goes to SciPy
+        with warnings.catch_warnings():  # CVXPY's: curved cones rarely reach 1e-11, n-d problems use SciPy
             warnings.simplefilter("ignore", UserWarning)
             self.problem.solve(cp.CLARABEL, gp=self.gp, **tight)
         return [v.value.toarray() if sp.issparse(v.value) else np.asarray(v.value) for v in self.variables]
@@ -201,7 +201,7 @@ def parameter_used_twice(rng: np.random.Generator) -> Case:
 
 @register("qp")
 def constants_and_idle_parameters(rng: np.random.Generator) -> Case:
-    """A parameter that only shifts the objective, constant constraints, and a variable of its own."""
+    """A parameter that only shifts the objective, constant constraints, and a separate variable."""
     x, z, a, idle = cp.Variable(3), cp.Variable(2), cp.Parameter(3), cp.Parameter()
     problem = cp.Problem(
         cp.Minimize(cp.sum_squares(x - a) + cp.sum_squares(z) + idle + 4.0),
@@ -215,7 +215,7 @@ def constants_and_idle_parameters(rng: np.random.Generator) -> Case:
 
 @register("lp", "peer", "duals")
 def linear_program(rng: np.random.Generator) -> Case:
-    """A vertex; its multipliers move with the cost and its point with the right-hand side."""
+    """A vertex: multipliers depend on the cost, the point on the right-hand side."""
     n = 4
     A, b, c, x = cp.Parameter((6, n)), cp.Parameter(6), cp.Parameter(n), cp.Variable(n)
     rows = A @ x <= b
@@ -247,7 +247,7 @@ def ball_constrained(rng: np.random.Generator) -> Case:
 
 @register("socp")
 def group_lasso(rng: np.random.Generator) -> Case:
-    """One group stays, one is at the vertex of its cone."""
+    """One group is nonzero, one is at the vertex of its cone."""
     A, b, lam, x = cp.Parameter((6, 4)), cp.Parameter(6), cp.Parameter(nonneg=True), cp.Variable(4)
     problem = cp.Problem(cp.Minimize(0.5 * cp.sum_squares(A @ x - b) + lam * (cp.norm(x[:2]) + cp.norm(x[2:]))))
     A_v = rng.normal(size=(6, 4))

@@ -100,7 +100,7 @@ def solve_qp_batch(
     blocks = read_arrays({"Q": Q, "p": p, "G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub, "lower": lower})
     canonical = quadratic_problem(blocks.structure, duals=True)
     program = _made_last.program(canonical.map, [blocks.values[name] for name in blocks.structure.parameters])
-    convex = canonical.map.touches("P")
+    convex = canonical.map.parametric_P
     outcome = engine.run(program, check_convexity=convex, open_sides=canonical.open_sides, names=canonical.names)
     found = canonical.recovery.apply(outcome.x, outcome.y)
     z, nu, lam, mu = found if blocks.batch is not None else [v[0] for v in found]

@@ -1,4 +1,4 @@
-"""What the benchmark takes for known: its problems, their Goldstein distances, and Algorithm 1 to the letter."""
+"""Assumptions of the benchmark: its problems, their Goldstein distances, and the literal Algorithm 1."""
 
 from __future__ import annotations
 

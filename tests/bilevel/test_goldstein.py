@@ -81,7 +81,7 @@ def test_the_best_window_is_kept_and_loaded() -> None:
     assert best.stationarity <= 0.5
     walk.load_best()
     torch.testing.assert_close(x.detach(), best.centre[0])
-    assert float(x.detach().norm()) <= 0.5  # 0 has to lie within delta: gradients are long elsewhere
+    assert float(x.detach().norm()) <= 0.5  # 0 must lie within delta: gradients are large elsewhere
 
 
 def test_maximize_is_minimize_of_the_negative() -> None:
@@ -98,7 +98,7 @@ def test_maximize_is_minimize_of_the_negative() -> None:
 
 
 def test_one_walk_over_several_parameters_of_any_shape() -> None:
-    """Clipped together, as the one vector that they are in the theory."""
+    """Clipped together, as one vector, as in the theory."""
     whole, runs = torch.linspace(-1, 1, 7, dtype=D), []
     for parts in ([whole], [whole[:3], whole[3].reshape(()), whole[4:6].reshape(2, 1), whole[6:]]):
         tensors = [p.clone().requires_grad_() for p in parts]

@@ -191,7 +191,7 @@ def test_calls_stay_within_a_constant_of_the_theory() -> None:
 
 
 def test_random_gradients_are_not_believed_in_short_windows() -> None:
-    """F(x) = 0.3 x with gradients 0.3 +- 1: short windows are small by chance, no true one ever is."""
+    """F(x) = 0.3 x with gradients 0.3 +- 1: short windows may be small by chance, the true mean never is."""
     noise = np.random.default_rng(0)
 
     def upper(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

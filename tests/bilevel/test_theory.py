@@ -1,4 +1,4 @@
-"""The parameters of the theory, and its inequality on walks."""
+"""The parameters of the theory, and its inequality on runs."""
 
 from __future__ import annotations
 

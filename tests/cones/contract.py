@@ -1,6 +1,6 @@
-"""What every cone owes the ghost system.
+"""Tests that every cone must pass for the ghost system.
 
-A cone's tests inherit `ConeContract`, name the cases that occur, and write three methods: complementary
+A cone's tests inherit `ConeContract`, name the cases that occur, and implement three methods: complementary
 pairs (s, y) of a given case, made from the cone's definition and not from its projection, and how far a
 point is from satisfying the inequalities of K and of K*.
 """
@@ -59,7 +59,7 @@ class ConeContract:
     cases: ClassVar[dict[str, int]]
     #: cases where finite differences of the projection converge slowly: name -> tolerance
     slow: ClassVar[dict[str, float]] = {}
-    #: what rounding leaves, relative to |w|
+    #: rounding errors relative to |w|
     rounding: ClassVar[float] = 5e-15
     #: how well D Pi(w) w = Pi(w) holds (a cone with thresholds has less)
     homogeneity: ClassVar[float] = 1e-13
@@ -139,7 +139,7 @@ class ConeContract:
         assert np.all(norms(found.y - y) <= self.rounding * size / tau)
         parts = norms(found.s) * norms(found.y)
         assert np.all(np.abs(np.sum(found.s * found.y, axis=1)) <= self.rounding * parts)
-        # the same code, compiled twice: sums may be contracted in other ways
+        # the same code, compiled twice: sums may be contracted differently
         np.testing.assert_allclose(found.s, self.cone.project(w), rtol=1e-15, atol=1e-15 * size.max())
 
     def test_weights_are_finite_everywhere(self) -> None:

@@ -59,7 +59,7 @@ def test_far_along_the_surface(rho: float) -> None:
     D = projection_derivative(found.blocks[0], 1.0)
     exact = projection_frame(rho, 1.0, 0.7)
     np.testing.assert_allclose(D, exact, atol=1e-11)
-    if abs(rho) < 10:  # beyond, the surface bends within any usable step
+    if abs(rho) < 10:  # for larger |rho|, the surface bends within any usable step
         np.testing.assert_allclose(D, finite_difference(cone, w, 1e-6)[0], atol=1e-7)
 
 

@@ -27,7 +27,7 @@ ACTIVE, INACTIVE, EQUAL, ANY = ("nonneg", "vertex"), ("nonneg", "interior"), ("z
 
 
 def shuffled(known: Known, seed: int = 0) -> Known:
-    """Pairs (s, y) of the inequalities dealt out anew in every sample: other active sets of the same size."""
+    """Pairs (s, y) of the inequalities permuted in every sample: different active sets of the same size."""
     rng = np.random.default_rng([seed, 21])
     s, y = known.s.copy(), known.y.copy()
     index = np.concatenate([g.index.ravel() for g in known.program.cones.groups if isinstance(g.cone, Nonneg)])
@@ -66,7 +66,7 @@ def dependent_equalities(batched: bool) -> Known:
 
 
 def faces(*blocks: tuple[str, str | None], n: int = 14, rank: int | None = None) -> Callable[[bool], Known]:
-    """Blocks on given faces (None: one drawn per sample) beside equalities and inequalities of all kinds."""
+    """Blocks on given faces (None: one drawn per sample), with equalities and inequalities of all kinds."""
     return lambda batched: known_program([*blocks, EQUAL, ANY, ANY], n, BATCH, batched=batched, rank=rank)
 
 
@@ -98,9 +98,9 @@ PROGRAMS: dict[str, Callable[[bool], Known]] = {
     "power": faces(("pow.2", "surface"), ("pow.7", "surface"), ("pow.5", "surface")),
     "mixed": lambda b: known_program(MIXED, 40, BATCH, batched=b, seed=1),
 }
-#: those with linear constraints alone
+#: those with only linear constraints
 QUADRATIC = ("qp with bounds", "qp with dense rows", "lp at a vertex", "singular P", "dependent equalities")
-#: those whose multipliers are not unique: only what the solution x says is compared
+#: those whose multipliers are not unique: only x is compared
 DUALS_OPEN = {"dependent equalities"}
 
 

@@ -1,8 +1,8 @@
 """Every layer with every kind of program it takes, all called the same way.
 
 `QP_LAYERS` are tried on quadratic programs with known solutions, whose active sets differ from sample to sample;
-FFOLayer is also tried on CVXPY problems of every cone. A new front end joins by a line in `QP_LAYERS` or `SUBJECTS`.
-"""
+FFOLayer is also tried on CVXPY problems of every cone. To test a new front end, add a line to `QP_LAYERS` or
+`SUBJECTS`."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Subject:
         directions: one for each value, of its structure.
         differentiable: whether it has gradients, and takes keys.
         known: (SIZE, n) the solution, where it is the first output.
-        open_sides: whether infinite sides mean that a sample lacks a row.
+        open_sides: whether infinite bounds mean that a sample lacks a row.
     """
 
     make: Callable[..., Callable[..., Tensors]]
@@ -188,5 +188,5 @@ def subject(name: str) -> Subject:
 
 @cache
 def layer_of(name: str) -> Callable[..., Tensors]:
-    """A layer that gives NaN for what it cannot solve, shared by the tests."""
+    """A layer with on_fail="nan", shared by the tests."""
     return subject(name).make(on_fail="nan")

@@ -1,7 +1,7 @@
 """What every way to differentiate a solution promises, on every kind of program.
 
 A backend is a function from a program and a solution to an object with `adjoint`, `tangent`, `take` and
-`certificate` (today `ffo.ghost.oracle.Linearization`). A new one joins by a line in `BACKENDS`.
+`certificate` (today `ffo.ghost.oracle.Linearization`). To test a new one, add a line to `BACKENDS`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Backend:
         return self.linearize(known.program, known.solution)
 
 
-#: 1e-8 is what the yardstick itself is good for; a black box is as good as its solver, differences of its
+#: 1e-8 is the accuracy of the reference itself; a black box is as good as its solver, differences of its
 #: answers as the square root of that, and less where the solution curves strongly
 BACKENDS: dict[str, Backend] = {
     "direct": Backend(partial(linearize, way=Direct()), 1e-8, 1e-10),
@@ -82,7 +82,7 @@ def loss_on(name: str, known: Known, seed: int = 0) -> Loss:
 
 
 def change_on(name: str, known: Known, seed: int = 0) -> Entries:
-    """A change of all data, or of the costs alone where constraints contradict each other once they move."""
+    """A change of all data, or of the costs only if moved constraints would contradict each other."""
     change = Entries.random(known.program, seed)
     return Entries(change.P, change.q, 0 * change.A, 0 * change.b) if name in DUALS_OPEN else change
 
@@ -97,7 +97,7 @@ def test_adjoint_is_that_of_the_optimality_conditions(backend: str, name: str, b
     way, known, derivative = subject(backend, name, batched)
     loss = loss_on(name, known)
     found, expected = gradient(derivative, known, loss), yardstick(name, batched).adjoint(loss)
-    if name in DUALS_OPEN:  # gradients in constraints are one choice of many
+    if name in DUALS_OPEN:  # gradients in constraints are not unique
         found, expected = (Entries(e.P, e.q, 0 * e.A[:, :0], 0 * e.b[:, :0]) for e in (found, expected))
     assert gradient_error(found, expected) <= way.tolerance
 
@@ -140,7 +140,7 @@ def test_adjoint_and_tangent_are_transposes(backend: str, name: str, batched: bo
 
 @subjects
 def test_a_repeated_solve_gives_the_same(backend: str, name: str) -> None:
-    """Also after other right-hand sides, and when everything is made anew."""
+    """Also after other right-hand sides, and with a fresh object."""
     way, known, derivative = subject(backend, name, False)
     loss, other = loss_on(name, known, 2), loss_on(name, known, 3)
     first = gradient(derivative, known, loss)
@@ -175,7 +175,7 @@ def test_some_samples_are_rows_of_the_whole(backend: str, name: str, batched: bo
 
 @subjects
 def test_a_batch_is_its_samples(backend: str, name: str) -> None:
-    """The derivative of a sample does not depend on the company it is in."""
+    """The derivative of a sample does not depend on the rest of the batch."""
     way, known, derivative = subject(backend, name, True)
     loss = loss_on(name, known, 5)
     whole, _ = derivative.adjoint(*loss.parts)

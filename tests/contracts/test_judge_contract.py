@@ -1,8 +1,8 @@
-"""What everything that judges a point promises.
+"""Tests for everything that judges a point.
 
 A judge says of each sample of a batch of points whether it is a solution. Some judge the point they are given
-(`JUDGES`); others improve it first, and vouch for the point they return (`IMPROVERS`). A new one joins by a line
-in the table it belongs to.
+(`JUDGES`); others improve it first, and vouch for the point they return (`IMPROVERS`). To test a new
+one, add a line to its table.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def by_dense(program: ConeProgram, given: Solution) -> Array:
 
 
 def by_engine(program: ConeProgram, given: Solution) -> Array:
-    """What becomes of a solver's answer that nothing may repair."""
+    """The verdict on a solver's answer without any repair."""
     return np.asarray(engine_outcome(program, given, Resolve(ClarabelSolver().solve, target="original")).info.ok)
 
 
@@ -164,7 +164,7 @@ def test_a_point_beside_it_is_refused_alone(judge: str, name: str, part: str) ->
 
 
 def stationarity(known: Known, size: float) -> Known:
-    """Other costs of the same total, the same point: no duality gap shows it."""
+    """Other costs with the same objective value at the same point: the duality gap does not show it."""
     q, x = known.program.q.copy(), known.x[1]
     change = np.random.default_rng(2).normal(size=known.program.n)
     change -= x * (x @ change) / (x @ x)
@@ -173,21 +173,21 @@ def stationarity(known: Known, size: float) -> Known:
 
 
 def feasibility(known: Known, size: float) -> Known:
-    """Another right-hand side of a row that is met with equality, the same point."""
+    """Another right-hand side of an active row, the same point."""
     b = known.program.b.copy()
     b[1, _row(known, active=True)] -= size
     return replace(known, program=known.program.with_vectors(b=b))
 
 
 def slack_of_its_own(known: Known, size: float) -> Known:
-    """Ax + s = b violated where neither a sign nor a duality gap shows it."""
+    """Ax + s = b violated such that neither a sign nor the duality gap shows it."""
     b = known.program.b.copy()
     b[1, _row(known, active=False)] += size
     return replace(known, program=known.program.with_vectors(b=b))
 
 
 def complementarity(known: Known, size: float) -> Known:
-    """A slack beside a multiplier; feasible and stationary as before."""
+    """A slack and a multiplier that are both positive; feasible and stationary as before."""
     return _moved(known, _row(known, active=True), slack=size, multiplier=0.0)
 
 
@@ -235,7 +235,7 @@ VIOLATIONS = [
 
 @pytest.mark.parametrize(("judge", "name", "spoil"), VIOLATIONS)
 def test_every_condition_counts(judge: str, name: str, spoil: Callable[[Known, float], Known]) -> None:
-    """One condition of optimality violated by `WRONG`, the others met."""
+    """One optimality condition violated by `WRONG`, the others satisfied."""
     wrong = spoil(build(name, batched=True), WRONG)
     assert JUDGES[judge].accept(wrong.program, wrong.solution).tolist() == [True, False, True]
 
@@ -275,11 +275,11 @@ def test_no_point_solves_an_infeasible_program(judge: str, make: Callable[[], Co
     x, w = 10.0 ** rng.uniform(-2, 2, (20, 1)) * rng.normal(size=(20, program.n)), rng.normal(size=(20, program.m))
     s = program.cones.project(w)
     assert not JUDGES[judge].accept(program, point(x, s - w, s)).any()
-    diverged = np.abs(w) * 10.0 ** rng.uniform(0, 17, (20, 1))  # as interior points leave their multipliers
+    diverged = np.abs(w) * 10.0 ** rng.uniform(0, 17, (20, 1))  # like the multipliers of interior-point methods
     assert not JUDGES[judge].accept(program, point(x, diverged, np.zeros_like(s))).any()
 
 
-# Those who improve a point first
+# Judges that improve a point first
 
 
 @dataclass(frozen=True)
@@ -334,7 +334,7 @@ def test_an_improver_refuses_a_point_that_is_not_finite_alone(improver: str, nam
     start = known.disturbed(1e-6)
     start.x[1, 0] = np.nan
     found, good = IMPROVERS[improver].improve(known.program, start)
-    if good[1]:  # unless it can do without a start
+    if good[1]:  # unless it needs no starting point
         np.testing.assert_allclose(found.x[1], known.x[1], atol=1e-6 * np.abs(known.x).max())
     assert good[[0, 2]].all()
 

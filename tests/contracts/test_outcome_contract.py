@@ -1,4 +1,4 @@
-"""What a solved batch promises, whatever the layer and the program, through the public interface alone."""
+"""Guarantees of a solved batch, for every layer and program, tested through the public interface."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from layers import loss_of
 from ffo.engine.info import Info
 from ffo.errors import Status
 
-# torch's own forward mode compiles its decompositions that way
+# issued by torch's own forward mode
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 
 Array = np.ndarray
@@ -138,7 +138,7 @@ def test_the_order_of_samples_does_not_matter(name: str) -> None:
 
 @differentiable
 def test_shared_values_are_those_expanded(name: str) -> None:
-    """One sample's matrices for all: their gradient is the sum over the batch."""
+    """Matrices shared by all samples: their gradient is the sum over the batch."""
     chosen, layer = subject(name), layer_of(name)
     first = [v[:1] for v in chosen.values]
     shared = [torch.tensor(v[0], requires_grad=True) for v in first]
@@ -166,7 +166,7 @@ def test_a_failed_sample_leaves_the_others_alone(failure: str, name: str) -> Non
     assert certificate.good.tolist() == [True, False, True]
     assert certificate.reasons(1) == ["the sample was not solved"]
     assert found.outputs[0][1].isnan().any()
-    for v in found.outputs:  # but for what is zero by its structure
+    for v in found.outputs:  # except for what is structurally zero
         assert v[1][v[0] != 0].isnan().all()
     for k in good:
         assert_same(found, outcome(name, rows(chosen.values, [k])), [k])
@@ -245,7 +245,7 @@ MISSING = [
 
 @pytest.mark.parametrize(("name", "side"), MISSING)
 def test_an_infinite_side_is_no_constraint(name: str, side: str) -> None:
-    """Rows that are slack and missing in some samples: the same solutions, and no gradient in what is missing."""
+    """Inactive rows, removed in some samples: the same solutions, and no gradient in the removed rows."""
     chosen = subject(name)
     whole = outcome(name, chosen.values)
     value, z = chosen.blocks[side], chosen.known
@@ -302,7 +302,7 @@ def test_units_of_rows_do_not_matter(name: str) -> None:
     assert_same_in_other_units(name, blocks, unit=1.0, costs=1.0)
 
 
-#: 10^5 and 10^-5 in one program only where the present code copes
+#: 10^5 and 10^-5 in one program only where the current code handles it
 COLUMNS = [
     (name, power)
     for name in QUADRATIC
@@ -335,7 +335,7 @@ def test_units_of_costs_do_not_matter(name: str, size: float) -> None:
 
 @differentiable
 def test_warm_starts_give_the_same(name: str) -> None:
-    """Keys in another order, then keys that remember another sample: speed may change, answers may not."""
+    """Keys in another order, then keys of other samples: speed may change, answers must not."""
     chosen, layer = subject(name), subject(name).make(on_fail="nan")
     cold = solve(layer, chosen.values)
     assert_same(solve(layer, chosen.values, keys=["a", "b", "c"]), cold)

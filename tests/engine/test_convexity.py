@@ -1,4 +1,4 @@
-"""The check of P that solvers do not all make."""
+"""The convexity check of P, which not all solvers make."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_shared_is_reported_as_sample_zero() -> None:
 
 
 def test_an_indefinite_objective_is_refused_although_the_equalities_make_it_convex() -> None:
-    """-x^2/2 + 2 r^2 with r = x: putting r in would leave 3 x^2/2, and the data is no less wrong for that."""
+    """-x^2/2 + 2 r^2 with r = x: substituting r would leave 3 x^2/2, but the data is still not convex."""
     program = ConeProgram.from_matrices(
         np.diag([-1.0, 4.0]),
         np.ones((1, 2)),
@@ -90,7 +90,7 @@ def test_an_indefinite_objective_is_refused_although_the_equalities_make_it_conv
 
 
 def dense_program(*matrices: np.ndarray) -> ConeProgram:
-    """minimize 1/2 x'Px - 1'x subject to |u'x| <= 1 for half as many u as variables, which is one for DENSE."""
+    """minimize 1/2 x'Px - 1'x subject to |u'x| <= 1 for half as many u as variables, which suits DENSE."""
     n = len(matrices[0])
     rows = np.linalg.qr(np.random.default_rng(7).normal(size=(n, n)))[0][: n // 2]
     A = SparseBatch.from_matrix(sp.csc_array(np.concatenate([rows, -rows])))
@@ -105,7 +105,7 @@ def test_solvers_that_find_out_by_themselves_say_the_same() -> None:
     assert outcome.info.solver[0] == "DENSE"
     assert outcome.info.status == [Status.SOLVED, Status.INVALID_INPUT, Status.SOLVED]
     assert "not positive semidefinite: smallest eigenvalue -0.5" in outcome.info.detail[1]
-    assert not outcome.info.retried[1]  # nobody else is asked
+    assert not outcome.info.retried[1]  # no other solver is called
     assert np.isnan(outcome.x[1]).all()
 
 

@@ -1,4 +1,4 @@
-"""The engine without a framework: what is done when, and for which samples."""
+"""The engine without a framework: which steps are taken, and for which samples."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_right_hand_sides_of_rounding_error_are_not_the_scale(size: float) -> No
 
 
 def smooth(points: np.ndarray, least: float) -> ConeProgram:
-    """min 1/2 |x - p|^2, second differences of x at least `least`: almost nothing, beside x of size 1."""
+    """min 1/2 |x - p|^2, second differences of x at least `least`: tiny compared with x of size 1."""
     n = points.shape[1]
     A = np.zeros((n - 2, n))
     for k, weight in enumerate((-1.0, 2.0, -1.0)):
@@ -123,11 +123,11 @@ def test_verdicts_of_several_passes_add_up() -> None:
     outcome.adjoint(np.array([[0.0, 0.0, 1.0]]), none)  # dx2 / dP02 = -x0, which is not unique
     assert outcome.info.certificate.ambiguous.all()
     outcome.adjoint(np.array([[0.0, 0.0, 1.0]]), none, costs)
-    assert not outcome.info.certificate.good.any()  # the worst stays
+    assert not outcome.info.certificate.good.any()  # the worst verdict is kept
 
 
 class Scripted(Solver):
-    """Clarabel's answers, x of each sample moved by `shift`, with the status it is told to claim."""
+    """Clarabel's answers, x of each sample moved by `shift`, with a given status."""
 
     name = "SCRIPTED"
     capabilities = Capabilities(frozenset({Zero, Nonneg}), True, "numpy", "numpy")
@@ -159,7 +159,7 @@ def test_samples_fall_back_alone_in_order_and_are_announced() -> None:
 
 
 def test_answers_that_are_not_verified_go_on_to_the_next_solver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A residual over the largest term of the program excuses what the row's own units do not."""
+    """A residual relative to the largest term of the program hides what the row's own units show."""
     original, doubted = batch_module.linearize, {3}
 
     def doubtful(*a: object) -> Linearization:

@@ -1,4 +1,4 @@
-"""Memory: the last solution of each key, within bounds; matrices that come again."""
+"""Memory: the last solution of each key, within bounds; matrices that are recognised."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_memory_serves_groups_that_change() -> None:
 def test_samples_that_fail_at_unit_size_and_lack_rows_are_solved_in_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Second differences of x at least 1e-13, beside x of size 1; the last sample lacks the last of these rows."""
+    """Second differences of x at least 1e-13, with x of size 1; the last sample lacks the last of these rows."""
     n = 200
     points = np.random.default_rng(0).normal(size=(3, n)) + np.linspace(-2, 2, n) ** 2
     A = np.zeros((n - 2, n))

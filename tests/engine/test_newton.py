@@ -1,4 +1,4 @@
-"""Newton's method before a solver is asked: where it is tried, what is kept of it, and when it is given up."""
+"""Newton's method before a solver is called: when it is tried, which results are kept, and when it is skipped."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def run(engine: Engine, given: ConeProgram, keys: list[int] | None = None, **options: object) -> Outcome:
-    """The size t of the ball is nobody's to see, as in a layer."""
+    """The size t of the ball is hidden, as in a layer."""
     return engine.run(given, keys, hidden=np.arange(given.n) == given.n - 1, **options)
 
 
@@ -99,7 +99,7 @@ def test_variables_may_be_coupled_by_the_objective() -> None:
 
 
 def test_samples_on_which_it_fails_go_to_a_solver() -> None:
-    """One has no solution (x_0 <= -1 and x_0 >= 0), one has bad data; the others do not suffer."""
+    """One has no solution (x_0 <= -1 and x_0 >= 0), one has bad data; the others are not affected."""
     given = program()
     b = np.array(given.b)
     b[3, 0] = -1.0

@@ -1,4 +1,4 @@
-"""The keywords that all layers share."""
+"""The options common to all layers."""
 
 from __future__ import annotations
 

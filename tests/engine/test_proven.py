@@ -1,4 +1,4 @@
-"""That there is no solution is an answer: proven by multipliers or a ray, it needs no second opinion."""
+"""Proofs that there is no solution, by multipliers or a ray: they need no second opinion."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_nobody_else_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_proof_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing else is asked of a point that proves it: neither residuals, nor a second proof."""
+    """A point that is a proof is not examined further: neither residuals nor a second proof."""
     asked: list[str] = []
     find, judge = stages.find_proofs, KernelPlan.judge
     monkeypatch.setattr(stages, "find_proofs", lambda *a: asked.append("proof") or find(*a))
@@ -93,7 +93,7 @@ class _Lying(Workspace):
 
 
 class Liar(Solver):
-    """Says the same of everything, without a proof; zeros are all it has to show."""
+    """Returns the same status for everything, with zeros and without a proof."""
 
     name = "LIAR"
     capabilities = get_solver("CLARABEL").capabilities
@@ -126,7 +126,7 @@ def test_claims_are_refuted_by_a_feasible_point() -> None:
 
 
 def open_below(n: int, quadratic: bool, equalities: int = 0) -> ConeProgram:
-    """Whole numbers, so that (1, ..., 1) is a ray without any error; x = 0 is feasible but for equalities."""
+    """Integers, so that (1, ..., 1) is an exact ray; x = 0 is feasible except for equalities."""
     rng = np.random.default_rng(n)
     rows = rng.integers(-4, 5, size=(2 * n, n)).astype(float)
     rows[:, 0] -= rows.sum(axis=1)
@@ -239,7 +239,7 @@ SOLVABLE = {
 def test_a_retry_that_fails_after_a_verdict_without_a_proof(
     program: ConeProgram, truth: Status, claim: Status, second: Status
 ) -> None:
-    """The verdict stays where a proof is found in the end; where it is refuted, the sample is merely unsolved."""
+    """The verdict is kept if a proof is found eventually; if it is refuted, the sample is just unsolved."""
     info = Engine(Options(solver=Liar(claim), retry=[Liar(second)], on_fail="nan")).run(program).info
     assert info.status == [truth]
     assert info.retried.all()
@@ -253,7 +253,7 @@ def test_a_retry_that_fails_after_a_verdict_without_a_proof(
     ("solver", "limit"), [(None, None), ("INTERIOR", 3), ("PIQP", 3), ("CLARABEL", 2), ("DENSE", 3)]
 )
 def test_limits_hide_no_verdict(n: int, solver: str | None, limit: int | None) -> None:
-    """Contradictions that all rows take part in, and programs that have a solution."""
+    """Contradictions that involve all rows, and programs that have a solution."""
     rng = np.random.default_rng(n)
     rows, weights = rng.normal(size=(2 * n, n)), rng.uniform(0.5, 1.5, 2 * n)
     rows[-1] = -(weights[:-1] @ rows[:-1]) / weights[-1]
@@ -280,7 +280,7 @@ MIXES = {
 
 
 def random_program(blocks: list[tuple[Cone, int]], seed: int, status: Status) -> ConeProgram:
-    """A random program around a random proof; its costs are linear, strictly convex or neither, by turns."""
+    """A random program around a random proof; its costs are linear, strictly convex or neither, in turn."""
     rng, cones = np.random.default_rng(seed), Product(blocks)
     n, m, scale = int(rng.integers(3, 9)), cones.dim, 10.0 ** rng.uniform(-3, 3)
     A, b, q, root = rng.normal(size=(m, n)), rng.normal(size=m), rng.normal(size=n), rng.normal(size=(n // 2, n))

@@ -1,4 +1,4 @@
-"""Answers that are coarse: another solver is asked, and the better answer stands, with its derivative."""
+"""Coarse answers: another solver is tried, and the better answer is kept, with its derivative."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A solver with one fault on some samples, and a batch on which exactly one sample meets it."""
+"""A solver with a fault on some samples, and a batch in which exactly one sample triggers it."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def wrong_point(point: Point) -> Point:
 
 
 def wrong_multipliers(point: Point) -> Point:
-    """Another active set: what is active has no multiplier, and the other way round."""
+    """Another active set: active constraints have no multiplier, and vice versa."""
     return replace(point, y=1.0 * (point.y < 0.1))
 
 
 def nothing_at_all(point: Point) -> Point:
-    """Zeros, as a solver leaves them that never ran."""
+    """Zeros, as from a solver that never ran."""
     return replace(point, x=0 * point.x, y=0 * point.y, s=0 * np.asarray(point.s))
 
 
@@ -54,7 +54,7 @@ def calls_it_infeasible(point: Point) -> Point:
     return replace(point, x=np.full_like(point.x, np.nan), status=Status.INFEASIBLE)
 
 
-#: what becomes of Clarabel's answer; all but the last claim success where they return
+#: changes of Clarabel's answer; all but the last claim success if they return
 FAULTS: dict[str, Callable[[Point], Point]] = {
     f.__name__: f
     for f in (
@@ -95,7 +95,7 @@ class _FaultyWorkspace(Workspace):
 
 
 class FaultyBatch(Faulty):
-    """The same for a solver that takes batches whole: an exception takes all of them down."""
+    """The same for a solver that solves whole batches: an exception fails all samples."""
 
     name = "FAULTY_BATCH"
 

@@ -46,7 +46,7 @@ def warm() -> Step:
 
 
 def patterns() -> Step:
-    """Another sparsity pattern at every step: what is kept of structures is bounded."""
+    """Another sparsity pattern at every step: caches of structures must be bounded."""
     layer = FFOQPLayer()
 
     def step(k: int) -> None:
@@ -91,7 +91,7 @@ STEPS: dict[str, Callable[[], Step]] = {
 
 
 def grown(step: Step, first: int, last: int) -> int:
-    """Blocks that Python has allocated after step `last` beyond those after step `first`; every object is one."""
+    """Growth of the number of allocated Python blocks from step `first` to step `last`."""
     before = 0
     for k in range(last + 1):
         step(k)

@@ -39,7 +39,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def four_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the work: every batch is divided."""
+    """Every batch is divided over threads, however small."""
     monkeypatch.setenv("FFO_NUM_THREADS", "4")
     monkeypatch.setattr(pool, "WORTH", 0.0)
     monkeypatch.setattr(sample_pool, "WORTH_TOTAL", 0.0)

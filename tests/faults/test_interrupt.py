@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of a batch: heard, nothing goes on in the background, and the layer works as before."""
+"""Ctrl-C in the middle of a batch: it is noticed, nothing keeps running, and the layer works as before."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_ctrl_c(threads: int) -> None:
 
 @needs_signals
 def test_no_solver_takes_ctrl_c_away_for_good() -> None:
-    """OSQP takes SIGINT over while it solves, and gives back what it found: with two solves at a time, its own."""
+    """OSQP restores the SIGINT handler it found: with two solves at a time, that is its own."""
     script = """
 import os, signal, time
 import numpy as np

@@ -42,7 +42,7 @@ def assert_same(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 
 @pytest.fixture
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches are divided, so that the pool has threads before anybody forks."""
+    """Batches are divided, so that the pool has threads before a fork."""
     monkeypatch.setenv("FFO_NUM_THREADS", "2")
     monkeypatch.setattr(pool, "WORTH", 0.0)
 
@@ -75,7 +75,7 @@ def test_a_forked_process_solves_as_its_parent(two_threads: None, solver: str | 
 @threads_and_forks
 @pytest.mark.skipif("fork" not in METHODS, reason="this platform cannot fork")
 def test_a_fork_while_other_threads_are_at_work(two_threads: None) -> None:
-    """Locks that a thread holds at the fork are never released in the child: it must not need them."""
+    """Locks held by a thread at the fork are never released in the child, which must not need them."""
     layer = FFOQPLayer(warm_start=True)
     expected = step(layer, given())
     context = multiprocessing.get_context("fork")
@@ -87,7 +87,7 @@ def test_a_fork_while_other_threads_are_at_work(two_threads: None) -> None:
     child.join(timeout=30)
     assert child.exitcode == 0
     step(layer, given())
-    assert layer.info.warm_hits == BATCH  # the parent has forgotten nothing
+    assert layer.info.warm_hits == BATCH  # the parent's memory is unchanged
 
 
 def test_threads_that_share_a_layer(two_threads: None) -> None:
@@ -125,7 +125,7 @@ def shared_blocks(k: int) -> list[torch.Tensor]:
 
 
 def test_layers_of_one_structure_in_threads_of_their_own(two_threads: None) -> None:
-    """They share what belongs to the structure, and nothing that belongs to numbers."""
+    """They share what depends on the structure, and nothing that depends on values."""
     expected = [step(FFOQPLayer(), shared_blocks(k)) for k in range(4)]
     wrong: list[str] = []
 
@@ -174,6 +174,6 @@ class Solved(Dataset[torch.Tensor]):
 def test_workers_of_a_data_loader(two_threads: None, method: str) -> None:
     layer = FFOQPLayer()
     expected = layer(*given())
-    workers = 1 if method == "spawn" else 2  # each imports everything anew
+    workers = 1 if method == "spawn" else 2  # each imports everything again
     loader = DataLoader(Solved(layer), batch_size=4, num_workers=workers, multiprocessing_context=method, timeout=90)
     torch.testing.assert_close(torch.cat(list(loader)), expected, rtol=0, atol=1e-12)

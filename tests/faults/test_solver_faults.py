@@ -1,4 +1,4 @@
-"""A solver that breaks, lies or returns nonsense on one sample: refused there, right everywhere else."""
+"""A solver that fails, claims success wrongly or returns nonsense on one sample: refused there, right elsewhere."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_another_solver_is_asked_about_that_sample_alone() -> None:
 
 
 def test_a_plausible_wrong_point_is_never_returned() -> None:
-    """Whatever the sample and the size of the error: what comes back is the solution, or refused."""
+    """For any sample and size of the error, the result is the solution or a refusal."""
     b = blocks(trap=False)
     b["p"][:, 0] *= -1.0  # all samples meet the fault
     expected = solve_qp_batch(**b).z

@@ -1,4 +1,4 @@
-"""What is not solved in time has a status of its own; what is solved is kept, and right."""
+"""Samples not solved in time have their own status; solved ones are kept, and correct."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_limit_on_each_solve(solver: str) -> None:
 
 @pytest.mark.parametrize("solver", LIMITED)
 def test_it_is_a_limit_on_each_and_not_on_all_of_them(solver: str) -> None:
-    """The clock of HiGHS runs on from sample to sample."""
+    """The clock of HiGHS is not reset between samples."""
     Q, p, G, h = random_qps(40)
     start = time.perf_counter()
     solve_qp_batch(Q, p, G, h, solver=solver)
@@ -200,7 +200,7 @@ def test_a_users_solver_that_hangs_is_ended_where_it_evaluates_the_objective() -
 
 
 def test_kernels_end_at_the_step_they_are_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A timer tells them; what was not begun has no evidence, and is never taken for a solution."""
+    """A timer stops kernels; samples not begun have no evidence, and are never taken for solutions."""
     program = known_program("qp", batch=4).program
     x, y, s = (np.zeros((4, k)) for k in (program.n, program.m, program.m))
     stopped = np.array([-1])

@@ -1,4 +1,4 @@
-"""What would not fit is refused with an estimate before memory is taken, or solved without factors."""
+"""Problems that do not fit are refused with an estimate before memory is allocated, or solved without factors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def projection_onto_psd(order: int) -> ConeProgram:
 
 
 def scattered(n: int, rows: int) -> sp.csc_array:
-    """Four entries a row anywhere: elimination fills what is left."""
+    """Four random entries per row: elimination fills in the rest."""
     rng = np.random.default_rng(0)
     row = np.repeat(np.arange(rows), 4)
     return sp.csc_array((rng.normal(size=4 * rows), (row, rng.integers(0, n, 4 * rows))), shape=(rows, n))
@@ -98,7 +98,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_factors_do_not_fit_the_iterative_way_is_taken(little_memory: None) -> None:
-    """By default; who asks for factors is told that they do not fit."""
+    """By default; with backward="direct" there is an error."""
     rng = np.random.default_rng(1)
     n = 40
     G, h, p = rng.normal(size=(20, n)), np.ones(20), rng.normal(size=n)

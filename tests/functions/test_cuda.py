@@ -8,7 +8,7 @@ from function_problems import gradients, quadratic, quadratic_layer, relative
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
-    # torch itself says so where its backward thread is the first to use a device, and goes on
+    # torch warns if its backward thread is the first to use a device, and continues
     pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
 ]
 

@@ -1,4 +1,4 @@
-"""What cannot be solved, or cannot be trusted: named, isolated, flagged."""
+"""Samples that cannot be solved, or gradients that cannot be trusted: named, isolated, flagged."""
 
 from __future__ import annotations
 
@@ -96,11 +96,11 @@ def test_the_iteration_limit() -> None:
         layer(tensor([0.0]), y0=tensor([-1.5, 2.0]))
 
 
-# Points where a gradient is one of several, or none
+# Points where the gradient is not unique or does not exist
 
 
 def doubts(layer: FFOFunctionLayer, theta: torch.Tensor, **call: object) -> list[str]:
-    """What the certificate says after a backward pass, which must have warned."""
+    """The certificate's reasons after a backward pass, which must have warned."""
     (moving,) = leaves(theta)
     y = layer(moving, **call)
     with pytest.warns(GradientWarning, match="in doubt"):

@@ -28,7 +28,7 @@ def test_agrees_with_differences_of_tight_solves(case: FunctionCase, hvp: str) -
 
 
 def test_the_ten_problems_are_ill_conditioned_and_constrained() -> None:
-    """So that the figures above mean something."""
+    """Checks that the figures above are meaningful."""
     conditions, active = [], 0
     for case in TEN:
         layer = FFOFunctionLayer(
@@ -231,7 +231,7 @@ def test_matrices_as_variables() -> None:
 
 
 def test_no_second_derivative_is_taken_by_default() -> None:
-    """A function whose backward pass cannot be differentiated serves as well as any."""
+    """A function whose backward pass cannot be differentiated works as well."""
 
     class Square(torch.autograd.Function):
         @staticmethod

@@ -1,4 +1,4 @@
-"""The layer as a citizen of torch: shapes, batches, dtypes, repeated and second backward, copies, smoothing."""
+"""The layer in torch: shapes, batches, dtypes, repeated and second backward, copies, smoothing."""
 
 from __future__ import annotations
 

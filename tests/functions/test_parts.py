@@ -81,7 +81,7 @@ def test_differences_stay_inside_the_domain() -> None:
 
 @pytest.mark.parametrize("way", ["gram", "iterative"])
 def test_projections(point: tuple[Problem, Tensor, Tensor], way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against dense algebra, in a metric, with other rows held in every sample."""
+    """Against dense algebra, in a metric, with different rows held in every sample."""
     if way == "iterative":
         monkeypatch.setattr(projection_module, "FEW", 0)
         monkeypatch.setattr(projection_module, "PER_UNKNOWN", 0)

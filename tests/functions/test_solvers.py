@@ -1,4 +1,4 @@
-"""Forward solvers: every one of them, a user's own, and multipliers that are recovered."""
+"""Forward solvers: all built-in ones, a user's function, and recovered multipliers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def circle(y: torch.Tensor) -> torch.Tensor:
 
 
 def projected_gradient(g: Callable, h: Callable | None, e: Callable | None, y0: torch.Tensor) -> torch.Tensor:
-    """Onto the unit ball; knows the constraint, not its multiplier."""
+    """Projection onto the unit ball; returns no multiplier."""
     assert e is None
     y = y0.clone().requires_grad_()
     for _ in range(200):
@@ -87,7 +87,7 @@ def test_a_users_solver_is_not_taken_at_its_word() -> None:
         on_fail="nan",
     )
     y = layer(tensor([[0.5, 0.5]]))
-    # Newton steps may still find the solution from there; what may not happen is that 50 comes back.
+    # Newton steps may still find the solution from there, but 50 must not be returned.
     assert y.isnan().all() or torch.allclose(y, tensor([[0.5, 0.5]]), atol=1e-6)
 
 

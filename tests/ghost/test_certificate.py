@@ -1,4 +1,4 @@
-"""The certificate: wrong gradients are never called good, right ones are not cried down."""
+"""The certificate: wrong gradients are never called good, correct ones are not flagged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CURVED: Blocks = [(name, None) for name in ("soc3", "exp", "psd3", "soc7", "nonn
 
 @dataclass(frozen=True)
 class Fuzz:
-    """A family of problems, and how often their gradients should be called good at least.
+    """A family of problems, and the least share of gradients that should be called good.
 
     Attributes:
         rank: of P; None is full.

@@ -1,4 +1,4 @@
-"""Programs at the edge: dependent and empty rows, no rows, one variable, vertices, no objective."""
+"""Degenerate programs: dependent and empty rows, no rows, one variable, vertices, no objective."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def derivative_in_x(program: ConeProgram, known: Known, way: Way) -> tuple[Linea
 @each_way
 @pytest.mark.parametrize("share", [0.5, 0.9])
 def test_duplicate_active_inequalities(way: Way, share: float) -> None:
-    """Two copies of active rows share the multiplier; the gradient in b is shared too, and sums up."""
+    """Two copies of an active row split the multiplier; the gradient in b is split too, with the same sum."""
     single = known_program(BLOCKS, 8, batch=2)
     rows = [0, 1]
     y = np.hstack([single.y, (1 - share) * single.y[:, rows]])
@@ -187,7 +187,7 @@ def test_projection_onto_a_ball() -> None:
 
 
 def test_many_samples_give_what_one_gives() -> None:
-    """Blocks of samples are gathered before factorizing: many samples give what one gives."""
+    """A large batch gives the same results as single samples."""
     known = known_program(BLOCKS, 8, batch=1)
     many = known.program.repeat(200)
     solution = point(*(np.repeat(v, 200, axis=0) for v in (known.x, known.y, known.s)))
@@ -216,7 +216,7 @@ def assert_good_gradient(program: ConeProgram, solver: str, active: Array) -> No
 @pytest.mark.parametrize("spread", [0, 2, 4])
 @pytest.mark.parametrize("rank", [6, 0], ids=["qp", "lp"])
 def test_solution_at_the_origin(rank: int, spread: int, solver: str) -> None:
-    """x = 0, every row of Ax <= 0 active: nothing primal is left to measure lengths with."""
+    """x = 0, every row of Ax <= 0 active: no primal scale is left."""
     rng = np.random.default_rng([rank, spread])
     m = 4 if rank else 6
     M, A = rng.normal(size=(6, 6)), rng.normal(size=(m, 6))

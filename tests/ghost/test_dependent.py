@@ -1,4 +1,4 @@
-"""Dependent active rows: found in every cone, and not looked for at length where there are none."""
+"""Dependent active rows: found in every cone, and cheap to rule out where there are none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from problems import Known, known_program, random_semidefinite, with_pair
 
 from ffo.cones import Product
 from ffo.ghost.direct import Compiled, newton
-from ffo.kernels.newton import PIVOT
+from ffo.kernels.evidence import PIVOT
 from ffo.kernels.system import SMALL_PIVOT
 from ffo.program.sparse import SparseBatch
 
@@ -28,7 +28,7 @@ def program(cone: str, case: str, seed: int = 0) -> Known:
 
 
 def repeated(known: Known, rows: slice, noise: float, seed: int = 1) -> Known:
-    """Some rows, whole blocks of a cone, given again, all but for noise."""
+    """Some rows, or whole blocks of a cone, repeated up to noise."""
     p = known.program
     A = p.A.matrix().toarray()
     copy = A[rows] + noise * np.random.default_rng(seed).normal(size=A[rows].shape)

@@ -1,4 +1,4 @@
-"""The derivative of a solution, on every face of every cone, against two yardsticks that know no ghost."""
+"""The derivative of a solution, on every face of every cone, against two references without a ghost problem."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ffo.ghost.direct import Direct
 from ffo.ghost.oracle import Linearization, linearize
 
 #: Next to a ray of pow(0.7) the solution is differentiable, but its derivative changes like |z|^(4/3) or
-#: |z|^(4/7): finite differences converge that slowly, so their step and what is asked of them differ.
+#: |z|^(4/7): finite differences converge that slowly, so their step and tolerance differ.
 SLOW = {("pow.7", "x ray"), ("pow.7", "y ray")}
 
 each_face = pytest.mark.parametrize(("cone", "case"), FACES, ids=[f"{n} {c}" for n, c in FACES])

@@ -21,7 +21,7 @@ INEQUALITIES = [("nonneg", "vertex")] * 6 + [("nonneg", "interior")] * 10 + [("z
 
 
 def natural_residual(program: ConeProgram, point: Solution) -> Array:
-    """(batch,) that of the cleaned pair, by the formulas of DESIGN: identification."""
+    """(batch,) natural residual of the cleaned pair, computed independently."""
     x, y, s = point.x, point.y, point.s
     squared = np.stack([(program.A.matrix(k).toarray() ** 2).sum(axis=1) for k in range(program.batch)])
     rows = np.sqrt(squared)
@@ -86,16 +86,16 @@ def test_wrong_active_sets_are_repaired(wrong: int) -> None:
 @pytest.mark.parametrize("noise", [1e-9, 1e-2, 1.0, 100.0])
 @pytest.mark.parametrize("kind", ["all cones", "lp"])
 def test_never_worse_than_it_went_in(kind: str, noise: float, steps: int) -> None:
-    """Whatever the start and however few the steps; on linear programs Newton steps often go astray."""
+    """For any start and number of steps; on linear programs Newton steps often diverge."""
     known = known_program(MIXED, 40, batch=6) if kind == "all cones" else known_program(VERTEX, 8, batch=20, rank=0)
     start = known.disturbed(noise)
     before = newton(known.program, start.x, start.y, start.s, steps=0).certificate.natural_residual
     done = newton(known.program, start.x, start.y, start.s, steps=steps)
-    between = noise == 1.0 and steps == 1  # sizes of the start and of the answer differ, and both count
+    between = noise == 1.0 and steps == 1  # the units of the start and of the answer differ, and both count
     reported = done.certificate.natural_residual
     rows, rtol = by_rows(known.program, done.x, done.y, done.s), 0.2 if between else 1e-6
     pairs = np.abs(done.s * done.y).max(axis=1) <= 1e-9 * np.abs(done.s).max(axis=1) * np.abs(done.y).max(axis=1)
-    pairs |= reported < 0.1  # a start that was kept as it was lacks complementarity too, which rows do not tell
+    pairs |= reported < 0.1  # an unchanged start also lacks complementarity, which the rows do not show
     np.testing.assert_allclose(reported[pairs], rows[pairs], rtol=rtol, atol=1e-15)
     assert (reported >= rows * (1 - rtol) - 1e-14).all()
     assert (reported <= before * (1.5 if between else 1 + 1e-12)).all()
@@ -203,13 +203,13 @@ def assert_like_alone(derivative: Linearization, known: Known, start: Solution) 
     program, loss = known.program, Loss.random(known.program)
     together = Entries.of_gradient(derivative.adjoint(*loss.parts)[0], program)
     for k in range(program.batch):
-        who = np.array([k])
-        alone = program.take(who)
-        part = [c[who] for c in loss.parts]
-        single = linearize(alone, start.take(who), Direct()).adjoint(*part)[0]
-        expected = Entries(*(v[who] for v in vars(together).values()))
+        chosen = np.array([k])
+        alone = program.take(chosen)
+        part = [c[chosen] for c in loss.parts]
+        single = linearize(alone, start.take(chosen), Direct()).adjoint(*part)[0]
+        expected = Entries(*(v[chosen] for v in vars(together).values()))
         assert gradient_error(Entries.of_gradient(single, alone), expected) <= 1e-8
-        taken, residual = derivative.take(who).adjoint(*part)
+        taken, residual = derivative.take(chosen).adjoint(*part)
         assert gradient_error(Entries.of_gradient(taken, alone), expected) <= 1e-13
         assert residual.shape == (1,)
 
@@ -218,13 +218,13 @@ def assert_like_alone(derivative: Linearization, known: Known, start: Solution) 
 def test_take(samples: list[int]) -> None:
     known = known_program(MIXED, 40, batch=5)
     whole = linearize(known.program, known.disturbed(1e-5), Direct())
-    who = np.array(samples)
-    part = whole.take(who)
-    np.testing.assert_array_equal(part.x, whole.x[who])
-    np.testing.assert_array_equal(part.certificate.good, whole.certificate.good[who])
+    chosen = np.array(samples)
+    part = whole.take(chosen)
+    np.testing.assert_array_equal(part.x, whole.x[chosen])
+    np.testing.assert_array_equal(part.certificate.good, whole.certificate.good[chosen])
     change = Entries.random(known.program).program(known.program)
-    full, some = whole.tangent(change), part.tangent(change.take(who))
+    full, some = whole.tangent(change), part.tangent(change.take(chosen))
     for a, b in ((full.u, some.u), (full.w, some.w)):
-        np.testing.assert_allclose(b, a[who], rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(b, a[chosen], rtol=1e-10, atol=1e-12)
     again = part.take(np.array([0]))
-    np.testing.assert_allclose(again.tangent(change.take(who[:1])).u, full.u[who[:1]], rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(again.tangent(change.take(chosen[:1])).u, full.u[chosen[:1]], rtol=1e-10, atol=1e-12)

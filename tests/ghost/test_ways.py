@@ -26,7 +26,7 @@ def black_box(program: ConeProgram) -> Solution:
     return get_solver("CLARABEL").solve(program)
 
 
-#: way -> what is left when a black box at its default accuracy is all there is
+#: way -> error with a black box at its default accuracy
 WAYS: dict[str, tuple[Way, float]] = {
     "iterative": (Iterative(), 1e-8),
     "resolve the ghost": (Resolve(black_box), 1e-6),
@@ -34,7 +34,7 @@ WAYS: dict[str, tuple[Way, float]] = {
 }
 
 #: Central differences with the step of Algorithm 1 (about 2e-3) have a large truncation error there: the
-#: derivative changes like |z|^(4/3) beside this ray.
+#: derivative changes like |z|^(4/3) next to this ray.
 LARGE_TRUNCATION = ("pow.7", "x ray")
 
 
@@ -73,7 +73,7 @@ def test_ways_agree_with_all_cones_at_once(batched: bool, name: str) -> None:
 
 @pytest.mark.parametrize("delta", [1e-6, 1e-2, 1.0, 100.0])
 def test_the_ghost_is_linear_in_delta(delta: float) -> None:
-    """No truncation error: the step only has to stand clear of the solver's tolerance."""
+    """No truncation error: the step only has to be well above the solver's tolerance."""
     known = known_program(MIXED, 40, seed=2)
     loss = Loss.random(known.program)
     tight = Resolve(lambda p: get_solver("CLARABEL", {"eps": 1e-12}).solve(p), delta=delta)
@@ -83,7 +83,7 @@ def test_the_ghost_is_linear_in_delta(delta: float) -> None:
 
 @pytest.mark.parametrize("target", ["ghost", "original"])
 def test_resolve_asks_nothing_but_solves(target: str) -> None:
-    """Every program handed over is a plain one; the ghost has equalities alone."""
+    """Every program passed to the solver is an ordinary one; the ghost has only equalities."""
     seen = []
 
     def solve(program: ConeProgram) -> Solution:
@@ -122,7 +122,7 @@ def test_ghosts_of_a_batch_are_solved_together() -> None:
 
 @pytest.mark.parametrize("case", [("exp", "surface"), ("soc3", "boundary"), ("psd3", "rank 1")], ids=" ".join)
 def test_differences_of_the_original_are_not_called_good(case: tuple[str, str]) -> None:
-    """They err by truncation and by the solver's noise, neither of which a residual shows."""
+    """Their errors are truncation and the solver's noise, neither of which a residual shows."""
     known = known_program(beside(*case), 10)
     derivative = linearize(known.program, black_box(known.program), Resolve(black_box, target="original"))
     _, residual = derivative.adjoint(*Loss.random(known.program).parts)
@@ -149,7 +149,7 @@ def test_iterative_reaches_its_tolerance(rtol: float) -> None:
     derivative = linearize(known.program, known.solution, Iterative(rtol=rtol))
     residual = derivative.sensitivity(-loss.c_x, -loss.c_y).residual
     assert residual.max() <= 2 * rtol
-    assert residual.min() > 1e-3 * rtol  # and does not work on beyond it
+    assert residual.min() > 1e-3 * rtol  # and does not go beyond it
 
 
 def test_iterative_stops_at_max_iters() -> None:
@@ -163,7 +163,7 @@ def test_iterative_stops_at_max_iters() -> None:
 
 @pytest.mark.parametrize("name", WAYS)
 def test_nothing_is_factorized(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in numbers nor on paper, and there is no memory for it."""
+    """Neither numerically nor symbolically, and no memory is allocated for it."""
 
     def refuse(*_: object) -> None:
         raise AssertionError("no factors are needed")

@@ -1,4 +1,4 @@
-"""Two yardsticks for derivatives of solutions that share nothing with the ghost system.
+"""Two references for derivatives of solutions that share nothing with the ghost system.
 
 `tight_differences` solves perturbed programs; `implicit_gradient` differentiates the optimality
 conditions, with the derivative of the projection taken by finite differences.
@@ -61,14 +61,14 @@ class Entries:
 
     @classmethod
     def of_gradient(cls, g: DataGradient, program: ConeProgram) -> Entries:
-        """The factored gradient written out; an off-diagonal entry of P stands for two."""
+        """The factored gradient written out; an off-diagonal entry of P counts twice."""
         i, j = program.P.indices, program.P.columns
         row, col = program.A.indices, program.A.columns
         P = g.u[:, i] * g.x[:, j] + np.where(i == j, 0.0, g.u[:, j] * g.x[:, i])
         return cls(P, g.u, g.y[:, row] * g.u[:, col] + g.v[:, row] * g.x[:, col], g.db)
 
     def only(self, name: str) -> Entries:
-        """The change of one block alone."""
+        """The change of one block only."""
         return replace(self, **{k: np.zeros_like(v) for k, v in vars(self).items() if k != name})
 
     def dot(self, other: Entries) -> Array:
@@ -130,7 +130,7 @@ def implicit_gradient(program: ConeProgram, solution: Solution, loss: Loss, step
 
 
 def projection_jacobian(cones: Product, w: Array, step: float) -> Array:
-    """D Pi_K(w), block by block, from nothing but projections."""
+    """D Pi_K(w), block by block, from projections only."""
     D = np.zeros((len(w), len(w)))
     for group in cones.groups:
         for rows, block in zip(group.index, finite_difference(group.cone, w[group.index], step), strict=True):

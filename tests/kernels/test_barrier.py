@@ -1,4 +1,4 @@
-"""Exponential blocks of the interior point: barriers by differences, the scaling by what defines it."""
+"""Exponential blocks of the interior-point method: barriers against differences, the scaling by its definition."""
 
 from __future__ import annotations
 

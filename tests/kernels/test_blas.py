@@ -1,4 +1,4 @@
-"""Every routine on both sides of the size where BLAS takes over, against NumPy, inside larger arrays."""
+"""Every routine below and above the size where BLAS is used, against NumPy, inside larger arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ solve_lower, solve_upper = outer(blas.solve_lower), outer(blas.solve_upper)
 solve_factored, solve_lower_rows = outer(blas.solve_factored), outer(blas.solve_lower_rows)
 
 SIZES = [1, 7, blas.SMALL - 1, blas.SMALL, 80]
-MARK = 7.25  # what lies outside the block that is worked on, and must stay
+MARK = 7.25  # marks entries outside the block, which must not change
 
 
 @pytest.fixture(params=SIZES)
@@ -91,7 +91,7 @@ def test_products_with_vectors(n: int, beta: float) -> None:
     A = rng.normal(size=(n + 2, n))
     for routine, matrix in ((multiply, A), (multiply_transposed, A.T)):
         x, y = rng.normal(size=matrix.shape[1]), rng.normal(size=matrix.shape[0])
-        out = padded(y if beta else np.full_like(y, np.nan))  # with beta = 0 the values before do not count
+        out = padded(y if beta else np.full_like(y, np.nan))  # with beta = 0 the old values must not matter
         routine(padded(A), n + 2, n, x, out, -1.5, beta)
         np.testing.assert_allclose(out[: len(y)], -1.5 * matrix @ x + beta * y, atol=1e-12)
         assert untouched(out, y)

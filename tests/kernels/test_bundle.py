@@ -1,4 +1,4 @@
-"""Bundles of arrays by reference, and what else keeps compiling short."""
+"""Bundles of arrays by reference, and other measures that keep compile times short."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The compiled faces of single blocks, called the way the Newton loop calls them.
 
-What every cone owes (projections of known pairs, margins, ties) is under `tests/cones`, on the same kernels; here are
-the arrays they write, and blocks that must not disturb anything.
+Properties of every cone (projections of known pairs, margins, ties) are tested in `tests/cones`, on the same kernels;
+here are the arrays they write, and blocks that must not disturb others.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def test_a_function_of_one_sign_has_its_root_at_the_limit(start: float) -> None:
 
 
 def test_root_between_limits_that_were_both_evaluated() -> None:
-    """A step function makes every Newton step useless: halving alone must find the jump."""
+    """On a step function every Newton step is useless: bisection must find the jump."""
     x, _ = root(lambda x: (np.sign(x - 2.7), 0.0), 2.0, 2.0, 3.0)
     np.testing.assert_allclose(x, 2.7, rtol=4e-16)
 

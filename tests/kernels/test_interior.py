@@ -1,4 +1,4 @@
-"""The interior point on samples side by side: they do not disturb each other, whatever becomes of them."""
+"""The interior-point method on several samples in lanes: they do not affect each other, even if they fail."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def solve(program: ConeProgram) -> tuple[np.ndarray, ...]:
 def test_projections(cone: SecondOrder | PSD | Nonneg, batch: int) -> None:
     count = 2
     points = np.random.default_rng(0).normal(size=(batch, count * cone.dim))
-    points[:, 0] += 4.0  # a solution that vanishes has no size to measure by
+    points[:, 0] += 4.0  # a zero solution has no scale
     program = projections(points, cone, count)
     done, x, y, s = solve(program)
     assert (done > 0).all()

@@ -1,4 +1,4 @@
-"""Compiled code is kept between processes, and forgotten when any kernel changes."""
+"""Compiled code is cached between processes, and invalidated when any kernel changes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def twice(x):
 
 
 def test_an_index_of_other_code_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may name classes that have other names now."""
+    """It may name classes that have been renamed."""
     (tmp_path / "some_kernels.py").write_text(SOURCE)
     spec = importlib.util.spec_from_file_location("some_kernels", tmp_path / "some_kernels.py")
     assert spec is not None

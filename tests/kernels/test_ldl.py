@@ -14,7 +14,7 @@ factor, solve = outer(ldl.factor), outer(ldl.solve)
 
 
 def quasi_definite(n: int, m: int, density: float, seed: int, off: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """[P A'; A -I] and the signs of its pivots; the last `off` rows have nothing but a diagonal entry."""
+    """[P A'; A -I] and the signs of its pivots; the last `off` rows have only a diagonal entry."""
     rng = np.random.default_rng(seed)
     half = np.where(rng.random((n, n)) < density, rng.standard_normal((n, n)), 0.0)
     A = np.where(rng.random((m, n)) < density, rng.standard_normal((m, n)), 0.0)
@@ -62,7 +62,7 @@ def test_a_sparse_pattern_with_a_dense_corner_has_both_parts() -> None:
 @pytest.mark.parametrize("off", [0, 70, 90])
 @pytest.mark.parametrize("upside_down", [False, True])
 def test_columns_that_a_dense_corner_shares_are_gathered(off: int, upside_down: bool) -> None:
-    """Separable costs and dense rows, some of them switched off: what the columns leave of the rows is a product."""
+    """Separable costs and dense rows, some of them switched off: the Schur complement of the rows is a product."""
     rng = np.random.default_rng(off)
     n, m = 150, 90
     A = rng.standard_normal((m, n)) * (rng.random(n) < 0.8)
@@ -80,7 +80,7 @@ def test_columns_that_a_dense_corner_shares_are_gathered(off: int, upside_down: 
 
 @pytest.mark.parametrize(("n", "m", "off"), [(8, 5, 2), (60, 60, 25)])
 def test_rows_that_come_first_are_eliminated_after_the_variables_of_a_dense_matrix(n: int, m: int, off: int) -> None:
-    """Active rows have no diagonal entry: first ones would have pivots of the size of the regularisation."""
+    """Active rows have no diagonal entry: if eliminated first, their pivots would be just the regularisation."""
     K, sign = quasi_definite(n, m, 1.0, seed=n, off=off)
     K[n : n + m - off, n : n + m - off] = 0.0
     pattern = np.block([[np.ones((n, n + m))], [np.ones((m, n)), np.eye(m)]])

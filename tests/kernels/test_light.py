@@ -1,4 +1,4 @@
-"""Kernels without the code of curved cones and singular systems, against those with everything."""
+"""Kernels without the code of curved cones and singular systems, against the full kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where arrays lie in memory does not change a bit of what is computed from them."""
+"""The position of arrays in memory does not change a bit of the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ multiply, full_column = outer(ldl.multiply), outer(point._full_column)
 
 
 def placed(arrays: list[np.ndarray], order: tuple[int, ...], gap: int) -> list[np.ndarray]:
-    """Copies in one piece of memory, in this order, `gap` numbers between neighbours."""
+    """Copies in one block of memory, in this order, with `gap` numbers between them."""
     room, views, at = np.zeros(sum(a.size + gap for a in arrays)), list(arrays), 0
     for k in order:
         views[k] = room[at : at + arrays[k].size]
@@ -55,7 +55,7 @@ def test_products_with_neighbours(n: int) -> None:
 
 
 def summing_and_writing(tree: ast.AST) -> Iterator[int]:
-    """Lines of innermost loops of reducing kernels that add up products or entries, and write to consecutive places."""
+    """Lines of innermost loops of reducing kernels that add up products or entries, and write consecutive entries."""
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef):
             continue

@@ -1,4 +1,4 @@
-"""Memory of factors is used again, but never while a batch needs it."""
+"""The memory of factors is reused, but never while a batch needs it."""
 
 from __future__ import annotations
 

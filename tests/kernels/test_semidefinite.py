@@ -1,4 +1,4 @@
-"""Semidefinite blocks of the interior point: eigenvalues against LAPACK's, the scaling by what defines it."""
+"""Semidefinite blocks of the interior-point method: eigenvalues against LAPACK's, the scaling by its definition."""
 
 from __future__ import annotations
 

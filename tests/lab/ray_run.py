@@ -1,4 +1,4 @@
-"""A few jobs on a cluster of two nodes, in a process of its own: `python ray_run.py FOLDER`."""
+"""A few jobs on a cluster of two nodes, in a separate process: `python ray_run.py FOLDER`."""
 
 from __future__ import annotations
 

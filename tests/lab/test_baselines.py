@@ -1,4 +1,4 @@
-"""Every contender that runs here, against finite differences of tight solves and against the reference."""
+"""Every method that runs here, against finite differences of tight solves and against the reference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZES = TaskSizes(d_y=9, samples=10, d_x=5, hidden=4)
 CASES = ("qp", "socp", "sudoku4")
 #: how wrong each may be: relative Euclidean distance of the gradient; the others must be right to 1e-6
 COARSE = {"CvxpyLayer": 5e-3, "CvxpyLayer (constants)": 5e-3, "LPGD": 1.0, "BPQP": 1e-3, "Alt-Diff": 1e-3}
-#: what is known to be wrong without a word: its solution violates the constraints
+#: known to be silently wrong: its solution violates the constraints
 KNOWN_WRONG = {("Moreau (cvxpylayers)", "sudoku4")}
 #: gradients that are the batch size too long, or wrong in A
 WRONG_GRADIENT = {("ffolayer FFOQP", "qp"), ("ffolayer FFOQP", "sudoku4"), ("ffolayer FFOCP", "sudoku4")}
@@ -61,7 +61,7 @@ def test_gradients_are_right(baseline: Baseline, name: str) -> None:
         pytest.skip(reason)
     true = true_gradient(task, values, targets)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # peers have their own ideas of what is worth a warning
+        warnings.simplefilter("ignore")  # other packages issue their own warnings
         step = take_step(task, baseline.build(task.inner), values, targets)
     found = accuracy(step, true)
     if (baseline.name, name) in KNOWN_WRONG:

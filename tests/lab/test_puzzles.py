@@ -15,7 +15,7 @@ def is_solved(board: np.ndarray, size: int) -> bool:
 
 
 def count_by_force(puzzle: np.ndarray) -> int:
-    """Solutions of a 4×4 puzzle: every filling of the empty cells is looked at."""
+    """Solutions of a 4×4 puzzle: every filling of the empty cells is tried."""
     empty = np.flatnonzero(puzzle == 0)
     boards = np.tile(puzzle, (4 ** len(empty), 1))
     boards[:, empty] = np.stack(np.meshgrid(*[np.arange(1, 5)] * len(empty)), -1).reshape(-1, len(empty))

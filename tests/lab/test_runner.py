@@ -93,7 +93,7 @@ serve(Connection(int(sys.argv[1])))
 def test_a_contender_that_swallows_its_time_limit_has_failed(
     tmp_path: Path, tiny: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a bare `except` does, which then returns the iterate it had: nothing after the limit counts."""
+    """A bare `except` that then returns its last iterate: nothing after the limit counts."""
     monkeypatch.setattr(worker_module, "CHILD", ["-c", SWALLOWS])
     worker = Worker(tmp_path / "log", threads=1)
     rows: list[Row] = []

@@ -1,4 +1,4 @@
-"""What each kind of job leaves behind."""
+"""The rows of each kind of job."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_exact_methods_learn_the_same(tiny: MakeJob) -> None:
         if result.status == "ok":
             final[method] = result.train_loss
     assert len(final) >= 3
-    # Adam makes a whole step of a gradient that is zero but for rounding: they agree no better than this
+    # Adam turns a gradient that is zero up to rounding into a full step: they agree no better than this
     assert max(final.values()) == pytest.approx(min(final.values()), rel=1e-2)
 
 
@@ -127,7 +127,7 @@ def test_untimed_training_has_no_times(tiny: MakeJob) -> None:
 
 
 def test_a_solution_that_goes_wrong_on_the_way_is_noticed(tiny: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Right at the first step, a tenth too large at the last: as of a solver that gives up."""
+    """Right at the first step, 10 % too large at the last, as from a solver that gives up."""
     right = BASELINES["FFOQP"].build
     calls = []
 
@@ -149,8 +149,7 @@ def test_a_solution_that_goes_wrong_on_the_way_is_noticed(tiny: MakeJob, monkeyp
 
 @pytest.mark.filterwarnings("ignore")  # where bounds and budget are dependent, FFOQP says so
 def test_epsilon_decides_what_becomes_of_rounding(tiny: MakeJob) -> None:
-    """Where the exact gradient is zero, what a solver's tolerance leaves of it becomes a whole step of Adam, unless
-    epsilon is larger."""
+    """Where the exact gradient is zero, Adam turns the error of a solver into a full step, unless epsilon is larger."""
     sizes = TaskSizes(d_y=20, samples=80, d_x=64, hidden=32, learning_rate=1e-2)
     reason = BASELINES["QPLayer"].why_not(make_task("qp", sizes).inner)
     if reason:
@@ -213,7 +212,7 @@ def test_the_estimate_knows_presets_limits_and_cores() -> None:
 
 
 def test_a_larger_size_waits_for_the_first_seed_of_the_smaller() -> None:
-    """Not for one that was not repeated: that says nothing of the larger size."""
+    """Not for one that was not repeated: that says nothing about the larger size."""
     jobs = plan(PRESETS["quick"], ["scaling_qp"], ["BPQP"])
     key = {(job.d_y, job.seed): job.key for job in jobs}
     assert list(key) == [(d_y, seed) for d_y in (100, 200, 800) for seed in (0, 1)]

@@ -131,7 +131,7 @@ def test_blocks_without_batched_parameters_stay_shared() -> None:
 
 
 def test_few_values_leave_few_entries() -> None:
-    """A parameter declared dense and filled sparsely is solved on the pattern of its values."""
+    """A dense parameter with sparse values is solved on the pattern of its values."""
     n = 10
     full = _pattern(np.triu(np.ones((n, n), dtype=bool)), (n, n))
     rows = _pattern(np.ones((n, n), dtype=bool), (n, n))
@@ -215,7 +215,7 @@ def test_gradient_of_a_shared_parameter_is_the_sum_over_samples() -> None:
 
 
 def test_copies_of_samples_add_up() -> None:
-    """Smoothing hands over several copies of each sample, next to each other."""
+    """Smoothing passes several consecutive copies of each sample."""
     affine, gradient = random_map().map, random_gradient(batch=2 * BATCH)
     values = random_values((True, False, True, False))
     found = affine.adjoint(gradient, values, [True] * 4)

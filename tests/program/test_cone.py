@@ -1,4 +1,4 @@
-"""Cone programs and what their solutions say about themselves."""
+"""Cone programs and their solutions."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def reference(case: Case) -> list[Array]:
         settings = {**dict.fromkeys(names, tolerance), "static_regularization_constant": 1e-10}
         settings |= {"iterative_refinement_reltol": 1e-15, "iterative_refinement_abstol": 1e-15}
         settings["iterative_refinement_max_iter"] = 30
-        with warnings.catch_warnings():  # that the tightest tolerance may not be met is known
+        with warnings.catch_warnings():  # the tightest tolerance may not be reached
             warnings.simplefilter("ignore")
             try:
                 case.problem.solve(solver=cp.CLARABEL, gp=case.gp, canon_backend=cp.SCIPY_CANON_BACKEND, **settings)
@@ -171,7 +171,7 @@ def test_gradient_off_the_pattern_of_a_sparse_parameter_is_zero() -> None:
     where = (np.array([0, 2]), np.array([1, 0]))
     X, S = cp.Variable((3, 3)), cp.Parameter((3, 3), sparsity=where)
     canonical = canonicalize(cp.Problem(cp.Minimize(cp.sum_squares(X - S))), [S], [X])
-    values = [np.arange(9.0)]  # what stands off the pattern is not read
+    values = [np.arange(9.0)]  # entries outside the pattern are ignored
     derivative = linearized(canonical, values)
     expected = np.zeros((3, 3))
     expected[where] = values[0].reshape(3, 3)[where]
@@ -304,7 +304,7 @@ def test_geometric_programs_need_gp() -> None:
 
 
 def test_duals_of_rewritten_constraints_are_refused() -> None:
-    """An n-dimensional power cone becomes several three-dimensional ones: its dual is no row of theirs."""
+    """An n-dimensional power cone becomes several three-dimensional ones: its dual is not one of their rows."""
     W, z, c = cp.Variable(3), cp.Variable(), cp.Parameter(3)
     cone = cp.PowConeND(W, z, np.array([0.3, 0.3, 0.4]))
     problem = cp.Problem(cp.Minimize(cp.sum_squares(W - c) - z), [cone])
@@ -331,7 +331,7 @@ def test_a_problem_without_variables_is_refused() -> None:
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_duals_of_two_matrix_inequalities(order: int) -> None:
-    """Each dual belongs to its own, whatever their order in the problem."""
+    """Each dual belongs to its own constraint, whatever the order in the problem."""
     x, C = cp.Variable(2), cp.Parameter((2, 2), symmetric=True)
     cones = [cp.diag(x) + C >> 0, cp.diag(x) - C >> -0.1 * np.eye(2)]
     problem = cp.Problem(cp.Minimize(cp.sum_squares(x + 1)), cones[::order])

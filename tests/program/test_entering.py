@@ -24,7 +24,7 @@ def dense_map(kind: str, rng: np.random.Generator) -> Array:
         row, column = divmod(k, N)
         if kind in rows:
             M[rows[kind][row] + ROWS * column, k] = 1.0
-        if kind == "twice":  # the other side of a row
+        if kind == "twice":  # the other bound of a row
             M[3 + row + ROWS * column, k] = -1.0
     if kind == "many":
         M = rng.normal(size=M.shape)
@@ -82,7 +82,7 @@ def test_gradients_of_symmetric_matrices(given: str, summed: bool) -> None:
 def test_gradients_of_full_matrices_whose_entries_have_weights_of_their_own(summed: bool) -> None:
     rng, rows, n = np.random.default_rng(5), 4, 3
     each = np.arange(rows * n)
-    place = (each % n) * rows + each // n  # the parameter stands row by row, the block column by column
+    place = (each % n) * rows + each // n  # the parameter is ordered by rows, the block by columns
     weight = rng.normal(size=rows * n)
     into = EntryMap(sp.csc_array((weight, (place, each)), shape=(rows * n, rows * n)))
     places = Pattern.of(np.arange(n + 1) * rows, np.tile(np.arange(rows), n), (rows, n))

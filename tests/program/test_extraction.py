@@ -52,7 +52,7 @@ class Leaves:
         return matrix.reshape(len(x), rows).T @ x
 
 
-#: products of a matrix parameter, which are written down without CVXPY's backend
+#: products of a matrix parameter, which are extracted without CVXPY's backend
 DIRECT: dict[str, Callable[[Leaves], cp.Expression]] = {
     "product": lambda v: v.G @ v.y,
     "negative": lambda v: -v.G @ v.y,
@@ -71,7 +71,7 @@ DIRECT: dict[str, Callable[[Leaves], cp.Expression]] = {
     "constant times vector": lambda v: np.arange(6.0).reshape(2, 3) @ v.h + v.y[:2],
     "sparse constant times vector": lambda v: sp.csc_array([[0, 2.0, 0], [1, 0, 0]]) @ v.h,
 }
-#: what is left to it
+#: expressions left to the backend
 OTHER: dict[str, Callable[[Leaves], cp.Expression]] = {
     "scaled parameter": lambda v: (2 * v.G) @ v.y,
     "scaled product": lambda v: 3 * (v.G @ v.y) + v.z,

@@ -1,4 +1,4 @@
-"""Bytes per parameter entry: while a dense parametric problem is built, in what is kept, and in a gradient."""
+"""Bytes per parameter entry: while a dense parametric problem is built, in the result, and in a gradient."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def build(n: int, norm_ball: bool, factor: bool) -> CanonicalProblem:
 
 @contextmanager
 def tracing() -> Iterator[Callable[[], tuple[float, float]]]:
-    """Gives bytes per parameter entry that are held now and that were at the peak, beyond those before."""
+    """Yields a function for the current and the peak bytes per parameter entry, relative to the start."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -43,7 +43,7 @@ def tracing() -> Iterator[Callable[[], tuple[float, float]]]:
 @pytest.mark.parametrize("factor", [False, True], ids=["quad_form", "sum_squares"])
 @pytest.mark.parametrize("norm_ball", [False, True], ids=["qp", "socp"])
 def test_build(norm_ball: bool, factor: bool) -> None:
-    build(3, norm_ball, factor)  # what CVXPY and SciPy cache once is no part of it
+    build(3, norm_ball, factor)  # excludes what CVXPY and SciPy cache once
     with tracing() as bytes_per_entry:
         canonical = build(N, norm_ball, factor)
         gc.collect()

@@ -1,4 +1,4 @@
-"""What is remembered of data of moderate size agrees with a look at all of it."""
+"""The cache for data of moderate size agrees with the full check."""
 
 from __future__ import annotations
 

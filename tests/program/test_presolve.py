@@ -27,7 +27,7 @@ LACKING = [2, 5]
 
 
 def program(sizes: np.ndarray | None = None, alike: bool = False) -> ConeProgram:
-    """Random data whose matrices have values of their own in every sample; columns of these sizes."""
+    """Random data with different matrices in every sample; columns of these sizes."""
     rng = np.random.default_rng(0)
     A = rng.normal(size=(M, N))
     A[0] = [1, 1, 0, 0]
@@ -146,7 +146,7 @@ def test_ghost_systems_are_solved_by_the_reduced_ones(build: Build) -> None:
 
 @pytest.mark.parametrize("build", STEPS)
 def test_derivatives_through_a_step_are_those_of_the_program(build: Build) -> None:
-    """In both directions; missing rows, which the program itself cannot have, are far away there."""
+    """In both directions; the program itself cannot have missing rows, so they are distant ones there."""
     given, step = build()
     plain = given.with_vectors(b=np.where(np.isinf(given.b), 1e3, given.b))
     rng = np.random.default_rng(5)

@@ -22,7 +22,7 @@ def read(known: qps.KnownQP) -> tuple[QuadraticStructure, list[Array]]:
 
 @pytest.mark.parametrize("known", qps.KINDS.values(), ids=qps.KINDS)
 def test_the_known_solution_solves_the_cone_program(known: qps.KnownQP) -> None:
-    """Rows stand as documented; multipliers come back with their signs."""
+    """Rows are in the documented order; multipliers are returned with their signs."""
     structure, values = read(known)
     problem = quadratic_problem(structure, duals=True)
     program = problem.map.apply(values)

@@ -1,4 +1,4 @@
-"""Outputs are the caller's own, however they are found."""
+"""Outputs are new arrays that the caller may change."""
 
 from __future__ import annotations
 

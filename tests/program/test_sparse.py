@@ -18,7 +18,7 @@ storage = pytest.mark.parametrize("shared", [True, False], ids=["shared", "batch
 
 
 def random_batch(shape: tuple[int, int], shared: bool, seed: int = 0) -> tuple[SparseBatch, Array]:
-    """A batch with some zeros stored, and the dense (BATCH, rows, cols) it stands for."""
+    """A batch with some stored zeros, and the equivalent dense (BATCH, rows, cols) array."""
     rng = np.random.default_rng([seed, *shape])
     pattern = SparseBatch.from_matrix((rng.random(shape) < 0.6).astype(float))
     values = rng.normal(size=(pattern.nnz,) if shared else (BATCH, pattern.nnz))

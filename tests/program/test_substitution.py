@@ -1,4 +1,4 @@
-"""Variables that equalities define: the reduced program, its points and its ghost systems against the program's own."""
+"""Variables defined by equalities: the reduced program, its points and ghost systems against the program's own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH, V, R, SIDES = 3, 4, 5, 6
 
 
 def least_squares(batched: str = "", entries: int = V, seed: int = 0) -> ConeProgram:
-    """1/2 r'Dr + q'(v, r) with F v + C r = b and sides on v; the rows of F have so many entries."""
+    """1/2 r'Dr + q'(v, r) with F v + C r = b and bounds on v; the rows of F have so many entries."""
     rng = np.random.default_rng(seed)
     F = rng.normal(size=(R, V)) * (np.argsort(rng.random((R, V)), axis=1) < entries)
     C = np.diag(rng.choice([-1.0, 2.0, 0.5], R))
@@ -101,7 +101,7 @@ def test_some_samples(batched: str, entries: int) -> None:
 
 
 def test_matrices_that_would_fill_up_are_put_in_only_where_rows_are_short() -> None:
-    """A factor model, |F'x|^2 + |Dx|^2: the second norm alone."""
+    """A factor model, |F'x|^2 + |Dx|^2: only the second norm is substituted."""
     n, k = 40, 4
     rng = np.random.default_rng(2)
     A = np.block(

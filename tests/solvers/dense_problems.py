@@ -1,4 +1,4 @@
-"""Families of dense quadratic programs that compiled solvers are tried on, and their optimality conditions."""
+"""Families of dense quadratic programs for the compiled solvers, and their optimality conditions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Random cone programs with known solutions.
 
-A complementary pair comes from one projection: s = Pi_K(w), y = s - w (Moreau). With x at will,
+A complementary pair comes from one projection: s = Pi_K(w), y = s - w (Moreau). For any x,
 b = Ax + s and q = -(Px + A'y) make (x, y, s) optimal.
 """
 
@@ -18,7 +18,7 @@ from ffo.program.sparse import SparseBatch, SymmetricBatch
 Array = np.ndarray
 
 KINDS: dict[str, tuple[int, bool, list]] = {
-    # name: variables, quadratic, blocks in an order that no solver prescribes
+    # name: variables, quadratic, blocks in an order that no solver requires
     "lp": (5, False, [(Nonneg(), 8), (Zero(), 2), (Nonneg(), 3)]),
     "qp": (6, True, [(Nonneg(), 5), (Zero(), 2), (Nonneg(), 4)]),
     "qp_bounds": (6, True, [(Nonneg(), 14), (Zero(), 1), (Nonneg(), 3)]),
@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[int, bool, list]] = {
     ),
 }
 
-#: Coefficients of the singleton rows of "qp_bounds" and "separable": both sides, scaled, several rows on one variable.
+#: Coefficients of the singleton rows of "qp_bounds" and "separable": both signs, scaled, several rows per variable.
 BOUNDED = ("qp_bounds", "separable")
 _BOUND_COLUMNS = (0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 5, 5)
 _BOUND_COEFFICIENTS = (1, -1, 2, 0.5, -3, -1, -0.25, 1, -2, 1, 4, -1)

@@ -1,4 +1,4 @@
-"""The contract of a solver adapter. An adapter joins it by being in `SOLVERS`."""
+"""Tests that every solver adapter in `SOLVERS` must pass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONVERGED = 2e-7  # worst relative residual expected at the default eps of 1e-8
 
 @dataclass(frozen=True)
 class Entry:
-    """A solver under contract.
+    """A solver under test.
 
     residual: the residual it reaches at its default accuracy; iterates: whether one iteration is too
     few for it; curved_duals: whether its duals of second-order cones can be relied on; explains: whether
@@ -40,7 +40,7 @@ class Entry:
 
     @property
     def qp(self) -> str:
-        """The kind of quadratic program it is asked about, where the kind does not matter."""
+        """The kind of quadratic program to use where the kind does not matter."""
         return "separable" if self.separable else "qp"
 
     @property

@@ -77,11 +77,11 @@ def test_claims_about_random_programs_are_true() -> None:
         if solution.solved[0]:
             solved += 1
             assert optimality(program, solution)[0] < 1e-8
-    assert solved >= 485  # the others say that they are not verified
+    assert solved >= 485  # the others are reported as not verified
 
 
 def test_one_row_at_a_time_where_pivoting_cycles() -> None:
-    """With many more rows than variables some samples cycle: they take more steps than block pivoting is given."""
+    """With many more rows than variables some samples cycle: they take more steps than the limit of block pivoting."""
     program = stacked(*random_qp(24, 30, 120))
     solution = get_solver("DENSE").solve(program)
     assert solution.solved.all()
@@ -114,7 +114,7 @@ def test_slacks_are_zero_where_multipliers_are_not() -> None:
 
 
 def one_of_each() -> dict[str, tuple[ConeProgram, Status]]:
-    """Programs without a solution, one for every way to see it, and one that only seems to have none."""
+    """Programs without a solution, one for each way to detect it, and one that only seems to have none."""
     rows, equal = [(Nonneg(), 3)], [(Zero(), 2), (Nonneg(), 1)]
     eye, zero, half, saddle = np.eye(2), np.zeros((2, 2)), np.diag([1.0, 0.0]), np.diag([1.0, -1.0])
     below = [[1, 1], [-1, 0], [0, -1]]
@@ -206,7 +206,7 @@ def test_what_is_separable() -> None:
 
 
 def test_the_same_without_the_compiler() -> None:
-    """Kernels run as Python too: one family each, in a process of its own."""
+    """Kernels also run as Python: one family each, in a fresh process."""
     code = (
         "import numpy as np\n"
         "from dense_problems import *\n"

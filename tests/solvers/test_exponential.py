@@ -1,4 +1,4 @@
-"""INTERIOR on programs with exponential cones, beside the other ones: what it calls solved is, in natural units."""
+"""INTERIOR on programs with exponential and other cones: what it calls solved is solved, in natural units."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BATCH = 4
 
 
 def inside(rng: np.random.Generator, cone: Cone, dual: bool) -> Array:
-    """A point inside of a cone or of its dual."""
+    """A point inside a cone or its dual."""
     if isinstance(cone, Zero):
         return rng.normal(size=1) if dual else np.zeros(1)
     if isinstance(cone, Nonneg):
@@ -33,7 +33,7 @@ def inside(rng: np.random.Generator, cone: Cone, dual: bool) -> Array:
         u, w = -rng.uniform(0.1, 2), rng.uniform(0.1, 2)
         return np.array([u, u + u * np.log(-w / u) + rng.uniform(0.05, 1), w])
     x, y = 2 * rng.normal(), rng.uniform(0.1, 2)
-    return np.array([x, y, y * np.exp(x / y) + rng.uniform(0.05, 1)])  # now and then of 1e7
+    return np.array([x, y, y * np.exp(x / y) + rng.uniform(0.05, 1)])  # sometimes about 1e7
 
 
 def random_program(seed: int, scale: float) -> ConeProgram:
@@ -66,4 +66,4 @@ def test_answers_that_are_called_solved_are(scale: float) -> None:
         residual = plan_of(program).judge(values_of(program), answer.x, answer.y, answer.s)
         solved += int(answer.solved.sum())
         assert (residual[answer.solved] < 1e-3).all(), seed
-    assert solved >= 0.9 * 25 * BATCH  # the rest goes on to the next solver
+    assert solved >= 0.9 * 25 * BATCH  # the rest goes to the next solver

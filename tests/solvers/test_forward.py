@@ -16,7 +16,7 @@ from ffo.solvers.workspace import Workspace
 
 
 class Scripted(Solver):
-    """Returns Clarabel's answer, moved by `shift`, with the statuses it is told to claim."""
+    """Returns Clarabel's answer, moved by `shift`, with given statuses."""
 
     name = "SCRIPTED"
     capabilities = Capabilities(frozenset({Zero, Nonneg}), True, "numpy", "numpy")
@@ -90,7 +90,7 @@ def test_all_samples_bad_calls_no_solver() -> None:
 
 @pytest.mark.parametrize(("build", "verdict"), [(infeasible, Status.INFEASIBLE), (unbounded, Status.UNBOUNDED)])
 def test_diverging_iterates_are_recognised_as_certificates(build, verdict: Status) -> None:
-    """QOCO knows no such verdict: it breaks down, or claims a solution of the unbounded problem."""
+    """QOCO has no such status: it breaks down, or claims a solution of the unbounded problem."""
     solver = get_solver("QOCO")
     program = build()
     assert solver.solve(program).status[0] not in (Status.INFEASIBLE, Status.UNBOUNDED)

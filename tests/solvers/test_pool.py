@@ -73,7 +73,7 @@ def test_answers_come_in_order_whatever_the_split(four_cpus: None, batch: int, b
 
 
 def test_cheap_solves_stay_in_one_thread(four_cpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "WORTH_SOLVE", 60.0)  # on a busy machine even nothing takes longer than the usual limit
+    monkeypatch.setattr(pool, "WORTH_SOLVE", 60.0)  # on a busy machine even an empty solve exceeds the usual limit
     solver = Sleepy(nap=0.0)
     solver.solve(known_program("qp", batch=20).program)
     assert solver.threads == {threading.get_ident()}

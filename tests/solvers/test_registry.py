@@ -102,7 +102,7 @@ def chain(n: int) -> sp.csr_array:
 
 
 def scattered(n: int) -> sp.csr_array:
-    """Four variables a row, anywhere."""
+    """Four random variables per row."""
     rng = np.random.default_rng(0)
     places = (np.repeat(np.arange(n // 2), 4), rng.integers(0, n, 4 * (n // 2)))
     return sp.csr_array((rng.normal(size=len(places[0])), places), shape=(n // 2, n))

@@ -35,7 +35,7 @@ def test_own_names_pass_through_and_win() -> None:
     assert solver.settings["tol_feas"] == 1e-4
     assert solver.settings["tol_gap_abs"] == 1e-6
     assert solver.settings["equilibrate_enable"] is False
-    assert solver.eps == 1e-4  # the loosest accuracy asked for
+    assert solver.eps == 1e-4  # the loosest accuracy requested
 
 
 @pytest.mark.parametrize("foreign", ["solve_method", "n_jobs_forward", "mode", "acceleration_lookback", "warm_start"])

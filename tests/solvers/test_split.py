@@ -1,4 +1,4 @@
-"""Rows into equalities, inequalities and bounds, and the way back."""
+"""Splitting rows into equalities, inequalities and bounds, and back."""
 
 from __future__ import annotations
 

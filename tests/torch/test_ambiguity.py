@@ -42,7 +42,7 @@ def differences(f: Callable[[torch.Tensor], torch.Tensor], at: torch.Tensor, h: 
 @EACH_WAY
 @pytest.mark.parametrize("kind", ["pos and neg", "maximum"])
 def test_rows_that_depend_on_each_other_but_move_together(kind: str, backward: str) -> None:
-    """At a kink of the cost its epigraph rows all meet; the parameter moves them as one."""
+    """At a kink of the cost all its epigraph rows are active; the parameter moves them together."""
     x, q = cp.Variable(3), cp.Parameter(3)
     cost = (
         0.3 * cp.pos(x - q) + 0.7 * cp.neg(x - q) if kind == "pos and neg" else cp.maximum(0.3 * (x - q), 0.7 * (q - x))
@@ -59,7 +59,7 @@ def test_rows_that_depend_on_each_other_but_move_together(kind: str, backward: s
 @EACH_WAY
 @pytest.mark.parametrize("learnt", ["A", "b", "p"])
 def test_dependent_equalities(learnt: str, backward: str) -> None:
-    """z jumps when a coefficient moves; sides are taken to move together; costs change nothing."""
+    """z jumps when a coefficient changes; right-hand sides are assumed to move together; costs change nothing."""
     data = {"A": torch.ones(2, 2), "b": torch.ones(2), "p": torch.tensor([0.0, -1.0])}
     data[learnt].requires_grad_()
     layer = FFOQPLayer(backward=backward)
@@ -90,7 +90,7 @@ def test_a_weakly_active_row_that_the_loss_does_not_see(backward: str) -> None:
     assert report.certificate.good.tolist() == [False, True]
     assert "weakly active" in report.certificate.reasons(0)[0]
     outputs[0][:, 0].sum().backward()
-    assert report.certificate.good.tolist() == [False, True]  # the worst of all passes stays
+    assert report.certificate.good.tolist() == [False, True]  # the worst of all passes is kept
 
 
 @pytest.mark.parametrize("cone", ["norm", "norm1", "norm_inf"])
@@ -100,7 +100,7 @@ def test_a_weakly_active_block_that_the_loss_does_not_see(cone: str) -> None:
     problem = cp.Problem(cp.Minimize(cp.sum_squares(x - q) + cp.sum_squares(z - p)), [ball(x) <= 1, z >= 0.2])
     layer = FFOLayer(problem, [q, p], [x, z])
     at, other = torch.tensor([0.6, 0.0, 0.8]), torch.tensor([1.0, -1.0])
-    at = at / {"norm": 1.0, "norm1": 1.4, "norm_inf": 0.8}[cone]  # on the sphere, without any force
+    at = at / {"norm": 1.0, "norm1": 1.4, "norm_inf": 0.8}[cone]  # on the sphere, with a zero multiplier
     at.requires_grad_()
     other.requires_grad_()
     assert verdict(layer, lambda x, z: z.sum(), at, other)
@@ -130,7 +130,7 @@ def test_distant_rows_change_nothing(row: str, far: float) -> None:
 
 
 def test_a_weakly_active_row_on_the_face() -> None:
-    """Its multiplier is rounding, and positive: found by the fuzzer."""
+    """Its multiplier is positive, but only rounding: found by the fuzzer."""
     Q, p = torch.tensor([[161002.63962247022]]), torch.tensor([6728.044679318079])
     G = torch.tensor([[59.150418750984976], [51.50252376506167], [-19.708165610306313], [-149.84954044656445]])
     h = torch.tensor([-2.4718020840538992, -0.6996367139338351, 1.15870384003356, 8.199714590425069])
@@ -159,9 +159,9 @@ def test_solutions_that_are_not_unique_in_both_modes(outputs: str, good: bool) -
 
 @pytest.mark.parametrize("outputs", ["sum", "multiplier"])
 def test_costs_that_choose_among_solutions(outputs: str) -> None:
-    """c tells x0 from x1: what is common to all solutions has a kink in it."""
+    """c distinguishes x0 from x1: what all solutions have in common has a kink in c."""
     c = torch.zeros(2, requires_grad=True)
-    if outputs == "sum":  # held by its row, whatever the cost
+    if outputs == "sum":  # determined by its row, whatever the cost
         assert verdict(not_unique(outputs), lambda v: v, torch.tensor(0.3), c)
     else:
         assert not verdict(not_unique(outputs), lambda v: v, torch.tensor(0.3), c)

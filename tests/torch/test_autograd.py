@@ -1,4 +1,4 @@
-"""The layer as a citizen of autograd: what costs nothing, dtypes, views, repeated backward, copies."""
+"""The layer in autograd: no unnecessary work, dtypes, views, repeated backward, copies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Spy:
         monkeypatch.setattr(owner, name, spied)
 
 
-# What is not asked for is not paid for
+# No work for what is not requested
 
 
 @pytest.mark.parametrize("name", zoo.CASES)
@@ -164,7 +164,7 @@ def test_inputs_and_outputs_are_not_touched(layer: FFOLayer, case: zoo.Case) -> 
     kept = x.detach().clone()
     x.sum().backward()
     with torch.no_grad():
-        x.mul_(2.0)  # the caller's to change
+        x.mul_(2.0)  # the caller may change it
     (again,) = layer(*params)
     assert torch.equal(again, kept)
     for p, v in zip(params, case.values, strict=True):

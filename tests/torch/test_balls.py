@@ -1,4 +1,4 @@
-"""Norm balls in batches, which Newton's method solves before a solver is asked."""
+"""Norm balls in batches, which Newton's method solves before a solver is called."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ball() -> tuple[cp.Problem, list[cp.Parameter], cp.Variable, cp.Constraint]:
 
 
 def values(batch: int = BATCH) -> list[torch.Tensor]:
-    """Costs so small that half of the samples stay inside the ball, radii and budgets of each sample's own."""
+    """Costs so small that half of the samples stay inside the ball, with different radii and budgets per sample."""
     generator = torch.Generator().manual_seed(0)
     q, c, k = (torch.randn(batch, *shape, generator=generator, dtype=torch.float64) for shape in ((N,), (), ()))
     q[::2] *= 0.05
@@ -51,7 +51,7 @@ def test_agrees_with_solvers(dual: bool, other: dict[str, str]) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-7, atol=1e-8)
     inside = found[0].norm(dim=1) < values()[1] - 1e-6
     assert 0.2 < inside.double().mean() < 0.8
-    assert (found[-2][inside].abs() < 1e-18).all()  # a ball that does not touch has no say
+    assert (found[-2][inside].abs() < 1e-18).all()  # an inactive ball has no influence
     assert (found[-2][~inside].abs() > 1e-9).all()
 
 

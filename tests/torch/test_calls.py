@@ -1,4 +1,4 @@
-"""Reports belong to calls, and verdicts of several derivatives through one call add up."""
+"""Reports belong to calls, and combine the verdicts of several derivatives through one call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors about samples without a solution name what contradicts each other, in the user's words."""
+"""Errors about samples without a solution name the contradicting constraints by the user's names."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_variables_of_a_ray_are_named() -> None:
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])
 @pytest.mark.parametrize("rows", [1.0, 1e5])
 def test_proofs_hold_in_the_units_of_the_user(scale: float, rows: float) -> None:
-    """Through every step of the presolve: definitions put in, units, epigraphs."""
+    """Through every step of the presolve: substitutions, scaling, epigraphs."""
     x, b, F = cp.Variable(4), cp.Parameter(2), cp.Parameter((6, 4))
     cost = cp.sum_squares(F @ x - 1) + cp.norm1(x[:1])
     layer = FFOLayer(

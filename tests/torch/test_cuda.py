@@ -1,4 +1,4 @@
-"""CUDA tensors come back where they came from."""
+"""CUDA tensors are returned on their device."""
 
 from __future__ import annotations
 

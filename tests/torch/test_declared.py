@@ -1,4 +1,4 @@
-"""Parameters are what the problem was told about them, or the sample is refused, by name."""
+"""Samples whose parameters break their declared attributes are refused, with the parameter's name."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def test_a_value_of_another_kind_is_refused_and_harms_no_other(declared: str) ->
     assert not both.grad[1].any()
     with pytest.raises(InvalidDataError, match=f"declared {declared} but"):
         layer_of(make())(torch.tensor(bad, dtype=D))  # shared by all samples
-    layer_of(make())(torch.tensor(good - 1e-13, dtype=D))  # rounding is no other kind
+    layer_of(make())(torch.tensor(good - 1e-13, dtype=D))  # rounding is tolerated
 
 
 def test_curvature_that_rests_on_a_sign() -> None:
-    """x + p|x| <= 1 is convex for p >= 0 alone: with p = -0.5 its relaxation has another solution."""
+    """x + p|x| <= 1 is convex only for p >= 0: with p = -0.5 its relaxation has another solution."""
     x, p = cp.Variable(name="x"), cp.Parameter(nonneg=True, name="slope")
     layer = FFOLayer(cp.Problem(cp.Maximize(x), [x + p * cp.abs(x) <= 1, x <= 9]), [p], [x])
     with pytest.raises(InvalidDataError, match=r"parameter 0 \(slope\) was declared nonneg but has the entry -0.5"):

@@ -14,7 +14,7 @@ Blocks = dict[str, torch.Tensor | None]
 
 
 class Draw:
-    """Random numbers, and a program with a point inside of it."""
+    """Random numbers, and a program with an interior point."""
 
     def __init__(self, n: int, seed: int = 0) -> None:
         self.n, self.generator = n, torch.Generator().manual_seed(seed)
@@ -60,7 +60,7 @@ def budget(d: Draw, *, rows: bool) -> Blocks:
 
 
 def singles(d: Draw) -> Blocks:
-    """Rows with one entry, several on some variables, of both signs, with lower sides and a bound beside them."""
+    """Rows with one entry, several on some variables, of both signs, with lower bounds and a bound on the variable."""
     G = torch.cat([d.eye, -2 * d.eye, 3 * d.eye[:4], d.normal(2, d.n)])
     h, low = d.uniform(BATCH, len(G)) + 0.1, -d.uniform(BATCH, len(G)) - 0.2
     low[:, d.n : 2 * d.n] = -INF
@@ -100,7 +100,7 @@ GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(
 def test_solutions_and_gradients_are_those_of_the_core(
     form: str, n: int, duals: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tensors of the CPU are treated as those of a device, too."""
+    """CPU tensors are treated like device tensors, too."""
     blocks = FORMS[form](Draw(n))
     found = []
     for on_device in (True, False):

@@ -1,4 +1,4 @@
-"""What is recorded on a GPU: nothing is lost when places are used again, and small programs in one kernel."""
+"""Recordings on a GPU: nothing is lost when buffers are reused; and small programs in one kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of a call on a device: made when asked for, and saying the same whenever that is."""
+"""The report of a call on a device: made on demand, and the same whenever it is made."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ D = torch.float64
 
 @pytest.fixture(autouse=True)
 def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors of the CPU are treated as those of a device."""
+    """CPU tensors are treated like device tensors."""
     monkeypatch.setattr(qp, "worthwhile", lambda given: True)
 
 
@@ -78,8 +78,8 @@ def test_a_layer_that_was_called_can_be_copied(copied: object) -> None:
 
 
 def kinked(reduction: str, kink: float = -1.1) -> tuple[FFOQPLayer, list[torch.Tensor]]:
-    """A layer, its solutions and their gradients: the second sample stands at a kink, unless another number is given,
-    the fourth on two equal rows."""
+    """A layer, its solutions and their gradients: the second sample is at a kink, unless another number is given,
+    the fourth has two equal active rows."""
     layer, eye = FFOQPLayer(reduction=reduction), torch.eye(2, dtype=D)  # type: ignore[arg-type]
     p = torch.tensor([[0.3, -2.0], [kink, -0.1], [0.5, 0.4], [-8.0, -8.0]], dtype=D, requires_grad=True)
     G = torch.cat([eye, torch.ones(2, 2, dtype=D)]).requires_grad_()
@@ -118,7 +118,7 @@ def test_a_report_read_before_backward_learns_of_doubts_of_the_core() -> None:
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_a_batch_without_room_goes_in_parts(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As much of it as there is memory for: here, for two samples."""
+    """As much as fits into memory: here, two samples."""
 
     def scarce(values: Any, form: Form, *rest: Any) -> Any:
         if (form.batch or 1) > 2:

@@ -1,4 +1,4 @@
-"""Pieces of the path on a device: the interior point, the ghost in its forms, and what is done only once."""
+"""Parts of the path on a device: the interior-point method, the forms of the ghost, and what is done only once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of the dense path: what it calls a solution, and what it must not."""
+"""The judge of the dense path: what it must accept as a solution, and what not."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_a_solution_and_its_active_set(bounded: bool) -> None:
 def test_the_margin_is_that_of_the_weakest(bounded: bool) -> None:
     program, point = known(bounded)
     upp, lam = program.upp.clone(), point.lam.clone()
-    upp[1, 4] = program.rows(point.z)[1, 4] + 1e-8  # nearly met, and inactive
-    lam[2, 1] = 1e-8  # met, and hardly pressed against
+    upp[1, 4] = program.rows(point.z)[1, 4] + 1e-8  # nearly active
+    lam[2, 1] = 1e-8  # active, with a tiny multiplier
     p = program.p - program.pull(lam - point.lam)
     verdict = judge(dataclasses.replace(program, upp=upp, p=p), dataclasses.replace(point, lam=lam))
     assert verdict.natural.max() < 1e-14
@@ -97,7 +97,7 @@ def test_a_multiplier_of_the_wrong_sign_is_no_solution() -> None:
 def test_sides_that_cross_have_no_solution() -> None:
     program, point = known(bounded=False)
     low = program.low.clone()
-    low[:, 1] = program.upp[:, 1] + 0.3  # the point stands on the upper side
+    low[:, 1] = program.upp[:, 1] + 0.3  # the point is at the upper bound
     assert judge(dataclasses.replace(program, low=low), point).natural.min() > 1e-2
 
 

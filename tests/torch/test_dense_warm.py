@@ -1,4 +1,4 @@
-"""Active sets remembered on a device: right ones save the solver, wrong ones do no harm."""
+"""Active sets remembered on a device: right ones save a solve, wrong ones do no harm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ size = pytest.mark.parametrize(("n", "rows"), SIZES.values(), ids=SIZES)
 
 @pytest.fixture(autouse=True)
 def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors of the CPU are treated as those of a device."""
+    """CPU tensors are treated like device tensors."""
     monkeypatch.setattr(qp, "worthwhile", lambda given: True)
 
 
@@ -61,7 +61,7 @@ def cold(blocks: Blocks) -> list[torch.Tensor]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Samples given to a solver, call by call (one that asks the interior point after pivoting counts once)."""
+    """Samples passed to a solver, call by call (pivoting followed by the interior-point method counts once)."""
     counts: list[int] = []
 
     def counted(original: Callable[..., object]) -> Callable[..., object]:

@@ -22,7 +22,7 @@ N, ROWS = 5, 4
 
 
 def program(far: tuple[float, float]) -> Blocks:
-    """Q, p, G, h of a program with active rows; and two more with distant sides."""
+    """Q, p, G, h of a program with active rows; and two more with distant bounds."""
     rng = np.random.default_rng(0)
     R, G = rng.normal(size=(N, N)), rng.normal(size=(ROWS + 2, N))
     return R @ R.T + np.eye(N), 3 * rng.normal(size=N), G, np.r_[rng.uniform(-1, 0.5, ROWS), far]
@@ -46,7 +46,7 @@ def by_cvxpy(Q: Array, p: Array, G: Array, h: Array, gradients: bool) -> tuple[A
 
 
 def by_constants(Q: Array, p: Array, G: Array, h: Array, gradients: bool) -> tuple[Array, Array]:
-    """The same with the sides in the problem, as CVXPY users write them."""
+    """The same with the bounds in the problem, as CVXPY users write them."""
     z, q = cp.Variable(N), cp.Parameter(N)
     layer = FFOLayer(cp.Problem(cp.Minimize(0.5 * cp.quad_form(z, cp.psd_wrap(Q)) + q @ z), [G @ z <= h]), [q], [z])
     at = torch.tensor(p).requires_grad_(gradients)
@@ -97,7 +97,7 @@ def test_distant_rows_change_nothing(layer: str, gradients: bool, far: tuple[flo
     "route", [Route(), Route(derivative="none"), Route("sparse"), Route("array", derivative="none")]
 )
 def test_units_of_variables(route: Route) -> None:
-    """Columns scaled by 10^-6 to 10^6: nothing wrong, and no alarm but where there is a reason."""
+    """Columns scaled by 10^-6 to 10^6: nothing is wrong, and flags only with a reason."""
     rng, alarms = np.random.default_rng(3), 0
     for index in range(60):
         n, m = int(rng.integers(2, 5)), 3

@@ -1,4 +1,4 @@
-"""What cannot be solved: the right exception naming the samples, or NaN that stays where it belongs."""
+"""Samples that cannot be solved: the right exception naming them, or NaN in these samples only."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_nan_isolates_a_bad_sample(
     """The rest of the batch is as if the sample had not been there; the sample itself gives zeros."""
     layer, params = qp_layer(on_fail="nan"), qp_batch()
     spoil(params, 2)
-    shared = torch.eye(2, dtype=torch.float64).requires_grad_()  # an unbatched parameter gathers the rest
+    shared = torch.eye(2, dtype=torch.float64).requires_grad_()  # an unbatched parameter sums the rest
     given = [p.requires_grad_() for p in params]
     (x,) = layer(given[0] @ shared, *given[1:])
     info = layer.info
@@ -179,7 +179,7 @@ def test_iteration_limits(solver: str) -> None:
 
 
 def test_newton_rescues_a_point_that_is_near() -> None:
-    """OSQP stopped early has the active set; that is announced, and as good as solved."""
+    """Stopped early, OSQP has the right active set; the sample is solved, and this is reported."""
     params = qp_batch()
     expected = qp_layer()(*params)[0]
     layer = qp_layer(solver="OSQP", solver_args={"max_iters": 3, "polishing": False})
@@ -190,11 +190,11 @@ def test_newton_rescues_a_point_that_is_near() -> None:
     torch.testing.assert_close(x, expected, atol=1e-6, rtol=0)
 
 
-# Solvers that are not to be trusted
+# Solvers with wrong claims
 
 
 class Liar(Solver):
-    """Answers with something else than the solution and calls it solved."""
+    """Returns something other than the solution and calls it solved."""
 
     name = "LIAR"
     capabilities = Capabilities(frozenset({Zero, Nonneg}), quadratic=True, module="numpy", package="numpy")
@@ -221,7 +221,7 @@ def far_away(s: Solution) -> Solution:
 
 
 def diverged(s: Solution) -> Solution:
-    """As interior-point methods leave it: huge multipliers, no slack; relative to these all is well."""
+    """As from interior-point methods: huge multipliers, no slack; relative to these the residual is small."""
     return Solution(s.x - 0.1, np.full_like(s.y, 1e17), np.zeros_like(s.s), s.status, s.iterations)
 
 
@@ -269,7 +269,7 @@ def test_a_verdict_of_infeasibility_is_refuted_by_a_solution() -> None:
 
 @pytest.mark.parametrize("solver", ["CLARABEL", "SCS", "ECOS", None])
 def test_a_certificate_of_infeasibility_is_not_disputed(monkeypatch: pytest.MonkeyPatch, solver: str | None) -> None:
-    """Newton's method has nowhere to go from it, and takes its time."""
+    """A point from which Newton's method does not converge, and takes long."""
     tried: list[np.ndarray] = []
     original = Batch.linearized
     monkeypatch.setattr(

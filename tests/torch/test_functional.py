@@ -1,4 +1,4 @@
-"""torch.func, forward mode and torch.compile; second derivatives are refused in words."""
+"""torch.func, forward mode and torch.compile; second derivatives raise an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 from ffo.errors import DerivativeError, InputError
 
-# torch's own forward mode compiles its decompositions that way
+# issued by torch's own forward mode
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 
 Function = Callable[..., torch.Tensor]
@@ -101,7 +101,7 @@ def test_vmap_over_another_dimension(subject: Subject) -> None:
 
 
 def test_vmap_around_a_batch() -> None:
-    """Mapped outside, batched inside: both dimensions join, and come apart again."""
+    """Mapped outside, batched inside: both dimensions are joined, and separated again."""
     subject = Subject("constrained_least_squares")
     A, b = subject.batch
     expected = torch.stack([subject.solution(A[k], b) for k in range(SAMPLES)])

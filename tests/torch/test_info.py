@@ -70,7 +70,7 @@ def test_info_belongs_to_its_call() -> None:
 
 
 def test_weakly_active_points_are_flagged() -> None:
-    """relu at zero: the derivative jumps, one side is returned, and the user is told."""
+    """relu at zero: the derivative jumps, a one-sided one is returned, and a warning is issued."""
     case = zoo.build("relu")
     layer = make_layer(case)
     x = torch.tensor([[1.0, -1, 2, 0, -2, 3], [1, -1, 2, 0.5, -2, 3]], dtype=torch.float64, requires_grad=True)

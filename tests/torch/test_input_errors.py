@@ -1,4 +1,4 @@
-"""Wrong input: the exceptions and the words that users of CvxpyLayer know, and clear ones beyond."""
+"""Wrong input: the exceptions and messages of CvxpyLayer, and further ones."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_parameter_named_twice() -> None:
         FFOLayer(problem, [a, b, a], [x])
 
 
-# Beyond the peer: what a tensor must be
+# Beyond CvxpyLayer: requirements on tensors
 
 
 @pytest.mark.parametrize("value", [None, 1.0, np.ones(6), [1.0] * 6], ids=lambda v: type(v).__name__)
@@ -122,15 +122,9 @@ def test_parameters_are_tensors(case: zoo.Case, value: object) -> None:
     assert isinstance(error.value, AttributeError)  # what CvxpyLayer raises for None
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex128])
-def test_parameters_are_floating_point(case: zoo.Case, dtype: torch.dtype) -> None:
-    with pytest.raises(InputError, match=f"Parameter 0 must have a floating-point dtype, got {dtype}"):
-        make_layer(case)(torch.ones(6, 4, dtype=dtype), torch.ones(6))
-
-
-def test_parameters_share_a_dtype(case: zoo.Case) -> None:
-    with pytest.raises(InputError, match=r"same dtype; got 0: torch.float32, 1: torch.float64"):
-        make_layer(case)(torch.ones(6, 4, dtype=torch.float32), torch.ones(6, dtype=torch.float64))
+def test_parameters_are_not_complex(case: zoo.Case) -> None:
+    with pytest.raises(InputError, match=r"Parameter 0 must have a floating-point dtype, got torch.complex128"):
+        make_layer(case)(torch.ones(6, 4, dtype=torch.complex128), torch.ones(6))
 
 
 def test_parameters_share_a_device(case: zoo.Case) -> None:

@@ -87,7 +87,7 @@ def test_ways_agree(name: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("name", zoo.tagged("peer"))
-@pytest.mark.filterwarnings("ignore")  # the peer's own
+@pytest.mark.filterwarnings("ignore")  # issued by cvxpylayers
 def test_agrees_with_cvxpylayers(name: str) -> None:
     if importlib.util.find_spec("cvxpylayers") is None:
         pytest.skip("cvxpylayers is not installed")
@@ -103,7 +103,7 @@ def test_agrees_with_cvxpylayers(name: str) -> None:
     loss_of(outputs).backward()
     loss_of(expected).backward()
     for p, mine, other in zip(case.parameters, ours, theirs, strict=True):
-        symmetric = p.is_symmetric() and mine.ndim == 2  # the peer reads one triangle, this package both
+        symmetric = p.is_symmetric() and mine.ndim == 2  # cvxpylayers reads one triangle, this package both
         value = (other.grad + other.grad.T) / 2 if symmetric else other.grad
         torch.testing.assert_close(mine.grad, value, rtol=1e-2, atol=5e-3)
 
@@ -127,7 +127,7 @@ def test_closed_forms(name: str, formula: object) -> None:
 
 
 def test_a_layer_shared_by_two_problems_adds_gradients() -> None:
-    """One tensor through two layers: autograd adds what they say."""
+    """One tensor through two layers: autograd adds their gradients."""
     case, other = zoo.build("least_squares"), zoo.build("constrained_least_squares")
     first, second = make_layer(case), make_layer(other)
     A = torch.tensor(other.values[0], requires_grad=True)

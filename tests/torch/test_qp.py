@@ -1,4 +1,4 @@
-"""FFOQPLayer: what it returns, for every shape of program and every way to give its blocks."""
+"""FFOQPLayer: results for every shape of program and every way to pass its blocks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_gradients_of_all_outputs_in_all_blocks(known: qps.KnownQP, options: dic
     layer = FFOQPLayer(duals=True, **options)
     blocks = tensors(known.blocks)
     if "Q" in blocks and np.linalg.matrix_rank(known.blocks["Q"]) < len(known.z):
-        blocks["Q"].requires_grad_(False)  # half of its neighbours are not convex
+        blocks["Q"].requires_grad_(False)  # half of the nearby matrices are not convex
 
     def solve(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(v for v in call(layer, dict(zip(blocks, values, strict=True))) if v.numel())
@@ -189,7 +189,7 @@ def test_an_asymmetric_q_counts_by_its_symmetric_part() -> None:
 @route
 @pytest.mark.filterwarnings("ignore:the gradient of .* depend on each other:ffo.errors.GradientWarning")  # in A
 def test_rows_of_zeros_and_dependent_equalities(options: dict[str, object]) -> None:
-    """0'z <= 1 and 0'z = 0 say nothing, a multiple of a row says nothing new: z and its derivative stay."""
+    """0'z <= 1, 0'z = 0 and a multiple of a row are redundant: z and its derivative do not change."""
     blocks, zero = KINDS["inequalities and equalities"].blocks, np.zeros((1, 4))
     more = {
         **blocks,
@@ -204,8 +204,8 @@ def test_rows_of_zeros_and_dependent_equalities(options: dict[str, object]) -> N
 @route
 @pytest.mark.filterwarnings("ignore:the gradient of .* (weakly active|depend on each other):ffo.errors.GradientWarning")
 def test_a_repeated_active_inequality(options: dict[str, object]) -> None:
-    """Its multiplier may stand on either row, so that one may look weakly active, or on both, which then depend on
-    each other; the derivative of z in the objective is unique."""
+    """Its multiplier may be on either row, so that one may look weakly active, or on both, which then depend on each
+    other; the derivative of z in the objective is unique."""
     known = KINDS["inequalities and equalities"]
     blocks, active = known.blocks, [int(np.argmax(known.lam))]
     more = {
@@ -358,7 +358,7 @@ def test_functional_transforms() -> None:
 @route
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_call_leaves_nothing_behind(options: dict[str, object], dtype: torch.dtype) -> None:
-    """What backward needs dies with the outputs, whether or not backward was called."""
+    """What backward needs is freed with the outputs, whether or not backward was called."""
     layer = FFOQPLayer(**options)
 
     def solve(backward: bool) -> None:
@@ -383,7 +383,7 @@ def test_a_call_leaves_nothing_behind(options: dict[str, object], dtype: torch.d
 @pytest.mark.parametrize("n", [1, 16, 17, 40])
 @pytest.mark.parametrize("off_diagonal", [0.0, 0.1])
 def test_all_variables_of_all_samples_may_be_at_bounds(n: int, off_diagonal: float, options: dict[str, object]) -> None:
-    """Nothing is free then: the gradient lives on the bounds alone."""
+    """No variable is free: the gradient is on the bounds only."""
     p = torch.full((3, n), -5.0 - n, dtype=torch.float64, requires_grad=True)
     ub = torch.ones(n, dtype=torch.float64, requires_grad=True)
     z = FFOQPLayer(**options)(torch.eye(n, dtype=torch.float64) + off_diagonal, p, ub=ub)

@@ -26,7 +26,7 @@ def nearly_dependent(seed: int, apart: float) -> tuple[dict[str, np.ndarray], np
     kkt = np.block([[Q, G[:active].T], [G[:active], np.zeros((active, active))]])
     wanted = np.concatenate([-w, np.zeros(active)])
     found = np.zeros(n + active, dtype=np.longdouble)
-    for _ in range(6):  # refined in longer numbers: the matrix is nearly singular
+    for _ in range(6):  # refined in extended precision: the matrix is nearly singular
         found = found + np.linalg.solve(kkt, (wanted - kkt.astype(np.longdouble) @ found).astype(float))
     return blocks, w, found[:n].astype(float)
 

@@ -1,4 +1,4 @@
-"""Active constraints that depend on each other: said where it matters, and only there.
+"""Active constraints that depend on each other: flagged if, and only if, it matters.
 
 Derivatives in the objective exist (the solution moves within the constraints all the same); those in right-hand
 sides and coefficients are one-sided.
@@ -94,8 +94,8 @@ def test_forward_mode_knows_what_moves() -> None:
 
 
 def test_sides_of_equalities_that_repeat_each_other_are_no_reason_to_warn() -> None:
-    """Within what stays feasible the derivative exists, and is the one that is returned. Where coefficients move, the
-    equalities may be no more the same: the solution jumps."""
+    """Within the feasible data the derivative exists, and is the one returned. If coefficients change, the equalities
+    may no longer be consistent: the solution jumps."""
     row = [1.0, 1.0, 1.0]
     blocks = {
         **twice(1),
@@ -150,7 +150,7 @@ def test_nor_are_equalities_that_are_combinations_of_others(seed: int, options: 
 @pytest.mark.parametrize("options", [{}, {"solver": "CLARABEL"}, {"solver": "DENSE"}], ids=["own", "core", "dense"])
 @pytest.mark.parametrize("sides", [("lb", "ub"), ("lower", "h")], ids=["bounds", "rows"])
 def test_sides_that_meet_depend_on_each_other(sides: tuple[str, str], options: dict[str, object]) -> None:
-    """z1 is held from both sides: moved apart they let go of it on one side, moved the other way they cross."""
+    """z1 is fixed by two opposite bounds: moved one way they release it, moved the other way they cross."""
     below, above = sides
     blocks = {"Q": torch.eye(3, dtype=D), "p": torch.tensor([-2.0, 0.5, -0.5], dtype=D)}
     if below == "lower":
@@ -163,7 +163,7 @@ def test_sides_that_meet_depend_on_each_other(sides: tuple[str, str], options: d
         gradient(layer, blocks, "p")
     with pytest.warns(GradientWarning, match="depend on each other"):
         down, up = gradient(layer, blocks, below, above)
-    assert (down + up)[0].item() == pytest.approx(1.0, abs=1e-9)  # together they carry z1 along
+    assert (down + up)[0].item() == pytest.approx(1.0, abs=1e-9)  # together they move z1
 
 
 @pytest.mark.parametrize(

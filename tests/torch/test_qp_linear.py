@@ -1,4 +1,4 @@
-"""Linear programs: at a vertex nothing moves; smoothing makes the derivative useful."""
+"""Linear programs: a vertex does not move with the costs; smoothing gives a useful derivative."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_smoothed_right_hand_sides() -> None:
 
 
 def test_smoothed_right_hand_sides_leave_the_costs_without_derivative() -> None:
-    """Each draw is a linear program at a vertex, and so is their mean piecewise constant in p."""
+    """Each draw is a linear program at a vertex, so their mean is piecewise constant in p."""
     p = P.clone().requires_grad_()
     smoothed(p, H, Smoothing(0.3, draws=50)).backward()
     assert p.grad.abs().max() < 1e-10

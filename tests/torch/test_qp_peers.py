@@ -1,4 +1,4 @@
-"""FFOQPLayer beside others: FFOLayer on the same program, qpth, every solver, and its own NumPy sibling."""
+"""FFOQPLayer compared with FFOLayer on the same program, qpth, every solver, and `solve_qp_batch`."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ BATCH, N, ROWS = 4, 170, 40
 def known(
     seed: int, shared: tuple[str, ...] = (), held: float = 0.3
 ) -> tuple[dict[str, Array], tuple[Array, Array, Array]]:
-    """Blocks of a batch whose solutions are chosen first, and these: z, nu, mu; a share of the variables
-    is held by bounds, with multipliers away from zero. Blocks in `shared` have no batch dimension."""
+    """Blocks of a batch whose solutions are chosen first, and these: z, nu, mu; some variables
+    are at bounds, with multipliers away from zero. Blocks in `shared` have no batch dimension."""
     rng = np.random.default_rng(seed)
     size = lambda name, *shape: shape if name in shared else (BATCH, *shape)  # noqa: E731
     diagonal, A = rng.uniform(0.1, 2.0, size("Q", N)), rng.uniform(size=size("A", ROWS, N))

@@ -14,14 +14,14 @@ TORCHS_OWN = ("ignore::DeprecationWarning", "ignore::UserWarning:torch", "ignore
 
 
 def test_a_failed_export_leaves_nothing_behind() -> None:
-    """Tensors without numbers are not remembered for the next call of the same shape."""
+    """Tensors without values are not remembered for the next call of the same shape."""
     layer, blocks = FFOQPLayer(), around(known_qp(3, n=6, rows=13, equalities=0), 3)
 
     class Model(torch.nn.Module):
         def forward(self, *values: torch.Tensor) -> object:
             return call(layer, dict(zip(blocks, values, strict=True)))
 
-    with pytest.raises(Exception, match="numpy"):  # a solve is no graph
+    with pytest.raises(Exception, match="numpy"):  # a solve cannot be traced
         torch.export.export(Model(), tuple(tensors(blocks, requires_grad=False).values()), strict=False)
     own, _ = gradients(layer, blocks)
     core, _ = gradients(FFOQPLayer(solver_args={"eps": 1e-10}), blocks)

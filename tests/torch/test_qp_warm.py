@@ -1,4 +1,4 @@
-"""FFOQPLayer in training: keys make steps cheap, and nothing that is remembered is taken on trust."""
+"""FFOQPLayer in training: keys make steps cheap, and everything remembered is verified."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ WEIGHT = 50.0
 
 @dataclass(frozen=True)
 class Kind:
-    """A problem in x with a parameter p, and the same with slack written out, of which the layer knows nothing."""
+    """A problem in x with a parameter p, and the same with explicit slack variables."""
 
     problem: cp.Problem
     relaxed: cp.Problem
@@ -40,7 +40,7 @@ class Kind:
         self.p.value = p
         tight = dict.fromkeys(("tol_gap_abs", "tol_gap_rel", "tol_feas"), 1e-11)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the last digits are not always there
+            warnings.simplefilter("ignore")  # the last digits are not always reached
             self.relaxed.solve(solver="CLARABEL", **tight)
         return np.array(self.x.value)
 
@@ -293,7 +293,7 @@ def test_quadratic_programs(constraints: list[str] | None) -> None:
 
 
 def test_large_weights_lead_to_the_least_violation() -> None:
-    """x <= p, 1'x >= 1: the slacks share what is missing, 0.8, equally."""
+    """x <= p, 1'x >= 1: the slacks share the violation, 0.8, equally."""
     x, p = cp.Variable(3), cp.Parameter(3)
     problem = cp.Problem(cp.Minimize(cp.sum_squares(x)), [x <= p, cp.sum(x) >= 1])
     sizes = []

@@ -17,7 +17,7 @@ FACTOR, LINEAR, WEIGHTS = RANDOM.normal(size=(3, 3)), RANDOM.normal(size=3), tor
 
 
 def factor_problem() -> tuple[cp.Problem, list[cp.Parameter], cp.Variable]:
-    """1/2 |Lx|^2 + q'x on a simplex of size r: the factor has a scale of its own in the canonical form."""
+    """1/2 |Lx|^2 + q'x on a simplex of size r: the factor has its own scale in the canonical form."""
     x, L, q, r = cp.Variable(3), cp.Parameter((3, 3)), cp.Parameter(3), cp.Parameter()
     objective = 0.5 * cp.sum_squares(L @ x) + q @ x
     return cp.Problem(cp.Minimize(objective), [x >= 0, cp.sum(x) <= r]), [L, q, r], x
@@ -86,7 +86,7 @@ def test_mixed_sizes_in_one_batch() -> None:
 
 
 def test_large_values_are_not_infeasible() -> None:
-    """The optimal value is 6e7, and solvers end almost there: refused, if the other entries are not right."""
+    """The optimal value is 6e7, and solvers end close to it: refused if the other entries are not right."""
     x, b = cp.Variable(3), cp.Parameter(3)
     problem = cp.Problem(cp.Minimize(cp.sum(cp.power(x - b, 4))), [x <= 2])
     layer = FFOLayer(problem, [b], [x], on_fail="nan")

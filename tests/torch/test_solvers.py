@@ -1,4 +1,4 @@
-"""Any solver behind the layer: solver x problem, and what may be said to a solver."""
+"""Any solver behind the layer: solver x problem, and solver settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CURVED = ["smallest_eigenvalue", "log_sum_exp", "power_penalty"]
 
 @dataclass(frozen=True)
 class Entry:
-    """A solver, the problems it is asked, and how accurate gradients are expected to be."""
+    """A solver, the problems to try it on, and the expected accuracy of gradients."""
 
     name: str
     problems: list[str]
@@ -80,7 +80,7 @@ def _expected(problem: str) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("entry", [e for e in SOLVERS if "general_qp" in e.problems], ids=lambda e: e.name)
 def test_any_parameter_may_be_the_only_batched_one(entry: Entry) -> None:
-    """Adapters hand over only what changes from sample to sample; each block in turn does."""
+    """Adapters pass only what changes between samples; each block in turn does."""
     usable(entry.name)
     case = zoo.build("general_qp")
     layer, around = make_layer(case, solver=entry.name), case.batch(3, np.random.default_rng(3))
@@ -176,7 +176,7 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"acceleration_lookback": 0}, {"solve_method": "SCS"}, {"n_jobs_forward": 2}, {"mode": "lsqr"}]
+    "settings", [{"acceleration_lookback": 0}, {"warm_starts": None}, {"n_jobs_forward": 2}, {"mode": "lsqr"}]
 )
 def test_names_of_others_are_accepted_with_a_warning(settings: dict[str, object]) -> None:
     """The settings of cvxpylayers' users, whose default solver was another."""

@@ -42,7 +42,7 @@ def test_distributed_training_agrees_with_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_worker_processes_after_a_first_solve(method: str) -> None:
-    """A layer that has solved (and may own threads) travels to another process."""
+    """A layer that has solved (and may own threads) is sent to another process."""
     case = zoo.build("ball_constrained")
     layer = make_layer(case)
     params = tensors(case.values)

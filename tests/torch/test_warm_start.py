@@ -1,4 +1,4 @@
-"""Remembered solutions: they save solves, survive shuffling, and are never taken on trust."""
+"""Remembered solutions: they save solves, survive shuffling, and are always verified."""
 
 from __future__ import annotations
 

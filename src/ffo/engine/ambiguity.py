@@ -75,9 +75,9 @@ def clashing(null: NullVectors, program: ConeProgram, x: Array, s: Array) -> Arr
     program, x, s = program.take(k), x[k], s[k]
     used = w != 0
     left, size = (np.where(used, v, 0.0) for v in (program.slack(x) - s, np.abs(program.b) + np.abs(s)))
-    size = size + program.A.with_values(np.abs(program.A.values)).dot(np.abs(x))
-    inconsistent = np.abs(_inner(w, left)) > MET * _inner(np.abs(w), size)
-    return np.asarray(inconsistent & used[:, ~program.cones.equalities].any(axis=1))
+    size = size + program.A.magnitudes.dot(np.abs(x))
+    apart = np.abs(_inner(w, left)) > MET * _inner(np.abs(w), size)
+    return np.asarray(apart & used[:, ~program.cones.equalities].any(axis=1))
 
 
 def _inner(u: Array, v: Array) -> Array:

@@ -35,10 +35,10 @@ _AS_IT_IS = Presolve()
 
 @lru_cache(maxsize=8)
 def _nothing(batch: int) -> tuple[Array, ...]:
-    """Initial status, solver, residual, iterations, retried and rescued; cached, because copying them is several times
-    faster than making them."""
-    no, unknown = np.zeros(batch, dtype=bool), np.full(batch, OPEN, dtype=int)
-    return unknown, np.full(batch, "", dtype=object), np.full(batch, np.nan, dtype=float), unknown, no, no
+    """Status or iterations, solver, residual, and whether something was done, of samples of which nothing is known:
+    copies are made several times faster than these."""
+    nobody, unmeasured = np.full(batch, "", dtype=object), np.full(batch, np.nan)
+    return np.full(batch, OPEN, dtype=int), nobody, unmeasured, np.zeros(batch, dtype=bool)
 
 
 @dataclass
@@ -74,9 +74,9 @@ class Batch:
 
     @classmethod
     def of(cls, program: ConeProgram) -> Batch:
-        """A batch without answers."""
-        status, solver, residual, iterations, retried, rescued = [v.copy() for v in _nothing(program.batch)]
-        return cls(program, status, solver, residual, iterations, retried, rescued)
+        """Nothing is known yet."""
+        unknown, nobody, unmeasured, no = _nothing(len(program.q))
+        return cls(program, unknown.copy(), nobody.copy(), unmeasured.copy(), unknown.copy(), no.copy(), no.copy())
 
     @classmethod
     def joined(cls, program: ConeProgram, parts: Sequence[tuple[Array, Batch]]) -> Batch:
@@ -92,6 +92,10 @@ class Batch:
     def open(self) -> Array:
         """Numbers of the samples without an answer."""
         return (self.status == OPEN).nonzero()[0]
+
+    def finished(self, most: float) -> bool:
+        """Whether all samples are solved, to a natural residual of at most this."""
+        return not np.count_nonzero(self.status) and not np.count_nonzero(self.residual > most)
 
     @property
     def proven(self) -> Array:
@@ -129,17 +133,27 @@ class Batch:
         return found
 
     def accept(self, samples: Array, found: Linearization, good: Array) -> bool:
-        """Store the good ones of some samples' solutions; returns whether all are good."""
-        residual, whole = found.certificate.natural_residual, bool(good.all())
+        """Take over the good ones of some samples' solutions; whether they all are."""
+        residual, whole = found.certificate.natural_residual, np.count_nonzero(good) == len(good)
         if not whole:
             if not good.any():
                 return False
             samples, residual, found = samples[good], residual[good], found.take(np.flatnonzero(good))
         self.pieces.append(SolvedPart(samples, _AS_IT_IS, found))
         self.put_point(samples, (found.x, found.y, found.s))
-        self.status[samples], self.residual[samples] = SOLVED, residual
+        at = self._at(samples)
+        self.status[at], self.residual[at] = SOLVED, residual
         self._forget_details(samples)
         return whole
+
+    def answered_by(self, name: str, samples: Array, iterations: Array) -> None:
+        """Note who answered about some samples."""
+        at = self._at(samples)
+        self.solver[at], self.iterations[at] = name, iterations
+
+    def _at(self, samples: Array) -> Array | slice:
+        """Places of some samples."""
+        return samples if len(samples) < len(self.status) else slice(None)
 
     def only(self, kept: Array) -> Batch:
         """The batch with only the answers of some samples kept; (batch,) mask."""
@@ -245,7 +259,7 @@ class Batch:
     def outcome(self, seconds: float) -> Outcome:
         """The results, NaN where samples failed; `seconds`: duration of the call."""
         solved = None
-        if self.status.any():
+        if np.count_nonzero(self.status):
             solved = self.status == SOLVED
             for v in (*self.point, self.residual):
                 v[~solved] = np.nan

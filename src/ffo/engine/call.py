@@ -89,12 +89,14 @@ class LayerCall:
             program, score = sampler.perturb(program)
             keys = None if keys is None else [(k, d) for k in keys for d in range(draws)]
         bad = refused(self.canonical.declared, flat, self.batch or 1)
+        if bad and draws > 1:
+            bad = {k * draws + d: text for k, text in bad.items() for d in range(draws)}
         outcome = self.engine.run(
             program,
             keys,
             self.overrides,
-            refused={k * draws + d: text for k, text in bad.items() for d in range(draws)},
-            check_convexity=self.canonical.map.touches("P"),
+            refused=bad,
+            check_convexity=self.canonical.map.parametric_P,
             copies=draws,
             open_sides=self.canonical.open_sides,
             hidden=self.canonical.recovery.hidden,
@@ -105,7 +107,7 @@ class LayerCall:
         return [self._averaged(v, draws) for v in outputs], LayerRecord(outcome, flat, draws, score)
 
     def adjoint(
-        self, record: LayerRecord, gradients: list[Array | None], wanted: Sequence[bool], per_sample: bool
+        self, record: LayerRecord, gradients: list[Array | None], wanted: Sequence[bool], apart: bool
     ) -> list[Array | None]:
         outcome, recovery = record.outcome, self.canonical.recovery
         spread = [None if g is None else self._spread(g, record.draws) for g in gradients]
@@ -119,10 +121,10 @@ class LayerCall:
         if record.score is not None:
             data = replace(data, other_q=self._score_gradient(record, spread))
         values = record.values
-        if per_sample:  # as if every parameter were batched
+        if apart:  # as if every parameter were batched
             values = [np.broadcast_to(v, (self.batch or 1, v.shape[-1])) for v in values]
         found = self.canonical.map.adjoint(data, values, wanted)
-        if self.mean and not per_sample:
+        if self.mean and not apart:
             size = self.batch or 1
             found = [g if g is None or b else g / size for g, b in zip(found, self.batched, strict=True)]
         return [
@@ -272,9 +274,9 @@ def sample_keys(keys: Iterable[Hashable] | None, batch: int | None) -> list[Hash
 def warn_of_doubt(info: Info) -> None:
     """Warn if a gradient that was just computed cannot be fully trusted."""
     certificate = info.certificate
-    if certificate is None or (good := certificate.good).all():
+    if certificate is None or certificate.all_good:
         return
-    doubtful = np.flatnonzero(~good & info.answered)
+    doubtful = np.flatnonzero(~certificate.good & info.answered)
     if len(doubtful):
         first = int(doubtful[0])
         warnings.warn(

@@ -46,7 +46,7 @@ from ffo.program.relaxation import Relaxation
 from ffo.program.scaling import Moderate, scaling
 from ffo.program.substitution import Definitions, Substitution
 from ffo.solvers.base import Solver
-from ffo.solvers.registry import choose, further, get_solver
+from ffo.solvers.registry import choose, further, get_solver, named_in_settings
 
 Array = np.ndarray
 
@@ -55,6 +55,7 @@ PAYING = 0.5
 #: most unknowns of one sample's ghost system for which factors are tried by default
 DIRECT_LIMIT = 200_000
 _NOBODY: Mapping[int, str] = {}
+_DIRECT = Direct()
 
 
 class _How(NamedTuple):
@@ -75,11 +76,13 @@ class Engine:
         self._memory, self._newton, self._pace = Memory(), Backoff(), Pace()
         self.matrices, self._moderate = Matrices(), Moderate()
         self._slack: Engine | None = None  # remembers relaxed programs
+        self._own = options.solver is None and options.solver_args.keys() <= {"eps"}
         # raise errors now, not at the first call
-        if isinstance(options.solver, str):
-            self._configured(options.solver, options.solver_args)
-        elif options.solver is not None:
-            get_solver(options.solver, options.solver_args)
+        named, settings = named_in_settings(options.solver, options.solver_args)
+        if isinstance(named, str):
+            self._configured(named, settings)
+        elif named is not None:
+            get_solver(named, settings)
         for other in options.retry or ():
             get_solver(other)
 
@@ -91,10 +94,10 @@ class Engine:
 
     def solver(self, program: ConeProgram, overrides: dict[str, object] | None = None) -> Solver:
         """The configured solver for a program."""
-        chosen = self.options.solver or self.matrices.once(choose, program)
-        if isinstance(chosen, str):
-            return self._configured(chosen, {**self.options.solver_args, **(overrides or {})})
-        return get_solver(chosen, overrides)
+        given = {**self.options.solver_args, **(overrides or {})}
+        named, settings = named_in_settings(self.options.solver, given) if given else (self.options.solver, given)
+        chosen = named or self.matrices.once(choose, program)
+        return self._configured(chosen, settings) if isinstance(chosen, str) else get_solver(chosen, settings)
 
     def _configured(self, name: str, settings: Mapping[str, object]) -> Solver:
         """A solver by name, made once for the same settings (and so warning once about unused ones)."""
@@ -104,8 +107,8 @@ class Engine:
         return self._solvers[key]
 
     def _ours(self, overrides: dict[str, object] | None) -> bool:
-        """Whether the choice of the solver, and of its settings other than the accuracy, is left to this package."""
-        return self.options.solver is None and not {*self.options.solver_args, *(overrides or {})} - {"eps"}
+        """Whether who solves is left to this package, and how but for the accuracy."""
+        return self._own and (not overrides or overrides.keys() <= {"eps"})
 
     def others(self, program: ConeProgram, solver: Solver, overrides: dict[str, object] | None) -> list[Solver]:
         """The solvers to try on samples that the first one fails on: those in `retry=`, else this package's own choice
@@ -123,7 +126,7 @@ class Engine:
         if choice == "auto":
             choice = "direct" if program.n + program.m <= DIRECT_LIMIT and fits(program) else "iterative"
         if choice == "direct":
-            return Direct()
+            return _DIRECT
         if choice == "iterative":
             return Iterative()
         return Resolve(find_solver().solve, delta=self.options.delta)
@@ -164,8 +167,8 @@ class Engine:
         deadline = None if self.options.time_limit is None else Deadline(self.options.time_limit, self._pace)
         how = _How(overrides, check_convexity, open_sides, deadline)
         batch = self._solve(given, known, hidden, how)
-        batch.detail.update(refused)
-        if batch.status.any():
+        if np.count_nonzero(batch.status):
+            batch.detail.update(refused)
             if self.options.relax is not None and names is not None:
                 self._relax(batch, self.options.relax, names, hidden, how)
             if names is not None:
@@ -184,23 +187,21 @@ class Engine:
             program, hidden = first.apply(given), None if hidden is None else hidden[first.of.places.kept]
         units = None if self._moderate.holds(program) else scaling(program)
         groups = missing_rows(program) if how.open_sides else None
-        epigraph_rows = None if groups else epigraphs(program, hidden)
+        lids = None if groups else epigraphs(program, hidden)
         parts: list[tuple[Array, MissingRows | None]] = [*groups] if groups else [(np.arange(program.batch), None)]
-        stages: Callable[..., None] = partial(self._stages, overrides=how.overrides)
-        if how.deadline is not None:
-            stages = how.deadline.around(stages)
+        stages: Callable[..., None] = self._stages if how.deadline is None else how.deadline.around(self._stages)
         solved = []
         for samples, rows in parts:
-            before, rest, origin, reduced = Presolve.of(first), Presolve.of(units, rows, epigraph_rows), given, program
+            before, rest, origin, reduced = Presolve.of(first), Presolve.of(units, rows, lids), given, program
             if len(parts) > 1:
                 before, rest = before.take(samples), rest.take(samples)
                 origin, reduced = origin.take(samples), reduced.take(samples)
             presolve, part = before.then(rest), Batch.of(rest.apply(reduced))
-            stages(part, check_convexity=how.check_convexity, recalled=_recalled(known, samples, presolve))
+            stages(part, how.overrides, how.check_convexity, _recalled(known, samples, presolve))
             solved.append((samples, part.undo(presolve, origin)))
         batch = Batch.joined(given, solved)
         if units is not None:
-            self._in_given_units(batch, parts, first, epigraph_rows, stages)
+            self._in_given_units(batch, parts, first, lids, partial(stages, overrides=how.overrides))
         return batch
 
     def _relax(self, batch: Batch, relax: Relax, names: Names, hidden: Array | None, how: _How) -> None:
@@ -255,7 +256,7 @@ class Engine:
         if self._ours(overrides) and way.factorizes:
             self._try_newton(batch)
         ask(batch, self._in_turn(program, overrides), way)
-        if batch.status.any():
+        if np.count_nonzero(batch.status):
             rescue(batch, way)
             seek_proofs(batch)
         if expired():
@@ -286,7 +287,7 @@ class Engine:
         batch: Batch,
         parts: Sequence[tuple[Array, MissingRows | None]],
         first: Substitution | None,
-        epigraph_rows: Epigraphs | None,
+        lids: Epigraphs | None,
         stages: Callable[[Batch], None],
     ) -> None:
         """Solve samples that failed after scaling in their original units.
@@ -296,7 +297,7 @@ class Engine:
         for samples, rows in parts:
             failed = samples[REPAIRABLE[batch.status[samples]] & ~batch.proven[samples]]
             if len(failed):
-                presolve, origin = Presolve.of(first and first.take(failed), rows, epigraph_rows), batch.part(failed)
+                presolve, origin = Presolve.of(first and first.take(failed), rows, lids), batch.part(failed)
                 again = Batch.of(presolve.apply(origin))
                 stages(again)
                 batch.put(failed, again.undo(presolve, origin), final_only=True)

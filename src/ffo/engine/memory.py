@@ -140,7 +140,8 @@ class Matrices:
         known = self._facts.get(find)
         if known is not None:
             last = known[0]
-            if last.P is program.P and last.A is program.A and last.cones == program.cones:
+            same = last.P is program.P and last.A is program.A
+            if same and (last.cones is program.cones or last.cones == program.cones):
                 return known[1]  # type: ignore[no-any-return]
         found = find(program)
         if program.shared_matrices and program.P.own and program.A.own:

@@ -108,7 +108,10 @@ OnFail = Literal["raise", "nan", "relax"] | Relax
 
 @dataclass(frozen=True)
 class Options:
-    """How to solve, how to differentiate, and what to do if either fails; `time_limit`: seconds for a call."""
+    """How to solve, how to differentiate, and what to do if either fails.
+
+    `time_limit`: seconds for a call; `verbose`: a number counts as its sign, as qpth's -1 for silence does.
+    """
 
     solver: str | Solver | None = None
     solver_args: Mapping[str, Any] = field(default_factory=dict)
@@ -122,6 +125,7 @@ class Options:
     time_limit: float | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "verbose", self.verbose > 0)
         if not isinstance(self.backward, Way) and self.backward not in BACKWARDS:
             raise InputError(f"backward must be one of {', '.join(BACKWARDS)} or a Way, not {self.backward!r}")
         if self.on_fail == "relax":

@@ -67,8 +67,7 @@ class Outcome:
         """
         start = time.perf_counter()
         found = self._sensitivity(negated(c_x), negated(c_y))
-        gradient = DataGradient(only(self.solved, self.x), only(self.solved, self.y), found.u, found.w)
-        null = self._null
+        gradient, null = DataGradient(*self._solved_point, found.u, found.w), self._null
         if null is not None:
             sees = found.sees.copy()
             # Costs that change along a null vector of variables choose among solutions: inactive rows get a force,
@@ -87,7 +86,7 @@ class Outcome:
             seen: whether the caller's outputs depend on a change (u, w) of (x, y).
         """
         start = time.perf_counter()
-        x, y = only(self.solved, self.x), only(self.solved, self.y)
+        x, y = self._solved_point
         found = self._sensitivity(-change.stationarity(x, y), change.slack(x))
         null = self._null
         if null is not None:
@@ -96,6 +95,10 @@ class Outcome:
         else:
             self._report(found, start)
         return found.u, found.w
+
+    @property
+    def _solved_point(self) -> tuple[Array, Array]:
+        return only(self.solved, self.x), only(self.solved, self.y)
 
     def _sensitivity(self, r_x: Array, r_s: Array) -> Sensitivity:
         """Solutions of all samples' ghost systems; zero and NaN for failed samples."""
@@ -131,9 +134,10 @@ class Outcome:
     def _report(
         self, found: Sensitivity, start: float, ambiguous: Array | None = None, dependent: Array | None = None
     ) -> None:
-        """Report a pass; verdicts on samples with null vectors are expanded to the batch."""
-        spread = [self._spread(v) for v in (dependent, ambiguous)]
-        self.info.add_pass(time.perf_counter() - start, found.residual, *spread, found.kinked)
+        """Verdicts on samples with null vectors are spread over the batch."""
+        self.info.add_pass(
+            time.perf_counter() - start, found.residual, self._spread(dependent), self._spread(ambiguous), found.kinked
+        )
 
     def _spread(self, verdict: Array | None) -> Array | None:
         if verdict is None or self._null is None:

@@ -18,7 +18,7 @@ from ffo.kernels.deadline import current, expired
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.convexity import NOT_CONVEX
 from ffo.program.presolve import Triple
-from ffo.program.sparse import SymmetricBatch
+from ffo.program.sparse import SymmetricBatch, all_finite
 from ffo.solvers.base import Solver
 from ffo.solvers.forward import default_tolerance, describe, solve_guarded
 from ffo.solvers.registry import choose, further, get_solver
@@ -90,13 +90,15 @@ def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
     todo = fresh = batch.open
     if not len(todo) or expired():
         return
-    denied = np.full(len(batch.status), OPEN)
+    denied = batch.status.copy()  # of those that are open
     for place, solver in enumerate(solvers):
         if place:
             fresh = todo[batch.status[todo] != SOLVED]
             batch.retried[fresh] = True
         if len(fresh):
             _ask_one(batch, solver, way, fresh)
+            if batch.finished(ACCEPT if way.polishes else np.inf):
+                return
             _note_verdicts(denied, fresh, batch.status[fresh])
         if len(fresh) < len(todo):
             others = np.setdiff1d(todo, fresh)
@@ -120,7 +122,7 @@ def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
 
 
 def _note_verdicts(denied: Array, samples: Array, status: Array) -> None:
-    if not status.any():
+    if not np.count_nonzero(status):
         return
     verdict = VERDICTS[status]
     denied[samples[verdict]] = status[verdict]
@@ -155,7 +157,7 @@ def _ask_some(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
     answer, tolerance = solve_guarded(solver, batch.part(samples)), default_tolerance(solver)
     batch.setup_time += answer.setup_time
     batch.solve_time += answer.solve_time
-    if answer.status.any() or not np.isfinite(answer.x).all():
+    if np.count_nonzero(answer.status) or not all_finite(answer.x):
         failed = ~(answer.solved & np.isfinite(answer.x).all(axis=1))
         failed[failed] = ~_give_up(batch, solver, samples, answer, np.flatnonzero(failed), tolerance)
         samples, answer = samples[~failed], answer.take(~failed)
@@ -265,13 +267,13 @@ def _verify(batch: Batch, samples: Array, answer: Solution, solver: Solver, way:
     found = batch.linearized(samples, answer, way)
     natural, start = found.certificate.natural_residual, found.start_residual
     done = _accept(batch, samples, found, (natural <= tolerance) & (start <= math.sqrt(tolerance)))
-    if not done.all():
+    if np.count_nonzero(done) < len(done):
         done |= batch.proven[samples]
-        batch.solver[samples[done]], batch.iterations[samples[done]] = solver.name, answer.iterations[done]
+        batch.answered_by(solver.name, samples[done], answer.iterations[done])
         if not done.all():
             _give_up(batch, solver, samples, answer, np.flatnonzero(~done), tolerance, np.fmax(natural, start))
         return
-    batch.solver[samples], batch.iterations[samples] = solver.name, answer.iterations
+    batch.answered_by(solver.name, samples, answer.iterations)
 
 
 def _accept(batch: Batch, samples: Array, found: Linearization, good: Array) -> Array:
@@ -283,7 +285,7 @@ def _accept(batch: Batch, samples: Array, found: Linearization, good: Array) -> 
     if np.vdot(x, x) > DISTANT**2 or np.vdot(y, y) > DISTANT**2:
         largest = np.maximum(np.abs(x).max(axis=1, initial=0.0), np.abs(y).max(axis=1, initial=0.0))
         asked = rough | (good & (largest > DISTANT))
-    if asked.any():
+    if np.count_nonzero(asked):
         at = np.flatnonzero(asked)
         proofs, doubted = _proofs(batch.part(samples[at]), x[at], y[at])
         good[at[list(proofs)]] = False

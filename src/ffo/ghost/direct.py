@@ -13,7 +13,7 @@ import numpy as np
 
 from ffo.ghost.certificate import RESIDUAL, Certificate
 from ffo.ghost.oracle import LARGE_U, LARGE_W, MEETS_U, MEETS_W, Linearization, NullVectors, Sensitivity, Way
-from ffo.kernels import newton as columns
+from ffo.kernels import evidence as columns
 from ffo.kernels.batch import FACTORS, KernelPlan, State, state_bytes
 from ffo.kernels.kkt import Full
 from ffo.kernels.point import MARGIN_RATIO, WEAK
@@ -80,7 +80,9 @@ class Compiled(Linearization):
     @cached_property
     def null(self) -> NullVectors:
         near, weak = self.certificate.weakly_active.nonzero()[0], self.y[:0]
-        if len(near):  # with all weak rows held, rows may be dependent; with none, the solution may not be unique
+        if not len(near) and not np.count_nonzero(self.state.evidence[:, columns.SINGULAR]):
+            return NullVectors(near, self.x[:0], weak)
+        if len(near):  # rows depend on each other on the largest face, and solutions are many on the smallest
             rows = self.weak_rows[near]
             held = (rows & (self.state.face[0][near, : self.program.m] > 0)).any(axis=1)
             near, weak = np.concatenate([near, near[held]]), np.concatenate([1.0 * rows, -1.0 * rows[held]])
@@ -106,7 +108,7 @@ class Compiled(Linearization):
         are required of it separately.
         """
         found = self.certificate.weakly_active[samples]
-        if not found.any():
+        if not np.count_nonzero(found):
             return found
         near, k = np.flatnonzero(found), samples[found]
         kinked = np.zeros(len(k), dtype=bool)
@@ -171,10 +173,16 @@ def from_nothing(program: ConeProgram) -> Compiled:
 
 def _certificate(state: State) -> Certificate:
     evidence = state.evidence
-    return Certificate.before_backward(
-        unsettled=evidence[:, columns.IS_SETTLED] == 0,
-        margin_ratio=evidence[:, columns.RATIO],
-        weakly_active=evidence[:, columns.NEAREST] <= np.maximum(WEAK, evidence[:, columns.RESIDUAL] / MARGIN_RATIO),
-        error=evidence[:, columns.ERROR],
-        natural_residual=evidence[:, columns.RESIDUAL],
+    unsettled, weakly_active, ambiguous, dependent, indefinite, relaxed = state.flags.T
+    return Certificate(
+        unsettled,
+        evidence[:, columns.RATIO],
+        weakly_active,
+        evidence[:, columns.ERROR],
+        evidence[:, columns.RESIDUAL],
+        evidence[:, columns.GHOST],
+        ambiguous,
+        dependent,
+        indefinite,
+        relaxed,
     )

@@ -113,10 +113,7 @@ def as_array(value: Any, label: str) -> jax.Array:
 
 def as_keys(keys: Any) -> jax.Array:
     """Keys as integers, which pass through a compiled program."""
-    try:
-        array = jnp.asarray(keys)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"keys must be integers, such as the samples' indices in the data set: {error}") from None
-    if not jnp.issubdtype(array.dtype, jnp.integer) or array.ndim != 1:
-        raise InputError(f"keys must be integers, one per sample, got {array.dtype} of shape {array.shape}")
-    return array
+    found = keys if isinstance(keys, jax.Array) else np.asarray(keys)
+    if not jnp.issubdtype(found.dtype, jnp.integer) or found.ndim != 1:
+        raise InputError(f"keys must be integers, one per sample, got {found.dtype} of shape {found.shape}")
+    return jnp.asarray(found)

@@ -114,10 +114,13 @@ def _run_now(host: Callable[..., tuple[np.ndarray, ...]], *arguments: Any, **par
 
 
 def _device(arguments: Sequence[Any]) -> Any:
-    """Where results belong: the one device that some argument is committed to; None: wherever JAX likes."""
+    """Where results belong: beside an argument that was put somewhere, on all devices of its mesh; None: anywhere."""
     for a in arguments:
-        if getattr(a, "committed", False) and len(a.sharding.device_set) == 1:
-            return a.sharding
+        if getattr(a, "committed", False):
+            if len(a.sharding.device_set) == 1:
+                return a.sharding
+            if isinstance(a.sharding, NamedSharding):
+                return NamedSharding(a.sharding.mesh, PartitionSpec())
     return None
 
 
@@ -224,7 +227,8 @@ def _tangent_transpose(cotangents: Sequence[Any], *arguments: Any, site: Site, *
 def _like(gradient: jax.Array, aval: ShapedArray, lead: int) -> jax.Array:
     """Summed over the batch where the tangent had none, and in shards of explicit axes where it was."""
     found = gradient.sum(lead) if gradient.ndim > aval.ndim else gradient
-    if isinstance(found, jax.core.Tracer) and any(axis is not None for axis in aval.sharding.spec):
+    known = isinstance(found, jax.core.Tracer) or not jax.sharding.get_abstract_mesh().empty
+    if known and any(axis is not None for axis in aval.sharding.spec):
         return jax.sharding.reshard(found, aval.sharding)
     return found
 

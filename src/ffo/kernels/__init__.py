@@ -1,1 +1,1 @@
-"""Compiled numerics, one sample at a time: arrays in, arrays out; batching and threads are the pool's job."""
+"""Compiled numerics, one sample at a time: arrays in, arrays out; the pool handles batches and threads."""

@@ -1,4 +1,4 @@
-"""Exponential blocks of the interior point: their scaling, from the barriers of the cone and of its dual.
+"""Exponential blocks of the interior-point method: their scaling, from the barriers of the cone and its dual.
 
 The cone is not symmetric: no Nesterov-Todd point exists. With the barrier of the dual cone
 
@@ -25,19 +25,19 @@ from ffo.kernels.jit import inner_kernel
 from ffo.kernels.lanes import LANES, choose, largest, load, log, spread, sqrt, store
 
 Array = np.ndarray
-#: entries of a vector, a number of each sample in each
+#: the three entries of a vector, each with one number per sample
 Three: TypeAlias = tuple[Any, Any, Any]
 
 #: the point of the cone at which s = s', in the middle of cone and dual cone
 MIDDLE = (-1.051383945322714, 0.556409619469370, 1.258967884768947)
-#: how far that point is from the boundaries of cone and dual cone, at least
+#: lower bound on the distance of that point to the boundaries of cone and dual cone
 RADIUS = 0.55
 #: mu s'y' / 3 - 1, which is zero on the central path: below, the scaling is that of the path
 CENTRAL = 1e-8
-#: against weights that vanish by rounding
+#: keeps weights from vanishing by rounding
 TINY = 1e-300
-#: on the way to the boundary: share of an entry that must stay positive that is left; steps of Newton's method, and the
-#: relative length of one after which the next would not be felt
+#: on the way to the boundary: fraction that is left of an entry that must stay positive; most steps of Newton's method,
+#: and the relative length of a step after which the next would make no difference
 SMALL, TRIES, CLOSE = 1e-3, 12, 1e-3
 #: steps of Newton's method for the point y'
 STEPS = 3
@@ -50,7 +50,7 @@ def _at(v: Array, i: int) -> Three:
 
 @inner_kernel
 def spectrum(v: Array, i: int) -> tuple[Any, Any]:
-    """What bounds of spectral values are to symmetric cones: beyond them e outweighs v."""
+    """The counterpart of bounds on spectral values: beyond them e dominates v."""
     at = _at(v, i)
     size = sqrt(_dot(at, at)) / RADIUS
     return 0.0 - size, size
@@ -172,8 +172,8 @@ def _rows_sorted(a: Any, b: Any, p: Three, q: Three) -> tuple[Three, Three]:
 def scale(G: Samples, i: int, offset: int) -> None:
     """Rows of the block (G.R) and their weights (G.u): T H T' = delta.
 
-    The rows of V are made orthogonal to each other, the longest first, so that no entry of T^-1 is beyond 1. H itself
-    would have lost its smallest weight by rounding.
+    The rows of V are orthogonalized, the longest first, so that no entry of T^-1 exceeds 1. H itself would have lost
+    its smallest weight to rounding.
     """
     u, v, w = _scaling(_at(G.s, i), _at(G.y, i))
     a, b, c = (u[0], v[0], w[0]), (u[1], v[1], w[1]), (u[2], v[2], w[2])
@@ -200,7 +200,7 @@ def scale(G: Samples, i: int, offset: int) -> None:
 
 @inner_kernel
 def aim(G: Samples, i: int, target: Any) -> None:
-    """dy := what s + ds - H dy should be: target s', and the second-order term of the direction at hand."""
+    """dy := the target of s + ds - H dy: target s', and the second-order term of the current direction."""
     y = _at(G.y, i)
     r, g, near, M = _dual_barrier(y)
     term = _second_order(y, r, g, _at(G.dy, i), _newton_step(y, r, g, M, _at(G.ds, i)))
@@ -210,7 +210,7 @@ def aim(G: Samples, i: int, target: Any) -> None:
 
 @inner_kernel
 def _reach(v: Three, d: Three) -> Any:
-    """How far v + alpha d stays inside of the cone, at most 1.
+    """The largest alpha <= 1 for which v + alpha d stays inside the cone.
 
     y log(z / y) - x is concave along the way: from outside, Newton's method comes closer and stays outside.
     """
@@ -233,8 +233,8 @@ def _reach(v: Three, d: Three) -> Any:
 
 @inner_kernel
 def boundary(G: Samples, i: int) -> Any:
-    """1 / the largest step that leaves s and y inside; 0: a whole one does. The dual cone is the cone turned: y is in
-    it where (y1 - y2, -y1, y3) is in the cone."""
+    """1 / the largest step that keeps s and y inside; 0 if a full step does. The dual cone is the image of the cone: y
+    is in it if (y1 - y2, -y1, y3) is in the cone."""
     y, dy = _at(G.y, i), _at(G.dy, i)
     dual = _reach((y[0] - y[1], 0.0 - y[0], y[2]), (dy[0] - dy[1], 0.0 - dy[0], dy[2]))
     alpha = _reach(_at(G.s, i), _at(G.ds, i))

@@ -1,4 +1,4 @@
-"""Kernels over the samples of a batch: what the rest of the package calls."""
+"""Kernels over the samples of a batch: the interface to the rest of the package."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ffo.kernels import evidence as columns
 from ffo.kernels import newton as loop
 from ffo.kernels.blas import SMALL
 from ffo.kernels.bundle import refer
@@ -21,11 +22,11 @@ from ffo.kernels.jit import inner_kernel, kernel
 from ffo.kernels.kkt import INV, KI, KIND, LP, NONNEG, Face, Full, Structure, from_face, onto_face, part
 from ffo.kernels.lanes import LANES
 from ffo.kernels.ldl import room
-from ffo.kernels.newton import EVIDENCE
 from ffo.kernels.null import distances, is_singular, null, on_other_face
 from ffo.kernels.point import Data
 from ffo.kernels.pool import one_blas_thread, run_samples
 from ffo.kernels.system import UNKNOWN, Factors
+from ffo.kernels.values import Values, ready
 from ffo.kernels.vectors import copy, fill
 
 Array = np.ndarray
@@ -36,46 +37,33 @@ logger = logging.getLogger("ffo")
 #: tasks of `_ghost_chunk`, and arrays that a task does not need
 _NEWTON, _SENSITIVITY, _NULL, _OTHER, _DISTANCES = range(5)
 _NOTHING, _NONE = np.empty((0, 0)), np.zeros(1, int)
-#: seconds for one multiplication in a sparse factorization, about
+#: approximate seconds for one multiplication in a sparse factorization
 FLOP = 3e-9
 #: iterations of samples that the interior point left out
 LEFT_OUT = -(2**62)
 _announced = False
 
 
-class Values:
-    """The data of a batch as kernels take it: Pv, q, Av, b (batch or 1, ·), C-contiguous and writable."""
-
-    def __init__(self, Pv: Array, q: Array, Av: Array, b: Array) -> None:
-        self.arrays = tuple([_ready(v if v.ndim == 2 else v[None]) for v in (Pv, q, Av, b)])
-
-
-def _ready(v: Array) -> Array:
-    if len(v) and v.strides[0] == 0:
-        v = v[:1]  # one row for all samples
-    return v if v.dtype == np.float64 and v.flags.carray else np.array(v, dtype=np.float64, order="C")
-
-
 #: ghost systems are solved by their factors
 FACTORS = Full(0, 0.0, 0)
-#: faces and factors of batches that are gone, and bytes up to which they are kept: memory that goes back to the system
-#: and comes again costs a batch of 512 QPs with 200 variables several milliseconds, whatever the number of cores
+#: faces and factors of freed batches, kept for reuse up to SPARE bytes: returning the memory to the system and getting
+#: it back costs a batch of 512 QPs with 200 variables several milliseconds, whatever the number of cores
 _spare: deque[tuple[Structure, bool, tuple[Array, ...], tuple[Array, ...]]] = deque(maxlen=2)
 SPARE = 2**26
 
 
 class State:
-    """Faces, factors and evidence of a batch: what Newton's method leaves for the derivatives; and how it was asked
-    to solve ghost systems."""
+    """Faces, factors and evidence that Newton's method leaves for the derivatives of a batch; and how ghost systems are
+    solved."""
 
     factors: tuple[Array, ...] = ()
 
     def __init__(self, S: Structure, batch: int, full: Full = FACTORS) -> None:
         self.structure, self.full, self.samples = S, full, np.arange(batch)
-        self.evidence = np.empty((batch, EVIDENCE))
+        self.evidence, self.flags = np.empty((batch, columns.EVIDENCE)), np.empty((batch, columns.FLAGS), bool)
         self.face, self.factors = _room(S, batch, full.iterations == 0)
 
-    def __del__(self, most: int = SPARE, spare: deque[Any] = _spare) -> None:  # globals may be gone at the end
+    def __del__(self, most: int = SPARE, spare: deque[Any] = _spare) -> None:  # globals may be gone at shutdown
         if 0 < sum([v.nbytes for v in self.factors]) <= most:
             spare.append((self.structure, self.full.iterations == 0, self.face, self.factors))
 
@@ -88,7 +76,7 @@ def state_bytes(S: Structure, full: Full = FACTORS) -> float:
 
 
 def _room(S: Structure, batch: int, factorized: bool) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    """Arrays for faces and factors: those of a batch that is gone, where they fit."""
+    """Arrays for faces and factors: those of a freed batch if they fit."""
     try:
         last, before, face, factors = _spare.pop()
     except IndexError:
@@ -109,8 +97,8 @@ class KernelPlan:
     """The structures of a program, and whether it needs the full kernels.
 
     Kernels exist twice: with everything, and without the code of curved cones and singular systems, which most
-    programs never need, and which takes as long to compile as all the rest. The first sample that turns out to need
-    it is done again, and later calls know.
+    programs never need, and which takes as long to compile as all the rest. If a sample turns out to need it, it is
+    repeated with the full kernels, which later calls then use at once.
     """
 
     def __init__(self, build: Callable[[bool], Structure]) -> None:
@@ -124,12 +112,12 @@ class KernelPlan:
 
     @cached_property
     def pattern(self) -> Structure:
-        """Without factors, and without what it takes to foresee them."""
+        """Without factors, and without their symbolic analysis."""
         return self._build(False)
 
     @cached_property
     def seconds(self) -> float:
-        """About how long one factorization takes, sparse throughout."""
+        """Approximate seconds of one fully sparse factorization."""
         S = self.structure
         columns = np.diff(part(S.wide, LP)).astype(float)
         return FLOP * float((columns * columns).sum() + 10 * len(part(S.slim, KI)) + 100)
@@ -149,8 +137,8 @@ class KernelPlan:
         return self.__dict__.get("structure") or self.pattern
 
     def interior(self, values: Values, x: Array, y: Array, s: Array, eps: float, limit: int) -> Array:
-        """Solve all samples from nothing, in place; (batch,) iterations, negative where it failed, `LEFT_OUT` where
-        memory or time did not suffice."""
+        """Solve all samples by the interior-point method, in place; (batch,) iterations, negative where it failed,
+        `LEFT_OUT` where memory or time ran out."""
         iterations = np.empty(len(x), np.int64)
         curved, seconds = self.curved or None, 20.0 * self.seconds  # None: as `full` elsewhere
         arguments = (self.structure, *values.arrays, x, y, s, iterations, eps, limit, allowed_steps(limit, seconds))
@@ -161,30 +149,29 @@ class KernelPlan:
     def newton(self, values: Values, start: Triple, state: State, steps: int) -> Triple:
         """Polish all samples: x, y, s from points to start at; the evidence of those that memory or time did not
         suffice for is NaN."""
-        given = [_ready(v) for v in start]
         # kernels copy the points: the memory of new arrays is then claimed by all threads, not by one
-        moved = [np.empty(v.shape) for v in start]
+        moved = np.empty(start[0].shape), np.empty(start[1].shape), np.empty(start[2].shape)
         taken, seconds = np.empty(len(state.samples)), 3.0 * self._seconds(state) if steps else 0.0
-        arrays, allowed = (*values.arrays, *moved, *given), allowed_steps(steps, seconds)
+        arrays, allowed = (*values.arrays, *moved, *map(ready, start)), allowed_steps(steps, seconds)
         left = self._ghost(_NEWTON, state, state.samples, state.samples, arrays, taken, allowed, seconds)
         if left:
-            state.evidence[left] = np.nan
+            state.evidence[left], state.flags[left] = np.nan, False
             for new, old in zip(moved, start, strict=True):
                 new[left] = old[left]
-        x, y, s = moved
-        return x, y, s
+        return moved
 
     def judge(self, values: Values, x: Array, y: Array, s: Array) -> Array:
         """(batch,) natural residuals: each of the point as it is, or of its cleaned pair if that is better."""
         state = State(self._any, len(x))
         self.newton(values, (x, y, s), state, 0)
-        return state.evidence[:, loop.RESIDUAL].copy()
+        return state.evidence[:, columns.RESIDUAL].copy()
 
     def sensitivity(self, state: State, samples: Array, r_x: Array, r_s: Array) -> tuple[Array, Array, Array]:
         """(u, w, doubt) of the ghost systems of some samples; right-hand sides (samples, n), (samples, m)."""
         u, w, doubt = np.empty(r_x.shape), np.empty(r_s.shape), np.empty(len(r_x))
-        arrays = (*(_NOTHING,) * 4, u, w, _NOTHING, _ready(r_x), _ready(r_s), _NOTHING)
-        self._ghost(_SENSITIVITY, state, np.arange(len(r_x)), samples, arrays, doubt, _NONE, 0.5 * self._seconds(state))
+        arrays = (*(_NOTHING,) * 4, u, w, _NOTHING, ready(r_x), ready(r_s), _NOTHING)
+        rows = state.samples if len(r_x) == len(state.samples) else np.arange(len(r_x))
+        self._ghost(_SENSITIVITY, state, rows, samples, arrays, doubt, _NONE, 0.5 * self._seconds(state))
         return u, w, doubt
 
     def onto_face(self, state: State, samples: Array, v: Array) -> Array:
@@ -197,17 +184,17 @@ class KernelPlan:
 
     def _turned(self, state: State, samples: Array, v: Array, onto: bool) -> Array:
         out = np.empty(v.shape)
-        _run(_face_chunk, len(v), 0.0, state.structure, *state.face, samples, _ready(v), out, onto)
+        _run(_face_chunk, len(v), 0.0, state.structure, *state.face, samples, ready(v), out, onto)
         return out
 
     def null(self, values: Values, state: State, near: Array, weak: Array) -> tuple[Array, Array, Array]:
         """Null vectors, drawn at random, of singular ghost systems: samples, u and w of these.
 
-        All that `sensitivity` has not found to be regular are asked: a null vector with a small share in the row that
-        is eliminated last leaves no small pivot. Of samples `near` also on the face with or without
-        the rows that `weak` (near, m) names, as in `on_other_face`: a sample may come more than once.
+        All samples that `sensitivity` has not found to be regular are examined: a null vector with a small component in
+        the row that is eliminated last leaves no small pivot. Samples `near` are also examined on the face with or
+        without the rows that `weak` (near, m) names, as in `on_other_face`: a sample may occur more than once.
         """
-        S, samples = state.structure, state.evidence[:, loop.SINGULAR].nonzero()[0]
+        S, samples = state.structure, state.evidence[:, columns.SINGULAR].nonzero()[0]
         u, w = np.empty((len(samples), S.n)), np.empty((len(samples), S.m))
         if len(samples):
             arrays, found = (*(_NOTHING,) * 4, u, w, *(_NOTHING,) * 4), np.empty(len(samples))
@@ -229,26 +216,26 @@ class KernelPlan:
         where it is negative; without right-hand sides (samples, 0) null vectors there, and whether there are any."""
         S = state.structure
         u, w, answer = np.empty((len(samples), S.n)), np.empty((len(samples), S.m)), np.empty(len(samples))
-        arrays = (*values.arrays, u, w, _ready(more), _ready(r_x), _ready(r_s), _NOTHING)
+        arrays = (*values.arrays, u, w, ready(more), ready(r_x), ready(r_s), _NOTHING)
         seconds = 4.0 * self._seconds(state)
         self._ghost(_OTHER, state, np.arange(len(samples)), samples, arrays, answer, _NONE, seconds)
         return u, w, answer
 
     def scales(self, state: State, samples: Array) -> tuple[Array, Array]:
-        """(samples, n), (samples, m): what multiplies the unknowns of equilibrated ghost systems."""
+        """(samples, n), (samples, m): factors of the unknowns of equilibrated ghost systems."""
         S = state.structure
         scale = state.factors[1][samples][:, part(S.wide, INV)[: S.n + S.m]]
         return scale[:, : S.n], scale[:, S.n :]
 
     def distances(self, values: Values, x: Array, y: Array, s: Array, state: State, samples: Array) -> Array:
-        """(samples, m) relative distance of each row to another face; of each block, where it is curved."""
+        """(samples, m) relative distance of each row to another face; for curved cones, of each block."""
         out, done = np.empty((len(samples), state.structure.m)), np.empty(len(samples))
         arrays = (*values.arrays, x, y, s, _NOTHING, out, _NOTHING)
         self._ghost(_DISTANCES, state, np.arange(len(samples)), samples, arrays, done, _NONE, 0.0)
         return out
 
     def _seconds(self, state: State) -> float:
-        """About how long one solve of a ghost system takes."""
+        """Approximate seconds of one solve of a ghost system."""
         if state.full.iterations:
             return FLOP * len(part(state.structure.slim, KI)) * len(state.structure.sign)
         return self.seconds
@@ -260,11 +247,12 @@ class KernelPlan:
         """A task on some rows of its answer, row i about the sample samples[i], each of about so many seconds: first
         with the light kernels, then, where these do not know, with the full ones. Returns rows that Newton's method
         left out (see `run_samples`); no other task leaves any."""
-        batch = (*arrays, *state.face, *state.factors, state.evidence, samples, answer, allowed)
+        batch = (*arrays, *state.face, *state.factors, state.evidence, state.flags, samples, answer, allowed)
         left: list[int] = []
         if len(rows) and not self.full and not state.full.iterations:
             left = _run(_ghost_chunk, len(rows), seconds, state.structure, task, *batch, rows, None)
-            answer[left] = 0.0
+            if left:
+                answer[left] = 0.0
             rows = (answer == UNKNOWN).nonzero()[0]
             self.full = len(rows) > 0
         if len(rows):
@@ -272,13 +260,13 @@ class KernelPlan:
                 more = _run(_ghost_chunk, len(rows), seconds, state.structure, task, *batch, rows, state.full)
             left += rows[more].tolist()
         if left and task != _NEWTON:
-            raise MemoryError("there is not enough memory for a derivative")
+            raise MemoryError("not enough memory for a derivative")
         return left
 
 
 def _run(function: Any, count: int, seconds: float, *arguments: Any) -> list[int]:
-    """A kernel on `count` samples, each of which takes about so many seconds; the structure is its first argument.
-    Returns those that were left out (see `run_samples`)."""
+    """Run a kernel on `count` samples of about so many seconds each; its first argument is the structure. Returns the
+    samples that were left out (see `run_samples`)."""
     if not _announced:
         _announce(function)
     S: Structure = arguments[0]
@@ -289,13 +277,13 @@ def _run(function: Any, count: int, seconds: float, *arguments: Any) -> list[int
 
 
 def _announce(function: Any) -> None:
-    """Say once that compiling takes a while, where nothing is cached yet."""
+    """Log once that compiling takes a while, if nothing is cached yet."""
     global _announced
     _announced = True
     stats = getattr(function, "stats", None)
     path = Path(stats.cache_path) if stats is not None and stats.cache_path else None
     if path is not None and not any(path.glob(f"*{function.__name__}*.nbi")):
-        logger.warning("ffo compiles its kernels, once for this environment: this takes up to a minute")
+        logger.warning("compiling ffo's kernels, once for this environment: this takes up to a minute")
 
 
 @inner_kernel
@@ -320,7 +308,7 @@ def _interior_chunk(
     start: int, stop: int, S: Structure, Pv: Array, q: Array, Av: Array, b: Array, x: Array, y: Array, s: Array,
     iterations: Array, eps: float, limit: int, allowed: Array, curved: bool | None,
 ) -> None:  # fmt: skip
-    """Groups of LANES samples; the last one is filled up with copies of the last sample."""
+    """Groups of LANES samples; the last group is padded with copies of the last sample."""
     S = refer(S)
     G = empty_group(S, Pv.shape[1], Av.shape[1])
     _interior_groups(start, stop, S, G, refer(Data(Pv, q, Av, b)), x, y, s, iterations, eps, limit, allowed, curved)
@@ -350,9 +338,9 @@ def _ghost_chunk(
     x: Array, y: Array, s: Array, r_x: Array, r_s: Array, r_t: Array,
     on: Array, delta: Array, u: Array, R: Array, case: Array, margin: Array,
     Kx: Array, scale: Array, Lx: Array, Dinv: Array, unit: Array,
-    evidence: Array, samples: Array, answer: Array, allowed: Array, rows: Array, full: Full | None,
+    evidence: Array, flags: Array, samples: Array, answer: Array, allowed: Array, rows: Array, full: Full | None,
 ) -> None:  # fmt: skip
-    """All that is done with ghost systems, in one: they share most of their code, which is compiled once so.
+    """All tasks on ghost systems in one kernel: they share most of their code, which is then compiled once.
 
     Newton's method goes from r_x, r_s, r_t to x, y, s. Sensitivities with the right-hand sides r_x, r_s are written to
     x and y, and so are null vectors, also on other faces, with the rows that s names; distances of x, y, s to r_s.
@@ -367,12 +355,12 @@ def _ghost_chunk(
             D = refer(Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k)))
             _start(_row(r_x, k), _row(r_s, k), _row(r_t, k), x[k], y[k], s[k], face)
             loop.newton(S, D, x[k], y[k], s[k], face, F, evidence[k], allowed, full)
-            evidence[k, loop.SINGULAR] = np.nan
-            answer[i] = evidence[k, loop.STEPS]
+            columns.conclude(evidence[k], flags[k])
+            answer[i] = evidence[k, columns.STEPS]
         elif task == _SENSITIVITY:
             answer[i] = loop.sensitivity(S, F, face, _row(r_x, i), _row(r_s, i), x[i], y[i], full)
-            if np.isnan(evidence[k, loop.SINGULAR]):
-                evidence[k, loop.SINGULAR] = 1.0 if is_singular(S, F, face, full) else 0.0
+            if np.isnan(evidence[k, columns.SINGULAR]):
+                evidence[k, columns.SINGULAR] = 1.0 if is_singular(S, F, face, full) else 0.0
         elif task == _NULL:
             answer[i] = null(S, F, face, x[i], y[i], full)
         elif task == _OTHER:

@@ -12,9 +12,9 @@ triangles; the upper ones are neither read nor written. Everything is done in pl
 BLAS is column-major: it sees the transpose of every matrix, hence "upper" below for the lower triangles.
 
 The routines are those of SciPy's `cython_blas` and `cython_lapack`, declared to LLVM by name. A ctypes pointer would
-be a constant of this process and forbid caching the compiled code; a name is looked up again when the cache is
+be a constant of this process and prevent caching the compiled code; a name is looked up again when the cache is
 loaded. (Numba's own np.linalg has no triangular solve, copies its arguments and allocates its results.) Limit BLAS
-to one thread around kernels that run on threads of their own (`ffo.kernels.pool.one_blas_thread`).
+to one thread around multithreaded kernels (`ffo.kernels.pool.one_blas_thread`).
 
 Numba does not recompile a cached kernel when a function that it calls in another file has changed: after changing
 this file, delete `__pycache__`.

@@ -1,11 +1,10 @@
 """Bundles of arrays by reference.
 
-A kernel that hands a NamedTuple of arrays to another one hands over seven numbers for every array, and counts
-references to each: half of the code to compile. A reference is one pointer, and its fields are read like those of the
-tuple.
+A kernel that passes a NamedTuple of arrays to another one passes seven numbers for every array, and counts references
+to each: half of the code to compile. A reference is one pointer, and its fields are read like those of the tuple.
 
-References keep nothing alive. A kernel may `refer` to its own arguments, which whoever calls it keeps for it, and to
-views of them. Arrays that it made itself it passes to another kernel, which refers to its arguments.
+References keep nothing alive. A kernel may `refer` to its own arguments, which its caller keeps alive, and to views of
+them. Arrays that it made itself must be passed to another kernel, which refers to its arguments.
 """
 
 from __future__ import annotations

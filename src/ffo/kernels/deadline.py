@@ -1,7 +1,7 @@
-"""How long a call may take.
+"""Time limits of calls.
 
-The deadline of a call is ambient, like NumPy's error state: who works through samples asks for the `current` one. It
-is looked at between chunks, samples, solvers and stages; compiled loops are told by a number that a timer sets.
+The deadline of a call is ambient, like NumPy's error state: code that loops over samples asks for the `current` one. It
+is checked between chunks, samples, solvers and stages; compiled loops check a number that a timer sets.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ Array = np.ndarray
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-#: seconds of a kernel's work on one sample from which a timer is started to end it: starting one takes a tenth of a
-#: millisecond
+#: seconds of a kernel's work on one sample above which a timer is started to stop it: starting one takes a tenth of
+#: a millisecond
 LONG = 1e-2
-#: share of the time left that the next samples may take
+#: fraction of the remaining time that the next samples may take
 SHARE = 0.25
 
 
 class Pace:
-    """How many samples to take at a time where time is limited: as many as should be done in a part of what is left.
+    """How many samples to process at a time if time is limited: as many as should fit into a fraction of the rest.
 
-    The seconds of a sample are those of the last ones; before any, one sample is tried.
+    The time per sample is that of the last ones; before any, one sample is tried.
     """
 
     def __init__(self) -> None:
         self._seconds: float | None = None
 
     def samples(self, left: float) -> int:
-        """How many to take, at least one."""
+        """The number of samples to take, at least one."""
         return 1 if self._seconds is None else max(int(SHARE * left / max(self._seconds, 1e-9)), 1)
 
     def record(self, seconds: float, samples: int) -> None:
-        """How long these took."""
+        """Record the time of some samples."""
         self._seconds = seconds / samples
 
 
 class Deadline:
-    """So many seconds from now. Inside `with deadline:` it is the current one.
+    """A point so many seconds from now. Inside `with deadline:` it is the current one.
 
     Args:
-        pace: that of earlier calls.
+        pace: measured in earlier calls.
     """
 
     def __init__(self, seconds: float, pace: Pace | None = None) -> None:
@@ -60,7 +60,7 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds left, 0 when it has passed."""
+        """Seconds left, 0 if it has passed."""
         return max(self._end - time.monotonic(), 0.0)
 
     @property
@@ -79,7 +79,7 @@ class Deadline:
             self._timer = None
 
     def around(self, function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        """The function, every call of which has this deadline."""
+        """The function, with this deadline in every call."""
 
         @wraps(function)
         def limited(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
@@ -108,19 +108,18 @@ _current: ContextVar[Deadline | None] = ContextVar("ffo_deadline", default=None)
 
 
 def current() -> Deadline | None:
-    """The deadline of the call that this thread is in."""
+    """The deadline of this thread's call."""
     return _current.get()
 
 
 def expired() -> bool:
-    """Whether the call that this thread is in has had its time."""
+    """Whether the time of this thread's call is up."""
     deadline = _current.get()
     return deadline is not None and deadline.passed
 
 
 def allowed_steps(most: int, seconds: float) -> Array:
-    """(1,) how many steps a kernel may take, which takes about so many seconds for one sample; negative once time
-    is up."""
+    """(1,) most steps of a kernel that takes about so many seconds for one sample; negative once time is up."""
     deadline = _current.get()
     return _unlimited(most) if deadline is None else deadline.steps(most, seconds)
 

@@ -7,11 +7,11 @@ Q = LL', m_i = L^-1 r_i and w = L^-1 p, the minimiser on the rows F held as equa
 
     x = -L^-T (w + M_F'y),     S_F y = -(h_F + M_F w),     S_F = M_F M_F'.
 
-A row gets its m_i and its row of S when it is first held: most never are. C is the Cholesky factor of S_F.
+A row's m_i and its row of S are computed when it is first held; most rows never are. C is the Cholesky factor of S_F.
 
 Units. Columns are scaled such that the diagonal of Q is about 1, rows to a norm of about 1, both by powers of two,
 so that nothing is rounded. A violation, an angle between rows, or a multiplier then has a natural size, and
-tolerances mean the same for every row. Where Q is singular, L is the factor of Q + PROXIMAL I.
+tolerances mean the same for every row. If Q is singular, L is the factor of Q + PROXIMAL I.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from ffo.kernels.jit import inner_reducing_kernel
 
 Array = np.ndarray
 
-#: Weight of the proximal term, where the diagonal of Q is 1. Ten times smaller, S has pivots that cancel and fewer
-#: singular problems are solved; ten times larger, more proximal steps are needed.
+#: Weight of the proximal term, relative to a unit diagonal of Q. If ten times smaller, S has pivots that cancel and
+#: fewer singular problems are solved; if ten times larger, more proximal steps are needed.
 PROXIMAL = 1e-2
-#: Q counts as singular where a pivot falls below this share of its diagonal.
+#: Q counts as singular if a pivot falls below this fraction of its diagonal.
 SINGULAR = 1e-13
-#: Squared sine of the angle below which a row depends on those held. Ten times smaller, multipliers of nearly
-#: dependent rows lose their last digits; ten times larger, rows that differ are taken for the same.
+#: Squared sine of the angle below which a row depends on those held. If ten times smaller, multipliers of nearly
+#: dependent rows lose their last digits; if ten times larger, different rows are taken for the same.
 DEPENDENT = 1e-12
 
 
@@ -52,8 +52,8 @@ class DualMatrices(NamedTuple):
         row: (rows,) y = row * (y in natural units), with or without 2n bounds.
         L: (n, n) factor of Q, or of Q + PROXIMAL I.
         M: (rows, n) and S: (rows, rows), lower triangle: filled up to admitted[0], in the order of admission.
-        slot: (rows,) place of a row in M and S, -1 if it has none.
-        admitted: (1,) how many rows were admitted so far.
+        slot: (rows,) position of a row in M and S, -1 if it has none.
+        admitted: (1,) number of rows admitted so far.
         dependent: (me,) equalities that follow from those before them.
     """
 
@@ -71,7 +71,7 @@ class DualMatrices(NamedTuple):
 
 class DualFace(NamedTuple):
     """Rows held as equalities: their numbers in `rows`, multipliers in `y`, factor in C (n, n); and x, w (n,), slacks
-    s (rows,) and room for a vector (rows,). How many rows are held is passed beside it."""
+    s (rows,) and workspace for a vector (rows,). The number of held rows is passed separately."""
 
     rows: Array
     y: Array
@@ -84,7 +84,7 @@ class DualFace(NamedTuple):
 
 @inner_reducing_kernel
 def new_matrices(n: int, r: int, rows: int, me: int) -> DualMatrices:
-    """Room for the matrices of a sample."""
+    """Workspace for the matrices of a sample."""
     return DualMatrices(
         np.empty((n, n)), np.empty((r, n)), np.empty(n), np.empty(rows), np.empty((n, n)), np.empty((rows, n)),
         np.empty((rows, rows)), np.empty(rows, np.int64), np.zeros(1, np.int64), np.zeros(me, np.bool_),
@@ -93,7 +93,7 @@ def new_matrices(n: int, r: int, rows: int, me: int) -> DualMatrices:
 
 @inner_reducing_kernel
 def new_face(n: int, rows: int) -> DualFace:
-    """Room for the face of a sample."""
+    """Workspace for the face of a sample."""
     size = max(rows, n) + 1
     return DualFace(
         np.empty(size, np.int64), np.empty(size), np.empty((n, n)), np.empty(n), np.empty(n), np.empty(rows),
@@ -103,7 +103,7 @@ def new_face(n: int, rows: int) -> DualFace:
 
 @inner_reducing_kernel
 def power_of_two(squared: float) -> float:
-    """The power of two next to 1 / size, where size^2 is given; 1 for sizes of 0."""
+    """The power of two closest to 1 / size, given size^2; 1 for size 0."""
     if not 0.0 < squared < np.inf:
         return 1.0
     _, exponent = math.frexp(squared)
@@ -112,7 +112,7 @@ def power_of_two(squared: float) -> float:
 
 @inner_reducing_kernel
 def forget(m: DualMatrices) -> None:
-    """No row is admitted, and no equality known to be dependent."""
+    """Reset: no row is admitted, and no equality known to be dependent."""
     m.admitted[0] = 0
     for i in range(m.slot.size):
         m.slot[i] = -1
@@ -122,7 +122,7 @@ def forget(m: DualMatrices) -> None:
 
 @inner_reducing_kernel
 def load_matrices(m: DualMatrices) -> float:
-    """Scale Q and R in place, factor Q. Returns the weight of the proximal term, 0 where Q is regular; -1 if Q is
+    """Scale Q and R in place, factor Q. Returns the weight of the proximal term, 0 if Q is regular; -1 if Q is
     indefinite."""
     column, row, Q, R = m.column, m.row, m.Q, m.R
     n, r = Q.shape[0], R.shape[0]
@@ -201,7 +201,7 @@ def add_row(m: DualMatrices, i: int, weight: float, v: Array) -> None:
 
 @inner_reducing_kernel
 def admit(m: DualMatrices, rows: Array, first: int, last: int) -> None:
-    """Give rows[first:last] their places in M and S."""
+    """Add rows[first:last] to M and S."""
     n = m.L.shape[0]
     start = m.admitted[0]
     end = start
@@ -221,7 +221,7 @@ def admit(m: DualMatrices, rows: Array, first: int, last: int) -> None:
 @inner_reducing_kernel
 def hold(m: DualMatrices, f: DualFace, k: int) -> int:
     """C := factor of the rows f.rows[:k], all of them admitted here. Rows that depend on those before them are left
-    out, and equalities among them remembered. Returns how many rows are held."""
+    out, and equalities among them recorded. Returns the number of held rows."""
     n = m.L.shape[0]
     admit(m, f.rows, 0, k)
     if k <= n and _hold_all(m, f, k):
@@ -238,7 +238,7 @@ def hold(m: DualMatrices, f: DualFace, k: int) -> int:
 
 @inner_reducing_kernel
 def _hold_all(m: DualMatrices, f: DualFace, k: int) -> bool:
-    """C := factor of all rows; False where some depend on others."""
+    """C := factor of all rows; False if some depend on others."""
     S, C, slot, rows = m.S, f.C, m.slot, f.rows
     for a in range(k):
         i = slot[rows[a]]
@@ -256,7 +256,7 @@ def _hold_all(m: DualMatrices, f: DualFace, k: int) -> bool:
 
 @inner_reducing_kernel
 def append(m: DualMatrices, f: DualFace, k: int, i: int) -> bool:
-    """Hold the admitted row i beside the k rows held; False if it depends on them. f.room[:k] := C^-1 S_i."""
+    """Hold the admitted row i in addition to the k held rows; False if it depends on them. f.room[:k] := C^-1 S_i."""
     S, C, slot, rows, step = m.S, f.C, m.slot, f.rows, f.room
     mine = slot[i]
     for a in range(k):
@@ -278,13 +278,13 @@ def append(m: DualMatrices, f: DualFace, k: int, i: int) -> bool:
 
 @inner_reducing_kernel
 def release(f: DualFace, k: int, a: int) -> None:
-    """Let the a-th of k rows go; Givens rotations make C lower triangular again."""
+    """Release the a-th of k rows; Givens rotations make C lower triangular again."""
     C, rows, y = f.C, f.rows, f.y
     for i in range(a, k - 1):
         rows[i], y[i] = rows[i + 1], y[i + 1]
         for j in range(i + 2):
             C[i, j] = C[i + 1, j]
-    for i in range(a, k - 1):  # row i has an entry at i + 1 too many
+    for i in range(a, k - 1):  # row i has a surplus entry at i + 1
         length = np.hypot(C[i, i], C[i, i + 1])
         c, d = C[i, i] / length, C[i, i + 1] / length
         C[i, i], C[i, i + 1] = length, 0.0

@@ -1,4 +1,4 @@
-"""Samples side by side: their data, points and residuals, and the KKT system of the interior point on them."""
+"""Several samples in lanes: their data, points and residuals, and the KKT system of the interior-point method."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ from ffo.kernels.point import FLOOR, Data
 
 Array = np.ndarray
 
-#: regularisation: less than a face's, since the weights span many orders of magnitude anyway; where cones are curved
-#: the same: with 1e-9, factors of semidefinite programs without a quadratic term overflow
+#: regularisation: smaller than that of a face, since the weights span many orders of magnitude anyway; but the same for
+#: curved cones: with 1e-9, factors of semidefinite programs without a quadratic term overflow
 SHIFT, CURVED_SHIFT = 1e-9, 1e-7
-#: squares of the relative residual that refinement aims at; refinements of a step
+#: square of the relative residual that refinement aims at; most refinements of a step
 ACCURATE, REFINEMENTS = 1e-24, 4
 
 
 class Samples(NamedTuple):
-    """Samples side by side, all arrays (., LANES): data, point, residuals, direction; K equilibrated (its scale too),
+    """Several samples, all arrays (., LANES): data, point, residuals, direction; K equilibrated (its scale too),
     its factors, and right-hand side, solution and residual of its systems, in K's order; the scalings of curved blocks
     (`scaling`).
 
-    A sample that lacks an inequality (b = inf) has 0'x <= 1 in its place.
+    An inequality that a sample lacks (b = inf) is replaced by 0'x <= 1.
     """
 
     Pv: Array
@@ -99,7 +99,7 @@ def _rows(count: int) -> Array:
 
 @inner_kernel
 def put_sample(S: Structure, G: Samples, lane: int, D: Data) -> None:
-    """The data of a sample into a lane."""
+    """Write the data of a sample into a lane."""
     Arow = part(S.wide, AROW)
     for t in range(D.Pv.size):
         G.Pv[t, lane] = D.Pv[t]
@@ -113,7 +113,7 @@ def put_sample(S: Structure, G: Samples, lane: int, D: Data) -> None:
 
 @inner_kernel
 def take_sample(G: Samples, lane: int, b: Array, x: Array, y: Array, s: Array) -> None:
-    """The answer in a lane."""
+    """Read the answer from a lane."""
     for j in range(x.size):
         x[j] = G.x[j, lane]
     for i in range(y.size):
@@ -193,7 +193,7 @@ def solve(S: Structure, G: Samples, careful: bool) -> None:
 
 @inner_kernel
 def _refine(S: Structure, G: Samples) -> None:
-    """Refine z while its residual falls in any lane."""
+    """Refine z while its residual decreases in any lane."""
     Kp, Lp, Ki, Li = part(S.wide, KP), part(S.wide, LP), part(S.slim, KI), part(S.slim, LI)
     size = S.sign.size
     norms = np.empty((2, LANES))
@@ -218,7 +218,7 @@ def _refine(S: Structure, G: Samples) -> None:
         for k in range(size):
             store(G.z, k, choose(now, best, load(step, k), load(G.z, k)))
             store(G.left, k, choose(now, best, load(after, k), 0.0))
-        best = choose(now, best, now, 0.0)  # a lane that gains nothing has ended
+        best = choose(now, best, now, 0.0)  # a lane without progress has ended
 
 
 @inner_kernel
@@ -291,7 +291,7 @@ def error(S: Structure, G: Samples) -> Any:
         count += choose(0.0, v, 1.0, 0.0)
     typical = total / largest(count, spread(1.0))  # of rows of zeros
     for k in range(S.blocks):
-        own = spread(0.0)  # rows of a curved block share their units
+        own = spread(0.0)  # all rows of a curved block have the same units
         for i in range(starts[k], starts[k] + dims[k]):
             own = largest(own, load(terms, n + i)) if kinds[k] > NONNEG else own
         for i in range(starts[k], starts[k] + dims[k]):

@@ -1,17 +1,17 @@
-"""An interior point on the KKT pattern of the ghost system, several samples at once: zero, nonnegative, second-order,
-semidefinite and exponential cones.
+"""An interior-point method on the KKT pattern of the ghost system, several samples at once: zero, nonnegative,
+second-order, semidefinite and exponential cones.
 
 Mehrotra's predictor-corrector method: every inequality row takes part, with the weight delta_i = s_i / y_i, so that
 
     [ P  A'     ] [dx]   [ -(Px + q + A'y)      ]
     [ A  -s / y ] [dy] = [ b - Ax - s - rc / y  ]        ds = b - Ax - s - A dx,
 
-where rc is what complementarity lacks: sigma mu - s y - ds dy. Curved cones have a scaling instead of weights
-(`scaling`). Near the solution this tends to the ghost system of the face: what follows is one Newton step.
+where rc is the residual of complementarity: sigma mu - s y - ds dy. Curved cones have a scaling instead of weights
+(`scaling`). Near the solution this tends to the ghost system of the face, so that one Newton step remains.
 
-Four samples go through the iterations side by side (`lanes`); one that has ended waits for the others. Between
-iterations nothing but the weights changes in K. Steps are refined only once a step has left more of the residuals than
-it should: the next iteration sees all that the one before it lacks.
+Four samples are iterated at once (`lanes`); one that has ended waits for the others. Between iterations only the
+weights change in K. Steps are refined only after a step has left larger residuals than it should: the next iteration
+corrects the errors of the one before.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ from ffo.kernels.lanes import LANES, choose, clear, largest, load, spread, store
 
 Array = np.ndarray
 
-#: share of the residuals that may be left beyond what a shorter step leaves, before steps are refined
+#: fraction of the residuals, in excess of what a shorter step leaves, above which steps are refined
 SLACK = 0.1
-#: relative complementarity from which steps of programs with curved cones are refined: the regularisation is then felt
-#: by weights along the normals of their boundaries, which the residuals do not show
+#: relative complementarity below which steps of programs with curved cones are refined: the regularisation then affects
+#: weights along the normals of their boundaries, which the residuals do not show
 CLOSE = 1e-3
-#: share of the way to the boundary that a step takes, where all cones are scalar and where some are curved: there the
-#: same share leads twice as many samples of robust least squares into a corner
+#: fraction of the distance to the boundary that a step takes, for scalar cones only, and if some are curved: with the
+#: same fraction there, twice as many samples of robust least squares get stuck near the boundary
 BACK_OFF, CURVED_BACK_OFF = 0.995, 0.98
-#: share of the first complementarity that is nothing, where the terms of the gap vanish too (x = 0)
+#: fraction of the first complementarity that counts as zero if the terms of the gap vanish too (x = 0)
 VANISHED = 1e-20
-#: steps shorter than this share, in a row, mean that the method is stuck (infeasible problems end so)
+#: so many consecutive steps shorter than this mean that the method is stuck (as on infeasible problems)
 SHORT, STUCK = 1e-3, 5
-#: terms of the gap that are so many times larger than at the smallest point so far, while more than this share of the
-#: squared residuals there is left, mean that points diverge: there is no solution (n = 10, unbounded: 9 iterations
-#: instead of 35; none of the Maros-Meszaros problems that would be solved ends so)
+#: if the terms of the gap are so many times larger than at the smallest point so far, while more than this fraction of
+#: its squared residuals is left, points diverge and there is no solution (n = 10, unbounded: 9 iterations instead of
+#: 35; no Maros-Meszaros problem that would be solved ends this way)
 GROWN, UNMET = 1e4, 1e-3
-#: rows of the numbers that decide what becomes of each sample
+#: rows of the array of numbers that control each sample
 DOT, UNIT, LEFT, BEFORE, ALPHA, EXPECTED, WORST, FIRST, RUNNING, REACHED, LEAST, LEFT_THERE = range(12)
-#: inequalities beyond which some are likely so close to weakly active that the tolerance does not tell: a sample that
-#: is at the tolerance, and not at FEW / inequalities of it, takes one step more (1,601 of them: 1.4 Newton steps a
-#: sample instead of 2.0, both methods together 13 % faster)
+#: number of inequalities above which some are likely so close to weakly active that the tolerance does not decide: a
+#: sample that is at the tolerance, but not at FEW / inequalities of it, takes one more step (with 1,601 of them: 1.4
+#: Newton steps per sample instead of 2.0, both methods together 13 % faster)
 FEW = 100.0
-#: the same of programs with exponential cones, whose boundaries tell less of a small gap
+#: the same for programs with exponential cones, where a small gap says less about the boundaries
 STEEP = 1e3
 
 
@@ -85,7 +85,7 @@ def _weigh(S: Structure, G: Samples, curved: bool | None) -> None:
 
 @inner_kernel
 def _start(S: Structure, G: Samples, curved: bool | None) -> None:
-    """The point of least squares, with slacks and multipliers moved into the interior along the units of the cones."""
+    """The least-squares point, with slacks and multipliers moved into the interior along the cones' unit elements."""
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     assemble(S, G)
     factor(S, G, curved)
@@ -118,7 +118,7 @@ def _start(S: Structure, G: Samples, curved: bool | None) -> None:
 
 @inner_kernel
 def _boundary(S: Structure, G: Samples, curved: bool | None) -> Any:
-    """1 / the largest step that leaves s and y in their cones; 0 if all do."""
+    """1 / the largest step that keeps s and y in their cones; 0 if every step does."""
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     rate = spread(0.0)
     for k in range(S.blocks):
@@ -133,8 +133,8 @@ def _boundary(S: Structure, G: Samples, curved: bool | None) -> Any:
 
 @inner_kernel
 def _direction(S: Structure, G: Samples, share: Any, target: Any, careful: bool, curved: bool | None) -> None:
-    """dx, dy, ds of the system whose complementarity aims at target - ds dy (of the direction at hand), and whose
-    residuals at all but a share."""
+    """dx, dy, ds of the system whose complementarity aims at target - ds dy (of the current direction), and which
+    reduces the residuals to a fraction `share`."""
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     Arow, Acol = part(S.wide, AROW), part(S.wide, ACOL)
     if curved is not None:
@@ -167,7 +167,7 @@ def _direction(S: Structure, G: Samples, share: Any, target: Any, careful: bool,
 
 @inner_kernel
 def _step(S: Structure, G: Samples, numbers: Array, degree: float, careful: bool, curved: bool | None) -> None:
-    """Predictor and corrector; moves the samples that are running, and writes down their step lengths."""
+    """Predictor and corrector; moves the running samples, and records their step lengths."""
     dot = load(numbers, DOT)
     mu = dot / degree
     clear(G.ds)
@@ -182,7 +182,7 @@ def _step(S: Structure, G: Samples, numbers: Array, degree: float, careful: bool
     share = choose(share, 1.0, share, 1.0)
     share = share * share * share
     target = share * mu
-    if curved is None:  # whole steps then end residuals exactly, also those of solutions that vanish
+    if curved is None:  # full steps then remove residuals exactly, also at solutions that are zero
         share = spread(0.0)
     _direction(S, G, share, target, careful, curved)
     rate = _boundary(S, G, curved)
@@ -201,7 +201,7 @@ def _step(S: Structure, G: Samples, numbers: Array, degree: float, careful: bool
 
 @inner_kernel
 def _degree(S: Structure) -> int:
-    """Degree of the cones: how many spectral values their points have, at least 1."""
+    """Degree of the cones: the number of spectral values of their points, at least 1."""
     kinds, dims, total = part(S.wide, KIND), part(S.wide, DIM), 0
     for k in range(S.blocks):
         if kinds[k] == NONNEG:
@@ -215,7 +215,7 @@ def _degree(S: Structure) -> int:
 def interior(
     S: Structure, G: Samples, eps: float, limit: int, allowed: Array, iterations: Array, curved: bool | None
 ) -> None:
-    """Solve a group from nothing; writes x, y, s, and the iterations (LANES,), negative where it failed.
+    """Solve a group without a starting point; writes x, y, s, and the iterations (LANES,), negative where it failed.
 
     `allowed` (1,) is negative once time is up. `curved` None leaves out the code of curved cones.
     """
@@ -248,7 +248,7 @@ def interior(
 def _ended(
     S: Structure, G: Samples, numbers: Array, steeper: float, eps: float, turn: int, stuck: Array, iterations: Array
 ) -> bool:  # fmt: skip
-    """Looks at every sample that is running: solved, failed or on its way; whether none is."""
+    """Update the state of every running sample: solved, failed or running; returns whether none is running."""
     store(numbers, WORST, spread(np.inf))
     for lane in range(LANES):
         dot, first = numbers[DOT, lane], max(numbers[FIRST, lane], numbers[DOT, lane])

@@ -1,4 +1,4 @@
-"""Points on the way of Newton's method: how it moves between them, and what they are worth."""
+"""The iterates of Newton's method: moving between them, and judging them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ffo.kernels.vectors import copy
 
 Array = np.ndarray
 
-#: share of its terms that A'd may be of a null vector d
+#: largest size of A'd, relative to its terms, for a null vector d
 CANCELLED = 1e-3
 
 
 class Iterate(NamedTuple):
-    """A point on the way: x, w = s - tau y, the cleaned pair y, s, and the residuals r_x and r_s there."""
+    """An iterate: x, w = s - tau y, the cleaned pair y, s, and the residuals r_x and r_s there."""
 
     x: Array
     w: Array
@@ -46,7 +46,7 @@ def copy_point(source: Iterate, target: Iterate) -> None:
 
 @inner_kernel
 def move(S: Structure, D: Data, z: Sizes, here: Iterate, dx: Array, dy: Array, share: float, there: Iterate) -> bool:
-    """x and w after a share of a step; whether they are finite."""
+    """x and w after a fraction `share` of a step; returns whether they are finite."""
     Arow, Acol = part(S.wide, AROW), part(S.wide, ACOL)
     x, w, b, Av, tau, old_x, old_y = there.x, there.w, D.b, D.Av, z.tau, here.x, here.y
     for j in range(S.n):
@@ -79,7 +79,7 @@ def set_out(S: Structure, D: Data, z: Sizes, given: Iterate, at: Iterate) -> Non
 
 @inner_kernel
 def judge_in(S: Structure, D: Data, z: Sizes, at: Iterate) -> float:
-    """Natural residual of a point in sizes that were made for it."""
+    """Natural residual of a point in given sizes."""
     return judge(S, D, refer(z), at.x, at.y, at.s, at.r_x, at.r_s)
 
 
@@ -94,8 +94,8 @@ def go_back(
     S: Structure, D: Data, z: Sizes, given: Iterate, as_given: float, here: Iterate, face: Face, there: Iterate,
     other: Face, full: Full | None,
 ) -> float:  # fmt: skip
-    """To the given point if that is better than `here`: cleaned, or as it is, since cleaning for a wrong face may cost
-    more than the solver's error; returns what complementarity lacks. `there` and `other` are memory."""
+    """Return to the given point if it is better than `here`: cleaned or as it is, since cleaning for a wrong face may
+    cost more than the solver's error; returns the residual of complementarity. `there` and `other` are workspace."""
     found = own_residual(S, D, here)
     copy(there.x, given.x)
     set_out(S, D, z, given, there)
@@ -113,7 +113,7 @@ def go_back(
 
 @inner_kernel
 def cut_off(S: Structure, z: Sizes, most: float, y: Array) -> None:
-    """Multipliers whose forces are not larger than `most`; of curved blocks in proportion."""
+    """Limit multipliers so that their forces do not exceed `most`; curved blocks are scaled as a whole."""
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     for k in range(S.blocks):
         for i in range(starts[k], starts[k] + dims[k]):
@@ -125,9 +125,9 @@ def cut_off(S: Structure, z: Sizes, most: float, y: Array) -> None:
 
 @inner_kernel
 def let_go(S: Structure, D: Data, z: Sizes, scale: Array, at: Iterate) -> bool:
-    """Where rows of the face contradict each other, what a Newton step leaves of them is a null vector: A'd = 0 for
-    d = -scale^2 r_s. Multipliers go along it, which lowers b'y, until the first of them vanishes, and its row is let go
-    (a step of the dual simplex method). Writes w; whether there is such a row."""
+    """If rows of the face contradict each other, the residual that a Newton step leaves in them is a null vector: A'd =
+    0 for d = -scale^2 r_s. Multipliers move along it, which lowers b'y, until the first of them vanishes, and its row
+    is released (a step of the dual simplex method). Writes w; returns whether there is such a row."""
     kinds, starts, dims, inv = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), part(S.wide, INV)
     Arow, Acol, Av, d, t = part(S.wide, AROW), part(S.wide, ACOL), D.Av, np.zeros(S.m), np.inf
     for k in range(S.blocks):
@@ -156,7 +156,7 @@ def let_go(S: Structure, D: Data, z: Sizes, scale: Array, at: Iterate) -> bool:
 
 @inner_kernel
 def merit_of(S: Structure, z: Sizes, at: Iterate) -> float:
-    """Largest residual in the sizes of the start: what steps from far away should reduce."""
+    """Largest residual in the sizes of the starting point: what steps from far away should reduce."""
     worst = 0.0
     for j in range(S.n):
         worst = larger(worst, at.r_x[j], z.dual)

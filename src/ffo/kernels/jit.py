@@ -1,9 +1,9 @@
 """How kernels are compiled.
 
-`nogil`: chunks of a batch run on threads. `cache`: compiled once per environment; Numba keeps the code beside the
-source (in `__pycache__`), in the user's cache directory where that cannot be written, or in NUMBA_CACHE_DIR. What is
-read from there is executed: a directory that others can write to is not used. `error_model="numpy"`: a division by zero
-gives inf, as in NumPy; an exception would take the batch down. With NUMBA_DISABLE_JIT=1 the same code runs as
+`nogil`: chunks of a batch run on threads. `cache`: compiled once per environment; Numba keeps the code next to the
+source (in `__pycache__`), in the user's cache directory if that is not writable, or in NUMBA_CACHE_DIR. What is read
+from there is executed, so a directory that others can write to is not used. `error_model="numpy"`: a division by zero
+gives inf, as in NumPy; an exception would fail the whole batch. With NUMBA_DISABLE_JIT=1 the same code runs as
 Python, for debugging.
 """
 
@@ -39,7 +39,7 @@ _STAMP = _stamp()
 
 @cache
 def _trusted(folder: str, source: str) -> bool:
-    """Whether what is in a folder was written by this user, by the system, or by whoever wrote the source."""
+    """Whether the files in a folder were written by this user, by the system, or by the owner of the source."""
     if not hasattr(os, "getuid") or not os.path.isdir(folder):
         return True
     found = os.stat(folder)
@@ -47,7 +47,7 @@ def _trusted(folder: str, source: str) -> bool:
     if own and not found.st_mode & stat.S_IWOTH:
         return True
     logging.getLogger("ffo").warning(
-        "compiled kernels are not kept: %s belongs to another user, or all may write to it, and what it holds would be "
+        "compiled kernels are not cached: %s belongs to another user or is writable by all, and its contents would be "
         "executed. Set NUMBA_CACHE_DIR to a directory of your own", folder
     )  # fmt: skip
     return False
@@ -55,9 +55,9 @@ def _trusted(folder: str, source: str) -> bool:
 
 def _compiled(function: F, **options: Any) -> F:
     compiled = numba.njit(nogil=True, error_model="numpy", **options)(function)
-    # Numba compares the time stamp of the function's own file alone, after reading an index that may name classes which
-    # are gone. There is no public way to say more; without these attributes (another release of Numba, JIT disabled)
-    # its own rule holds.
+    # Numba compares only the time stamp of the function's own file, after reading an index that may name classes that
+    # no longer exist. There is no public way to change that; without these attributes (another release of Numba, JIT
+    # disabled) its own rule applies.
     store: Any = getattr(compiled, "_cache", None)
     if (
         store is not None
@@ -69,14 +69,14 @@ def _compiled(function: F, **options: Any) -> F:
     if hasattr(index, "_version"):
         index._version = (index._version, _STAMP)
     template: Any = getattr(compiled, "get_call_template", None)
-    if template is not None:  # Numba would compile a kernel anew for every constant among its arguments
+    if template is not None:  # Numba would compile a kernel again for every constant among its arguments
         compiled.get_call_template = lambda args, kws: template(tuple(map(types.unliteral, args)), kws)
     return cast(F, compiled)
 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Python's search for cycles takes a sixth of the time to compile, and finds little. Numba holds its lock here."""
+    """Garbage collection takes a sixth of the compile time, and finds little. Numba holds its lock here."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -104,8 +104,8 @@ class _Inner(_KernelLibrary):
     """Code of an inner kernel: linked, optimised and made executable as a part of the kernels that call it."""
 
     def _optimize_functions(self, module: Any) -> None:
-        """Make it short: the rest is done when it is linked. Numba does all it can, also to functions that are merely
-        declared: a tenth of the time to compile."""
+        """Keep this short: the rest is done when it is linked. Numba optimises fully, even functions that are merely
+        declared: a tenth of the compile time."""
         module.data_layout = self._codegen._data_layout
         builder = self._codegen._pass_builder()
         for function in module.functions:
@@ -123,7 +123,7 @@ class _Inner(_KernelLibrary):
 
 
 class _KernelFlags(Flags):  # type: ignore[misc]
-    """Numba's options of a compilation, by which it finds what it has compiled: it lists all of them for every look."""
+    """Numba's compilation options, the key of its cache; their hash is stored, since computing it is slow."""
 
     _HASH = hash(Flags())
 
@@ -147,8 +147,8 @@ class _KernelCompiler(Compiler):  # type: ignore[misc]
 class _InnerCompiler(_KernelCompiler):
     """Numba's compiler without its last steps.
 
-    It optimises every function together with all that it calls, and makes machine code of it: code at the end of a
-    chain of ten calls ten times.
+    It optimises every function together with everything it calls, and generates machine code for it: ten times for code
+    at the end of a chain of ten calls.
     """
 
     def compile_extra(self, function: Any) -> Any:
@@ -156,7 +156,7 @@ class _InnerCompiler(_KernelCompiler):
         self.state.library = _Inner(context.codegen(), function.__qualname__)
         self.state.flags.no_compile = True
         result = super().compile_extra(function)
-        # callers find the code by the function to call from Python: there is none, any builtin object will do
+        # callers find the code by its Python entry point: there is none, so any builtin object will do
         entry: Any = {}.update
         context.insert_user_function(entry, result.fndesc, [result.library])
         return result._replace(entry_point=entry)
@@ -168,7 +168,7 @@ _REDUCING: dict[str, Any] = {"fastmath": {"reassoc", "contract"}}
 #: tuples of arrays; not cached, because what calls it is
 _INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 _KERNEL: dict[str, Any] = {"cache": True, "no_cfunc_wrapper": True}
-#: what is used here of Numba's private parts; without it (another release) kernels compile as any function does
+#: private parts of Numba that are used here; without them (another release) kernels compile like any function
 _PRIVATE = {
     JITCodeLibrary: ("_optimize_functions", "_optimize_final_module", "_finalize_dynamic_globals"),
     JITCPUCodegen: ("_pass_builder", "_module_pass_manager"),
@@ -184,15 +184,15 @@ def kernel(function: F) -> F:
 
 
 def inner_kernel(function: F) -> F:
-    """The same for a function that only kernels call, never Python or other compiled functions: compiles several times
-    faster."""
+    """The same for a function called only by kernels, never by Python or other compiled functions: compiles several
+    times faster."""
     return _compiled(function, **_INNER)
 
 
 def inner_reducing_kernel(function: F) -> F:
     """An `inner_kernel` in which sums may be reordered.
 
-    A loop that sums does not write arrays too: LLVM then asks where these lie, and takes the sum in another order if
-    they are neighbours. The same call would not always give the same bits.
+    A loop that sums must not write arrays too: LLVM would check whether they overlap, and sum in another order if they
+    are adjacent, so that the same call would not always give the same bits.
     """
     return _compiled(function, **_REDUCING, **_INNER)

@@ -1,14 +1,14 @@
 """One fixed KKT pattern per structure; rows are switched off instead of removed.
 
-The ghost system of a sample (paper: P3; DESIGN section 4), unknowns (u | t | k):
+The ghost system of a sample (P3 of the paper), unknowns (u | t | k):
 
     [ P   (TA)'    .  ]       T: rows of the face of every cone block, delta: their weights,
     [ TA  -delta  -C  ]       C: one column u per second-order block on its boundary, which keeps T sparse.
     [ .   -C'      .  ]
 
-The pattern holds every face a block can have. A row of T that the face at hand lacks has zeros off the diagonal and
--1 on it, so it changes nothing and costs nothing. Where T is a rotation (semidefinite, exponential and power blocks
-of d rows) an entry of A lands on d places, in a second-order block on two, else on one.
+The pattern covers every face a block can have. A row of T that the current face lacks has zeros off the diagonal and
+-1 on it, so it changes nothing and costs nothing. If T is a rotation (semidefinite, exponential and power blocks of d
+rows), an entry of A goes to d positions, in a second-order block to two, else to one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ZERO, NONNEG, SECOND_ORDER, SEMIDEFINITE, EXPONENTIAL, POWER = range(6)
 ROTATED = SEMIDEFINITE
 
 
-#: the parts of `Structure.wide`, in order; not Python's integers, for each of which Numba would compile `part` anew
+#: the parts of `Structure.wide`, in order; not Python integers, for each of which Numba would compile `part` again
 (
     KIND, START, DIM, EXTRA, OWNER, PROW, PCOL, PPOS, AROW, ACOL, FAN, FANP, COUPLING, DIAGONAL, INV, KP, LP, RP,
 ) = np.arange(18)  # fmt: skip
@@ -42,10 +42,10 @@ KI, LI, RI = np.arange(3)
 
 
 class Structure(NamedTuple):
-    """What all samples of a program share. Unknowns are numbered x, rows, auxiliaries; INV is their place in K.
+    """What all samples of a program share. Unknowns are numbered x, rows, auxiliaries; INV is their position in K.
 
-    Lists of integers lie one after the other in two arrays (`part` cuts them out): a kernel that passes twenty arrays
-    to another one takes several times longer to compile.
+    Lists of integers are concatenated in two arrays (`part` extracts them): a kernel that passes twenty arrays to
+    another one takes several times longer to compile.
 
     Attributes:
         n, m, aux, rotation, blocks: numbers of variables, rows, auxiliary unknowns, entries of all rotations, blocks.
@@ -73,7 +73,7 @@ class Structure(NamedTuple):
 
 
 def part(packed: Array, which: np.int_) -> Array:
-    """One of the lists of `Structure.wide` or `Structure.slim`; in kernels without an owner, as what is referred to."""
+    """One of the lists of `Structure.wide` or `Structure.slim`; in kernels without an owner, like references."""
     return packed[packed[which] : packed[which + 1]]
 
 
@@ -84,7 +84,7 @@ def _type_part(context: Any) -> Any:
 
 @lower_builtin(part, types.Array, types.Integer)  # type: ignore[untyped-decorator]
 def _lower_part(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    """A slice of Numba's own counts references, and takes several times as long to compile."""
+    """Numba's own slices count references, and take several times as long to compile."""
     array = context.make_array(signature.args[0])(context, builder, args[0])
     first = context.cast(builder, args[1], signature.args[1], types.intp)
     start, end = (
@@ -107,7 +107,7 @@ class ConeBlocks(NamedTuple):
 
 
 class Face(NamedTuple):
-    """The face of one sample: switches and weights of its rows, and what T is made of.
+    """The face of one sample: switches and weights of its rows, and the data of T.
 
     Attributes:
         on: (m + aux,) whether a row (an auxiliary unknown) takes part; delta: (m,) weights.
@@ -143,9 +143,9 @@ def build(
 
     Without `factors` unknowns keep their order, and there is no L: K can be multiplied with, not factorized.
     """
-    for rows, columns in (P, A):  # kernels take a column from row 0 to the last one, with as many entries, for full
+    for rows, columns in (P, A):  # kernels rely on this order to recognise full columns
         if (np.diff(columns.astype(np.int64) * (n + m) + rows) <= 0).any():
-            raise ValueError("entries must stand column by column, in the order of their rows, each once")
+            raise ValueError("entries must be ordered column by column, then by row, without duplicates")
     start = np.concatenate([[0], np.cumsum(blocks.dim)])[:-1]
     extra, aux, rotation = _extras(blocks)
     block = np.repeat(np.arange(len(blocks.dim)), blocks.dim)
@@ -183,13 +183,13 @@ def build(
 
 
 def _packed(parts: list[Array], dtype: type[np.generic]) -> Array:
-    """Where each part begins, where the last one ends, then the parts one after the other."""
+    """The start of each part, the end of the last one, then the parts, concatenated."""
     ends = len(parts) + 1 + np.concatenate([[0], np.cumsum([len(p) for p in parts])])
     return np.concatenate([np.asarray(p, dtype) for p in (ends, *parts)])
 
 
 def _extras(blocks: ConeBlocks) -> tuple[Array, int, int]:
-    """Numbers of auxiliary unknowns and offsets of rotations of the blocks, and how many there are."""
+    """Numbers of auxiliary unknowns and offsets of rotations of the blocks, and their counts."""
     extra, aux, rotation = np.full(len(blocks.dim), -1), 0, 0
     for b, (kind, dim) in enumerate(zip(blocks.kind.tolist(), blocks.dim.tolist(), strict=True)):
         if kind >= ROTATED:
@@ -200,7 +200,7 @@ def _extras(blocks: ConeBlocks) -> tuple[Array, int, int]:
 
 
 def _fan(Arow: Array, blocks: ConeBlocks, start: Array, block: Array) -> tuple[Array, Array]:
-    """Rows of TA that each entry of A lands on, and where the list of each entry begins."""
+    """Rows of TA that each entry of A goes to, and where the list of each entry begins."""
     mine = block[Arow]
     kind, dim = blocks.kind[mine], blocks.dim[mine]
     count = np.where(kind >= ROTATED, dim, np.where(kind == SECOND_ORDER, 2, 1))
@@ -212,7 +212,7 @@ def _fan(Arow: Array, blocks: ConeBlocks, start: Array, block: Array) -> tuple[A
 
 
 def _ordering(row: Array, col: Array, sign: Array) -> Array:
-    """Place of each unknown in an order that keeps the factor sparse (approximate minimum degree)."""
+    """Position of each unknown in an order that keeps the factor sparse (approximate minimum degree)."""
     size = len(sign)
     if not size:
         return np.zeros(0, np.int64)
@@ -240,7 +240,7 @@ def assemble(S: Structure, Pv: Array, Av: Array, face: Face, coupling: Array, co
             Kx[couplings[i]] = -coupling[i]
     for k in range(S.aux):
         Kx[diagonals[n + m + k]] = corner[k] if on[m + k] else 1.0
-    plain = fan.size == Av.size  # scalar cones alone: entry by entry
+    plain = fan.size == Av.size  # only scalar cones: entry by entry
     for t in range(Av.size if plain else 0):
         if on[Arow[t]]:
             Kx[fan[t]] += Av[t]

@@ -1,10 +1,10 @@
-"""Several samples side by side, one number of each in the lanes of a vector register; LDL' factorization on them.
+"""Several samples at once, one number of each in the lanes of a vector register; LDL' factorization on them.
 
-Samples of one structure take the same steps on the same pattern, so four of them cost what one does: the indices are
-read once, and the processor computes on all lanes at once (eleven families at batch 64: the interior point takes a
-quarter to a fifth of the time that it takes sample by sample). Arrays are (size, LANES); `load` and `store` move a row.
-Lanes know + - * /, `sqrt`, `magnitude`, `log`, `choose` and `spread`, and mix with plain numbers. Without the compiler
-(NUMBA_DISABLE_JIT=1) they are rows of NumPy arrays.
+Samples of one structure take the same steps on the same pattern, so four of them cost as much as one: the indices are
+read once, and the processor computes on all lanes at once (eleven families at batch 64: the interior-point method takes
+a quarter to a fifth of the time it takes sample by sample). Arrays are (size, LANES); `load` and `store` move a row.
+Lanes support + - * /, `sqrt`, `magnitude`, `log`, `choose` and `spread`, and mix with plain numbers. Without the
+compiler (NUMBA_DISABLE_JIT=1) they are rows of NumPy arrays.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ffo.kernels.jit import inner_kernel
 
 Array = np.ndarray
 
-#: samples side by side: what a register of 256 bits holds. With eight, more time is lost where they end at different
-#: iterations, and nothing is gained but on processors with wider ones.
+#: number of samples: what a 256-bit register holds. With eight, more time is lost when they end at different
+#: iterations, and nothing is gained except on processors with wider registers.
 LANES = 4
 
 _VECTOR = ir.VectorType(ir.DoubleType(), LANES)
@@ -72,7 +72,7 @@ def _typed_store(typing: Any, a: Any, i: Any, v: Any) -> Any:
 
 
 def _wide(builder: Any, value: Any) -> Any:
-    """A number in every lane; lanes as they are."""
+    """A number in every lane; lanes unchanged."""
     if value.type == _VECTOR:
         return value
     one = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))

@@ -1,13 +1,13 @@
 """Sparse LDL' factorization of quasi-definite matrices on one fixed pattern.
 
-The symbolic work is done once per pattern: `symbolic` writes down the pattern of L by columns and by rows, so that
-the numeric factorization walks no tree. A matrix is quasi-definite where the signs of its pivots are known
-in advance: then every symmetric ordering is stable enough for iterative refinement to repair (Vanderbei 1995).
+The symbolic work is done once per pattern: `symbolic` computes the pattern of L by columns and by rows, so that the
+numeric factorization needs no elimination tree. The signs of the pivots of a quasi-definite matrix are known in
+advance, and every symmetric ordering is stable enough for iterative refinement (Vanderbei 1995).
 
 From the unknown `head` on, where L is full or nearly so, the rest is factorized as a dense matrix (`trailing`): twice
-as fast with 100 unknowns there, 3.4 times with 200. Variables come before rows in it: pivots of active rows that are
-eliminated first would be nothing but the regularisation. Lx holds the columns of L before `head`, the matrix, and the
-marks of unknowns in use.
+as fast with 100 unknowns there, 3.4 times with 200. Variables come before rows in it: if active rows were eliminated
+first, their pivots would be just the regularisation. Lx holds the columns of L before `head`, the dense matrix, and
+marks of the unknowns in use.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from ffo.kernels.vectors import fill
 
 Array = np.ndarray
 
-#: time of one multiplication in a dense factorization, as a share of one in a sparse one
+#: time of one multiplication in a dense factorization, relative to a sparse one
 DENSE = 0.2
-#: share of the work in a sparse factorization that a dense rest must save
+#: fraction of the work in a sparse factorization that a dense rest must save
 PAYING = 0.2
-#: share of entries of L from which all unknowns are taken as dense ones: rows that are off are left out of it, and
-#: solves are three times as fast (100 variables and as many rows, eliminated first: 8 instead of 25 microseconds)
+#: density of L above which all unknowns are treated as dense: rows that are off are left out, and solves are three
+#: times as fast (100 variables and as many rows, eliminated first: 8 instead of 25 microseconds)
 FULL = 0.7
-#: entries of a column from which it is worth looking whether there are gaps between them
+#: fewest entries of a column for which it is worth checking for gaps between them
 RUN = 8
 #: marks of unknowns in use
 VARIABLE, ROW = 1.0, 2.0
 
 
 def dense_from(Lp: Array, Li: Array) -> int:
-    """`head` for a pattern of L by columns; their number, where the factorization should be sparse altogether."""
+    """`head` for a pattern of L by columns; the number of columns if the factorization should be entirely sparse."""
     n, cost = len(Lp) - 1, works(Lp, Li)
     best = int(np.argmin(cost))
     if len(Li) >= FULL * n * (n - 1) / 2:
@@ -64,7 +64,7 @@ def works(Lp: Array, Li: Array) -> Array:
 
 @kernel
 def room(head: int, n: int, Lp: Array) -> int:
-    """Length of Lx; none where there is no pattern."""
+    """Length of Lx; 0 if there is no pattern."""
     return Lp[head] + (n - head) * (n - head + 1) if Lp.size else 0
 
 
@@ -133,7 +133,7 @@ def _rest(Lx: Array, start: int, size: int) -> tuple[Array, Array]:
 
 @inner_kernel
 def _mark(head: int, Kp: Array, Ki: Array, Kx: Array, sign: Array, used: Array) -> None:
-    """Mark unknowns that K connects with others; not so rows that are off."""
+    """Mark unknowns that K connects with others, which excludes rows that are off."""
     fill(used, 0.0)
     for k in range(head, sign.size):
         found = False
@@ -202,12 +202,12 @@ def _form_rest(
     Kp: Array, Ki: Array, Lp: Array, Li: Array, Rp: Array, Ri: Array, sign: Array, Kx: Array, scale: Array,
     shift: float, Lx: Array, Dinv: Array, place: Array, y: Array, at: Array, dense: Array,
 ) -> float:  # fmt: skip
-    """What elimination of the unknowns before leaves of the rest: K22 - L21 D L21'. Returns the smallest pivot of
+    """The Schur complement after eliminating the first unknowns: K22 - L21 D L21'. Returns the smallest pivot of
     unknowns that are not in use.
 
-    The columns of L21, times the roots of D, are gathered where that pays: those with pivots of either sign become a
-    product by BLAS (249 equalities on 729 variables: 6 ms instead of 38). `place`: where L21 begins in each column.
-    """
+    The columns of L21, times the square roots of D, are gathered if that is faster: those with pivots of either sign
+    become a product by BLAS (249 equalities on 729 variables: 6 ms instead of 38). `place`: where L21 begins in each
+    column."""
     head, size, smallest = place.size, at.size, np.inf
     first, mine, spot = place.copy(), np.full(head, -1), np.full(sign.size - head, -1)
     for r in range(size):
@@ -254,7 +254,7 @@ def _form_rest(
 
 @inner_kernel
 def _pays(Lp: Array, first: Array, size: int) -> int:
-    """Whether to gather L21: how many columns have entries there, 0 where the sparse way is faster."""
+    """Whether to gather L21: the number of columns with entries there, 0 if the sparse way is faster."""
     sparse, count = 0.0, 0
     for c in range(first.size):
         below = Lp[c + 1] - first[c]
@@ -285,7 +285,7 @@ def solve(head: int, Lp: Array, Li: Array, Lx: Array, Dinv: Array, x: Array) -> 
 def multiply(Kp: Array, Ki: Array, Kx: Array, z: Array, out: Array) -> None:
     """out := K z, K symmetric, upper CSC; the last entry of a column is its diagonal.
 
-    Columns without gaps run over vectors (100 variables, 100 dense rows: 4 us instead of 16)."""
+    Columns without gaps are vectorised (100 variables, 100 dense rows: 4 us instead of 16)."""
     for j in range(z.size):
         out[j] = 0.0
     for j in range(z.size):
@@ -309,7 +309,7 @@ def equilibrate(Kp: Array, Ki: Array, Kx: Array, scale: Array) -> None:
     """Symmetric scaling towards rows of unit largest entry (Ruiz), three passes."""
     n = scale.size
     largest, column = np.empty(n), np.empty(n)
-    bits = column.view(np.int64)  # ordered as the numbers: of integers compilers find the largest several at a time
+    bits = column.view(np.int64)  # same order as the numbers; compilers vectorise the maximum of integers
     fill(scale, 1.0)
     for _ in range(3):
         fill(largest, 0.0)

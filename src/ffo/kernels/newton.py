@@ -1,12 +1,12 @@
-"""The one Newton loop: identify the face, factor, step, verify; and the two derivatives on what it leaves.
+"""The Newton loop: identify the face, factor, step, verify; and the two derivatives from its factors.
 
 At the cleaned pair (s, y) of a point one step solves the ghost system
 
     K [dx; dt] = [-(Px + q + A'y); T(b - Ax - s)],     x += dx,   y += T'dt.
 
-Close to a solution that is polish: one or two steps take an interior-point answer to rounding. From far away it is a
-primal-dual active-set method. A sample is settled when a step leaves its face alone and moves no curved block
-far enough to change its curvature; the factors of that step serve the backward pass, with refinement.
+Close to a solution this is polishing: one or two steps take an interior-point answer to rounding. From far away it is a
+primal-dual active-set method. A sample is settled when a step does not change its face and moves no curved block far
+enough to change its curvature; the backward pass uses the factors of that step, with refinement.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from ffo.kernels import minres, system
 from ffo.kernels.bundle import refer
+from ffo.kernels.evidence import ERROR, IS_SETTLED, NEAREST, PIVOT, RATIO, RESIDUAL, START_RESIDUAL, STEPS
 from ffo.kernels.iterate import (
     Iterate,
     arrive,
@@ -51,26 +52,22 @@ from ffo.kernels.vectors import fill
 
 Array = np.ndarray
 
-#: relative step below which the curvature at the previous point serves at the new one; relative step of rounding
+#: relative step below which the curvature at the previous point is used at the new one; relative step of rounding
 SETTLED, STILL = 1e-7, 1e-14
-#: natural residual that Newton's method passes unless the face is wrong or its equations have no solution; with 1e-8,
-#: three rows that do not meet in a point of the plane count as a vertex
+#: natural residual that Newton's method reaches unless the face is wrong or its equations have no solution; with 1e-8,
+#: three lines of the plane that do not meet in a point count as a vertex
 CONVERGED = 1e-10
-#: natural residual below which rounding decides whether a step was an improvement; that which a settled step may leave
-#: although there was less before it (matrices of order 5 leave up to 4e-13, by chance 1e-13)
+#: natural residual below which rounding decides whether a step was an improvement; residual that a settled step may
+#: leave although it was smaller before (matrices of order 5 leave up to 4e-13, by chance 1e-13)
 ROUNDING, NOISE = 1e-13, 1e-12
-#: share of the residual that a step should leave at most, and shares of the step that are tried where it does not
+#: largest fraction of the residual that a step should leave, and fractions of the step to try if it leaves more
 FALLING, SHORTER = 0.9, (0.5, 0.25, 0.1)
-#: relative residual that factors of the point before must reach, or new ones are made
+#: relative residual that the previous point's factors must reach; else new ones are made
 BORROWED = 1e-6
-#: estimated relative error of a step that asks for sharper factors where a pivot is small
+#: estimated relative error of a step above which sharper factors are used if a pivot is small
 ROUGH = 1e-3
-#: steps in a row without a new best merit after which to give up, as a share of those allowed
+#: consecutive steps without a new best merit after which to give up, as a fraction of those allowed
 PATIENCE = 0.4
-
-#: columns of the evidence; the start is measured as solvers do, in the largest terms of the program
-RESIDUAL, ERROR, RATIO, NEAREST, PIVOT, STEPS, IS_SETTLED, START_RESIDUAL, SINGULAR = range(9)
-EVIDENCE = 9
 
 
 @inner_kernel
@@ -99,7 +96,7 @@ def _same(S: Structure, a: Face, b: Face) -> bool:
 
 @inner_kernel
 def _alike(S: Structure, z: Sizes, a: Face, b: Face, w: Array, near: float) -> bool:
-    """Whether two faces differ at most in what is as near to another one; `w` belongs to b."""
+    """Whether two faces differ only in blocks that close to another face; `w` belongs to b."""
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     for k in range(S.blocks):
         if kinds[k] > NONNEG:
@@ -118,7 +115,7 @@ def _alike(S: Structure, z: Sizes, a: Face, b: Face, w: Array, near: float) -> b
 
 @inner_kernel
 def _gather(S: Structure, face: Face, r_x: Array, r_s: Array, rhs: Array) -> None:
-    """rhs := [r_x; T r_s] in K's order; what belongs to auxiliary unknowns is left alone."""
+    """rhs := [r_x; T r_s] in K's order; entries of auxiliary unknowns are unchanged."""
     inv, t = part(S.wide, INV), np.empty(S.m)
     onto_face(S, face, r_s, t)
     for j in range(S.n):
@@ -154,14 +151,14 @@ def _direction(
     """Newton's direction; returns the relative residual of its system, the smallest pivot if it was factorized
     (else inf), and whether it was. The residual is UNKNOWN where the system is singular, and `full` None.
 
-    `old` is the natural residual here: what the system leaves of its own need not be smaller than rounding."""
+    `old` is the natural residual here: the system's own residual need not be smaller than rounding."""
     size, rounding = S.sign.size, ROUNDING / max(old, ROUNDING)
     target = min(max(rounding, system.EXACT), 1e-3)
     rhs, z, left = np.zeros(size), np.empty(size), np.empty(size)
     _gather(S, face, r_x, r_s, rhs)
     if full is not None and full.iterations > 0:
         minres.equilibrate(S, F)
-        relative = minres.solve(S, F, rhs, z, max(target, full.rtol), full)
+        relative, _ = minres.solve(S, F, rhs, z, max(target, full.rtol), full)
         scatter(S, face, z, dx, dy)
         return relative, 0.0, True
     pivot, fresh = np.inf, not borrowed
@@ -186,11 +183,11 @@ def _measure(
     S: Structure, z: Sizes, before: Face, after: Face, w: Array, dx: Array, dy: Array, unsolved: float, old: float,
     new: float, evidence: Array,
 ) -> bool:  # fmt: skip
-    """Write down what a step shows; whether the sample is settled.
+    """Record the evidence of a step; returns whether the sample is settled.
 
-    A stale curvature errs by about the step over the size of its block; scalar cones have none. A step that was
-    solved to a relative residual only lacks that much of itself. What is weakly active may go to and fro at a
-    solution: whether that matters shows when a derivative is taken.
+    The error of an old curvature is about the step over the size of its block; scalar cones have none. A step solved to
+    a relative residual is wrong by that fraction of itself. Weakly active blocks may alternate at a solution; whether
+    that matters is decided when a derivative is taken.
     """
     kinds = part(S.wide, KIND)
     moved = 0.0
@@ -223,10 +220,10 @@ def newton(
 ) -> None:  # fmt: skip
     """Polish (x, y, s) of one sample in place; leaves its face, K at it, factors of a K nearby, and the evidence.
 
-    `allowed` (1,) is the number of steps, negative once time is up: the step that is being taken is the last one, and
-    what is not begun has no evidence. Without steps the point, or its cleaned pair if that is better, is judged only:
-    there are no factors. `full` None leaves out curved cones and singular systems; a point that needs them stays as it
-    was, after UNKNOWN steps.
+    `allowed` (1,) is the number of steps, negative once time is up: the current step is then the last one, and
+    samples not begun have no evidence. Without steps the point, or its cleaned pair if that is better, is only judged:
+    there are no factors. `full` None leaves out curved cones and singular systems; a point that needs them is left
+    unchanged, after UNKNOWN steps.
 
     Multipliers of rows that depend on each other may diverge together, and steps of least norm leave them as they are:
     smaller ones, with the largest cut off, are tried too, and kept if they settle.
@@ -260,8 +257,8 @@ def _polish(
     S: Structure, D: Data, z: Sizes, given: Iterate, here: Iterate, face: Face, F: Factors, evidence: Array,
     steps: int, allowed: Array, full: Full | None,
 ) -> None:  # fmt: skip
-    """Clean the given point. From a solution to rounding, such as active-set methods find, a step would be rounding
-    too: it is judged once, and no room is made for others."""
+    """Clean the given point. At a solution to rounding, such as active-set methods find, a step would be rounding too:
+    it is judged once, and no workspace for other points is made."""
     z, given, here = refer(z), refer(given), refer(here)
     fill(evidence, np.inf)
     evidence[STEPS], evidence[IS_SETTLED] = 0.0, 0.0
@@ -284,7 +281,7 @@ def _newton(
     other: Face, F: Factors, evidence: Array, old: float, steps: int, allowed: Array,
     full: Full | None,
 ) -> None:  # fmt: skip
-    """From `here`, the point in place, to `there`, whose face is `other`, and so on; `old`: natural residual here."""
+    """Iterate from `here`, the current point, to `there`, whose face is `other`; `old`: natural residual here."""
     best, there, other = refer(best), refer(there), refer(other)
     as_given = judge(S, D, z, given.x, given.y, given.s, there.r_x, there.r_s)
     as_given = max(as_given, distance(S, z, given.s, here.s))
@@ -336,8 +333,8 @@ def _shorten(
     S: Structure, D: Data, z: Sizes, here: Iterate, dx: Array, dy: Array, finite: bool, there: Iterate, face: Face,
     full: Full | None,
 ) -> bool:  # fmt: skip
-    """Shorter steps where the whole one (at `there`, if it is finite) did not do: moves to the one with the smallest
-    merit; whether there is any."""
+    """Try shorter steps if the full one (at `there`, if it is finite) failed: moves to the one with the smallest merit;
+    returns whether there is any."""
     best_share, best = 1.0, merit_of(S, z, there) if finite else np.inf
     for share in SHORTER:
         if move(S, D, z, here, dx, dy, share, there):
@@ -353,10 +350,10 @@ def _finish(
     S: Structure, D: Data, here: Iterate, face: Face, F: Factors, evidence: Array, pivot: float, known: float,
     same: bool, derivative: bool, full: Full | None,
 ) -> None:  # fmt: skip
-    """Judge the answer in its own sizes (those of a start far away would excuse anything); K at the final face.
+    """Judge the answer in its own sizes (those of a distant start would excuse anything); K at the final face.
 
-    `known`: what complementarity lacks, if the point was not cleaned; `same`: whether the last step left the face as
-    it was; `derivative`: whether factors are wanted.
+    `known`: the residual of complementarity, if the point was not cleaned; `same`: whether the last step did not change
+    the face; `derivative`: whether factors are wanted.
     """
     settled, still = evidence[IS_SETTLED] > 0.0, evidence[STEPS] == 0.0
     anew = still or not settled or not same
@@ -366,7 +363,7 @@ def _finish(
         evidence[ERROR] = max(evidence[ERROR], residual)
         evidence[RESIDUAL] = residual
         _weights(S, z.row, z.tau, F.unit)
-    # else K has not changed, there being no curvature, or nobody needs it
+    # else K has not changed, because there is no curvature, or it is not needed
     if (derivative and (full is not None or anew)) or (full is not None and full.iterations > 0):
         assemble(S, D.Pv, D.Av, face, face.u, np.zeros(S.aux), F.Kx)
     if full is not None and full.iterations > 0:

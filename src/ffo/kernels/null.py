@@ -1,7 +1,7 @@
-"""Where one sample's derivative is open: null vectors of its ghost system, and its distance to other faces.
+"""Ambiguity of one sample's derivative: null vectors of its ghost system, and its distance to other faces.
 
-K is quasi-definite up to its null space, so that a null vector is one of variables (the solution is not unique) and one
-of multipliers (rows of the face depend on each other), each by itself.
+K is quasi-definite up to its null space. A null vector therefore splits into one of variables (the solution is not
+unique) and one of multipliers (rows of the face depend on each other).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ffo.kernels.vectors import fill
 
 Array = np.ndarray
 
-#: relative residual that a random right-hand side reaches unless K is singular, and the norm that is left where it is
+#: relative residual that a random right-hand side reaches unless K is singular, and the norm that remains if it is
 MET, LEFT = 1e-6, 1e-3
 #: |Kz| relative to |z|, equilibrated, of a null vector by factors or eigenvalues, and by MINRES
 VANISHED, VANISHED_ROUGHLY = 1e-13, 1e-6
-#: entries of a null vector, relative to its largest, that are rounding
+#: entries of a null vector, relative to its largest, that count as rounding
 DUST = 1e-9
 
 
@@ -60,7 +60,7 @@ def on_other_face(
 def _anew(
     S: Structure, D: Data, F: Factors, face: Face, r_x: Array, r_s: Array, u: Array, w: Array, full: Full | None
 ) -> float:
-    """The same on a face without factors."""
+    """The same on a face that has not been factorized."""
     F, face = refer(F), refer(face)
     assemble(S, D.Pv, D.Av, face, face.u, np.zeros(S.aux), F.Kx)
     if full is not None and full.iterations > 0:
@@ -89,7 +89,7 @@ def _solve_random(S: Structure, F: Factors, face: Face, rhs: Array, z: Array, le
     if full is None or full.iterations == 0:
         relative, _ = system.refine(S, F, rhs, z, left, MET, np.inf, system.STALLED)
         return relative
-    relative = minres.solve(S, F, rhs, z, MET, full)
+    relative, _ = minres.solve(S, F, rhs, z, MET, full)
     _multiply(S, F, z, left)
     for i in range(left.size):
         left[i] = rhs[i] - left[i]
@@ -137,8 +137,8 @@ def _along_null(F: Factors, left: Array, z: Array) -> None:
 
 @inner_kernel
 def _correct(S: Structure, F: Factors, z: Array, full: Full | None) -> None:
-    """Take what is no null vector out of one that is nearly so (quadratic transport 10 x 10: |Kz| 3e-8 becomes 1e-14;
-    eigenvalues take 70 times as long)."""
+    """Remove the other components from an approximate null vector (quadratic transport 10 x 10: |Kz| 3e-8 becomes
+    1e-14; eigenvalues take 70 times as long)."""
     image, step, rest = np.empty(z.size), np.empty(z.size), np.empty(z.size)
     _multiply(S, F, z, image)
     if full is None:
@@ -151,7 +151,7 @@ def _correct(S: Structure, F: Factors, z: Array, full: Full | None) -> None:
 
 @inner_kernel
 def _vanishes(S: Structure, F: Factors, left: Array, z: Array, tolerance: float) -> bool:
-    """Whether z, which was `left`, is a null vector; its rounding errors are taken away."""
+    """Whether z, which was `left`, is a null vector; its rounding errors are removed."""
     largest = rest = total = 0.0
     image = np.empty(z.size)
     for i in range(z.size):
@@ -168,7 +168,7 @@ def _vanishes(S: Structure, F: Factors, left: Array, z: Array, tolerance: float)
 
 @inner_kernel
 def distances(S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face, out: Array) -> None:
-    """(m,) relative distance of each row to another face; of each block, where it is curved."""
+    """(m,) relative distance of each row to another face; for curved cones, of each block."""
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     z = sizes(S, D, x, y, s)
     for k in range(S.blocks):

@@ -3,9 +3,9 @@
     minimize 1/2 x'Qx + p'x   subject to  Rx + s = h,  lb <= x <= ub,  s_i = 0 for i < me, s_i >= 0 otherwise
 
 Block principal pivoting (Júdice and Pires 1994) holds a set of rows as equalities, computes the solution on them, and
-exchanges all rows with a wrong sign at once: three to six factorizations of the size of the active set. Where it
-cycles, a dual active-set method (Goldfarb and Idnani 1983) goes on with one row at a time. A singular Q gets a
-proximal term: the same again around the last point until the rows settle, and Newton's method with the true Q on them.
+exchanges all rows with a wrong sign at once: three to six factorizations of the size of the active set. If it cycles, a
+dual active-set method (Goldfarb and Idnani 1983) continues with one row at a time. A singular Q gets a proximal term:
+the method is repeated around the last point until the rows settle, followed by Newton's method with the true Q.
 Every answer is verified on the data: stationarity, rows and signs in natural units (see `dual.py`).
 """
 
@@ -37,22 +37,23 @@ from ffo.kernels.verify import polish, proves_infeasible, proves_unbounded
 
 Array = np.ndarray
 
-#: What becomes of a sample. STALLED: cycling, out of steps, or not verified.
+#: Codes of results. STALLED: cycling, out of steps, or not verified.
 SOLVED, STALLED, INFEASIBLE, UNBOUNDED, INDEFINITE = 0, 1, 2, 3, 4
 
-#: Violation that brings a row in, and negative multiplier that lets it go, relative to their natural sizes. Ten times
-#: smaller, degenerate rows come and go by rounding and pivoting cycles; ten times larger, a row may be missed.
+#: Violation at which a row enters, and negative multiplier at which it leaves, relative to their natural sizes. If ten
+#: times smaller, degenerate rows enter and leave by rounding and pivoting cycles; if ten times larger, a row may be
+#: missed.
 VIOLATED, NEGATIVE = 1e-10, 1e-11
-#: The one-row method changes one row a step and can afford to see smaller multipliers.
+#: The one-row method changes one row per step, so smaller multipliers do no harm.
 NEGATIVE_ALONE = 1e-13
-#: Coefficient, of rows of norm 1, from which a row counts as part of a combination.
+#: Coefficient, for rows of norm 1, above which a row counts as part of a combination.
 DEPENDS = 1e-12
-#: Block pivoting is given up after so many exchanges without fewer wrong rows, or so many in all.
+#: Block pivoting ends after so many exchanges without fewer wrong rows, or so many in total.
 PATIENCE, EXCHANGES = 4, 30
-#: Where more rows are violated than a point can have active, only those with this share of the largest violation come.
+#: If more rows are violated than can be active, only those above this fraction of the largest violation enter.
 LARGE = 0.5
-#: Proximal points for a singular Q; a few are usual. A fifth of them leaves twice as many programs unsolved, those with
-#: little curvature along the active rows.
+#: Most proximal points for a singular Q; a few are usual. With a fifth of this limit twice as many programs are left
+#: unsolved, those with little curvature along the active rows.
 PROXIMAL_STEPS = 300
 #: Steps of polishing by the factor of Q, and by that of Q + PROXIMAL I, which is iterative refinement. The residual
 #: that ends the proximal steps.
@@ -111,7 +112,7 @@ def _exchange(f: DualFace, k: int, h: Array, me: int, force: float, size: float,
 
 @inner_reducing_kernel
 def _broken_equality(m: DualMatrices, f: DualFace, h: Array, me: int, size: float) -> int:
-    """An equality that was left out as dependent but does not hold, -1 without any."""
+    """An equality that was left out as dependent but does not hold; -1 if there is none."""
     for i in range(me):
         if m.dependent[i] and abs(f.s[i]) > VIOLATED * (size + abs(h[i])):
             return i
@@ -120,8 +121,8 @@ def _broken_equality(m: DualMatrices, f: DualFace, h: Array, me: int, size: floa
 
 @inner_reducing_kernel
 def _single(m: DualMatrices, f: DualFace, k: int, h: Array, me: int, mark: Array, limit: int) -> tuple[int, int]:
-    """Dual active-set method from the rows f.rows[:k] with multipliers f.y: (rows held, steps); rows -1 where it does
-    not end, less where it proves the problem infeasible (see `_enter`)."""
+    """Dual active-set method from the rows f.rows[:k] with multipliers f.y: (rows held, steps); rows -1 if it does not
+    terminate, less if it proves the problem infeasible (see `_enter`)."""
     k = _restart(m, f, k, me)
     target = np.empty(f.y.size)
     for step in range(limit):
@@ -148,7 +149,7 @@ def _single(m: DualMatrices, f: DualFace, k: int, h: Array, me: int, mark: Array
 
 @inner_reducing_kernel
 def _restart(m: DualMatrices, f: DualFace, k: int, me: int) -> int:
-    """Hold the equalities and the rows with positive multipliers that are independent; returns how many."""
+    """Hold the equalities and the rows with positive multipliers that are independent; returns their number."""
     admit(m, f.rows, 0, k)
     kept = 0
     for a in range(k):
@@ -175,7 +176,7 @@ def _longest(f: DualFace, k: int, me: int, target: Array, zero: float) -> tuple[
 
 @inner_reducing_kernel
 def _most_violated(f: DualFace, k: int, h: Array, me: int, size: float, mark: Array) -> int:
-    """The inequality with the largest violation, -1 without any."""
+    """The inequality with the largest violation; -1 if there is none."""
     for i in range(mark.size):
         mark[i] = 0
     for a in range(k):
@@ -189,8 +190,8 @@ def _most_violated(f: DualFace, k: int, h: Array, me: int, size: float, mark: Ar
 
 @inner_reducing_kernel
 def _enter(m: DualMatrices, f: DualFace, k: int, h: Array, me: int, new: int, size: float) -> int:
-    """Hold one more row, and let rows go on which it depends. Returns the rows held, -1 where the new row is no help,
-    and less by as many rows as prove that there is no solution: these are in f."""
+    """Hold one more row, and release rows on which it depends. Returns the number of held rows; -1 if the new row does
+    not help, and less by the number of rows that prove that there is no solution: these are in f."""
     f.rows[k] = new
     admit(m, f.rows, k, k + 1)
     gain = 0.0

@@ -32,16 +32,17 @@ from ffo.kernels.vectors import fill
 
 Array = np.ndarray
 
-#: how much of the sizes that the data implies the solution is taken to have at least
+#: least assumed size of the solution, relative to the sizes that the data implies
 VANISHING = 1e-3
-#: slacks count for the size of x up to the first multiple of it, sides up to the second: a side of 1e9 that is never
-#: met says nothing about x
+#: slacks count for the size of x up to the first multiple of it, right-hand sides up to the second: a bound of 1e9 that
+#: is never active says nothing about x
 FAR, FARTHEST = 1e3, 1e6
-#: share of the largest terms of a program that a row with small terms of its own is judged by; ten times less, and
-#: rounding errors of other rows are held against it. These terms count up to FAR times the size that the data implies:
-#: a point that diverges, or whose multipliers do, would excuse any violation
+#: fraction of the largest terms of a program by which a row with small terms of its own is judged; if ten times
+#: smaller, rounding errors of other rows count against it. These terms count up to FAR times the size that the data
+#: implies: else a point that diverges, or whose multipliers do, would excuse any violation
 FLOOR = 1e-3
-#: relative distance to another face, and residual relative to that distance, from which a block may belong to either
+#: relative distance to another face below which, and residual relative to that distance above which, a block may belong
+#: to either face
 WEAK, MARGIN_RATIO = 1e-9, 0.5
 
 
@@ -100,7 +101,7 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
 
         l = max(|x|, |s_i| / |a_i|),   f = max(|q|, |Px|, |y_i| |a_i|).
 
-    Where a solution vanishes only noise would be left to measure with: a share of the sizes that the data implies
+    If a solution vanishes, only noise would be left to measure with: a fraction of the sizes that the data implies
     bounds both from below.
     """
     Prow, Pcol = part(S.wide, PROW), part(S.wide, PCOL)
@@ -123,7 +124,7 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
         length = max(length, abs(x[j]))
         gradient = max(gradient, abs(D.q[j]))
         force = max(force, abs(Px[j]), abs(D.q[j]))
-    # not that of multipliers: where they diverge, it would excuse any violation
+    # not the size of multipliers: if they diverge, it would excuse any violation
     reach = force / curvature if curvature > 0.0 else 0.0
     for i in range(S.m):
         force = max(force, abs(y[i]) * row[i])
@@ -152,7 +153,7 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
 def clean(S: Structure, w: Array, z: Sizes, s: Array, y: Array, face: Face, full: Full | None) -> None:
     """Face at w = s - tau y, and the cleaned pair: s in K, y in K*, complementary. Margins are relative to |a| l.
 
-    `full`: None where all cones are scalar. Numba then leaves out the code of the others.
+    `full`: None if all cones are scalar. Numba then leaves out the code of the others.
     """
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     for k in range(S.blocks):
@@ -217,7 +218,7 @@ def residuals(S: Structure, D: Data, x: Array, y: Array, s: Array, r_x: Array, r
         r_s[i] = 0.0 if missing else b[i] - s[i]
         a_s[i] = 0.0 if missing else abs(b[i])
     t, last = 0, S.m - 1
-    while t < Pv.size:  # entries stand column by column
+    while t < Pv.size:  # entries are ordered column by column
         i, j = Prow[t], Pcol[t]
         if i == 0 and j and t + j < Pv.size and Prow[t + j] == j == Pcol[t + j]:
             _full_column(Pv, t, j, x[j], x, r_x, a_x, r_x, a_x, j)
@@ -273,11 +274,12 @@ def _full_column(
 
 @inner_kernel
 def judge(S: Structure, D: Data, z: Sizes, x: Array, y: Array, s: Array, r_x: Array, r_s: Array) -> float:
-    """THE natural residual of a complementary pair s, y and x: every row in its own units. Writes r_x and r_s.
+    """The natural residual of a complementary pair s, y and x: every row in its own units. Writes r_x and r_s.
 
-    A row's units are the magnitudes of its own terms, so that no large side elsewhere excuses it; rows of a curved
-    block share theirs. Forces that cancel each other, of rows that depend on each other, are no terms. Where x and y
-    diverge together their terms would excuse anything, but not the work x'r_x + y'r_s next to that of costs and sides.
+    A row's units are the magnitudes of its own terms, so that no large right-hand side elsewhere excuses it; rows of a
+    curved block share theirs. Forces of dependent rows that cancel each other do not count as terms. If x and y diverge
+    together, their terms would excuse anything, but not the work x'r_x + y'r_s relative to that of costs and
+    right-hand sides.
     NaN counts as infinite.
     """
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
@@ -328,8 +330,8 @@ def distance(S: Structure, z: Sizes, s: Array, cleaned: Array) -> float:
     """How far a pair is from the cleaned one, in natural units; with `judge` at s and y as they are, the natural
     residual of a point that has not been cleaned.
 
-    Of a scalar pair the smaller one is left over: the slack, or tau times the multiplier. A multiplier is compared with
-    forces up to FAR times what the data implies: where others diverge, they would excuse it.
+    The residual of a scalar pair is the smaller one: the slack, or tau times the multiplier. A multiplier is compared
+    with forces up to FAR times what the data implies: else others that diverge would excuse it.
     """
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     counted = min(1.0, FAR * z.implied_dual / z.dual)
@@ -344,7 +346,7 @@ def distance(S: Structure, z: Sizes, s: Array, cleaned: Array) -> float:
 
 @inner_kernel
 def larger(worst: float, residual: float, unit: float) -> float:
-    """max(worst, |residual| / unit); a plain maximum would swallow a NaN."""
+    """max(worst, |residual| / unit); a plain maximum would hide a NaN."""
     if abs(residual) <= worst * unit:  # almost always: no division
         return worst
     value = abs(residual) / unit if residual != 0.0 else 0.0

@@ -1,7 +1,7 @@
-"""Chunks of a batch over threads.
+"""Runs chunks of a batch on threads.
 
 One pool serves the whole process: it is made on first use, sized by the CPUs this process may use (or by the
-environment variable FFO_NUM_THREADS), and forgotten after a fork, which threads do not survive. Callers on several
+environment variable FFO_NUM_THREADS), and dropped after a fork, which threads do not survive. Callers on several
 threads share it; the calling thread works too, so nothing waits for a pool that others keep busy.
 """
 
@@ -21,12 +21,12 @@ from threadpoolctl import ThreadpoolController
 
 from ffo.kernels.deadline import Deadline
 
-#: chunks per thread, since samples take unequal time, if each takes at least so many seconds: threads begin a chunk one
-#: after the other (16 cores, semidefinite programs of order 8, batch 128: 17.5 ms a step instead of 20.8)
+#: chunks per thread, because samples take unequal time, if each chunk takes at least CHUNK seconds: threads start
+#: chunks one after the other (16 cores, semidefinite programs of order 8, batch 128: 17.5 ms a step instead of 20.8)
 CHUNKS, CHUNK = 4, 1e-3
 #: seconds of work below which other threads cost more than they save
 WORTH = 3e-4
-#: seconds that a chunk should take at most: Ctrl-C is heard between chunks
+#: longest time of a chunk in seconds: Ctrl-C is noticed between chunks
 LONGEST = 0.2
 
 _lock = Lock()
@@ -67,8 +67,8 @@ def run_chunks(
     """function(start, stop, *arguments) over 0..count.
 
     Args:
-        seconds: an estimate of the work in all.
-        longest: seconds that a chunk should take at most.
+        seconds: an estimate of the total work.
+        longest: longest time of a chunk in seconds.
     """
     threads = min(cpus(), count) if count > 1 and seconds >= WORTH else 1
     if threads <= 1 and seconds <= longest:
@@ -99,13 +99,16 @@ def run_chunks(
 def run_samples(
     function: Callable[..., Any], count: int, seconds: float, *arguments: Any, deadline: Deadline | None = None
 ) -> list[int]:
-    """The same; returns those of 0..count that were left out: memory ran out on them, or time before."""
+    """The same; returns those of 0..count that were left out because memory or time ran out."""
     if deadline is None:
         try:
-            run_chunks(function, count, seconds, *arguments)
+            if seconds < WORTH:
+                function(0, count, *arguments)
+            else:
+                run_chunks(function, count, seconds, *arguments)
             return []
         except MemoryError:
-            pass  # which sample it is shows when they are alone
+            pass  # the samples are tried one by one below
     left: list[int] = []
 
     def work(start: int, stop: int) -> None:
@@ -127,15 +130,15 @@ def run_samples(
 
 @cache
 def _blas() -> list[Any]:
-    # Looking the libraries up takes a millisecond; what is loaded later is left alone. SciPy's BLAS, which compiled
-    # kernels call, is another one than NumPy's: it must be there.
+    # Looking up the libraries takes a millisecond; libraries loaded later are not limited. SciPy's BLAS, which compiled
+    # kernels call, is not NumPy's, and must be loaded.
     importlib.import_module("scipy.linalg.cython_blas")
     return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """BLAS and LAPACK run in the calling thread inside; what was set before is restored.
+    """Limits BLAS and LAPACK to the calling thread; the previous setting is restored.
 
     Matrices of a few hundred rows gain nothing from a second thread and lose a factor of ten to it when
     the cores are busy, since waiting threads spin.

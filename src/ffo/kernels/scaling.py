@@ -1,4 +1,4 @@
-"""Nesterov-Todd scalings of cone blocks, samples side by side: what an interior point needs to know of a cone.
+"""Nesterov-Todd scalings of cone blocks in lanes: what the interior-point method needs to know about a cone.
 
 The scaling W of a block takes its slack s and its multiplier y to one point, W^-T s = W y = lambda. K has -W'W in place
 of the weights -s / y. On the pattern of the ghost system it takes the form T'^-1 delta T^-1, with rows T as of a face:
@@ -11,7 +11,7 @@ Semidefinite cone: W'W takes Y to GYG, G = BB', B = LU lambda^-1/2 with the sing
 S = LL' and Y = RR'. With vectors t_i for which t_i'B are orthogonal, and the squares g_i of their lengths, its rows are
 the pairs t_i t_j' + t_j t_i', of weight g_i g_j.
 
-Exponential cones are not symmetric, and have a scaling of their own (`barrier`).
+Exponential cones are not symmetric, and have their own scaling (`barrier`).
 
 As mu tends to 0, all tend to the ghost system of the face.
 """
@@ -143,7 +143,7 @@ def _aim_second_order(G: Samples, k: int, i: int, j: int, target: Any) -> None:
 
 @inner_kernel
 def _boundary_second_order(i: int, j: int, v: Array, d: Array) -> Any:
-    """1 / the step from v along d to the boundary, negative where there is none: in the units in which v is e."""
+    """1 / the step from v along d to the boundary, negative if there is none: in the units in which v is e."""
     size, n = _root(v, i, j), spread(0.0)
     v0, d0, dot = load(v, i) / size, load(d, i), spread(0.0)
     for r in range(i + 1, j):
@@ -182,7 +182,7 @@ def _rotate(S: Structure, G: Samples) -> None:
     kinds, starts, dims, extras = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), part(S.wide, EXTRA)
     owner, inv, fan, fanp = part(S.wide, OWNER), part(S.wide, INV), part(S.wide, FAN), part(S.wide, FANP)
     Arow, Acol = part(S.wide, AROW), part(S.wide, ACOL)
-    for turn in range(2):  # clear, then add: entries share places
+    for turn in range(2):  # clear, then add: entries share positions
         for t in range(Arow.size):
             i, f = Arow[t], fanp[t]
             b = owner[i]
@@ -231,8 +231,8 @@ def onto(S: Structure, G: Samples, v: Array, back: bool) -> None:
 
 @inner_kernel
 def aim(S: Structure, G: Samples, target: Any) -> None:
-    """dy := what s + ds - W'W dy should be on curved blocks, for complementarity of `target` with the second-order
-    terms of the direction at hand; overwrites ds."""
+    """dy := the target of s + ds - W'W dy on curved blocks, for complementarity of `target` with the second-order terms
+    of the current direction; overwrites ds."""
     kinds, starts, dims, extras = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), part(S.wide, EXTRA)
     for k in range(S.blocks):
         if kinds[k] == SECOND_ORDER:
@@ -261,8 +261,8 @@ def boundary(S: Structure, G: Samples, rate: Any) -> Any:
 
 @inner_kernel
 def spectrum(kind: int, v: Array, i: int, j: int) -> tuple[Any, Any]:
-    """Bounds of the spectral values of a block, the smallest and the largest: v - a e, a below the one, and a e - v, a
-    beyond the other, are inside of the cone."""
+    """Bounds of the spectral values of a block, the smallest and the largest: v - a e with a below the first, and
+    a e - v with a above the second, are inside the cone."""
     if kind == SECOND_ORDER:
         n = _norm(v, i, j)
         return load(v, i) - n, load(v, i) + n

@@ -1,7 +1,7 @@
-"""Semidefinite blocks of the interior point, samples side by side: small dense matrices in lanes.
+"""Semidefinite blocks of the interior-point method: small dense matrices in lanes.
 
-Matrices are (k * k, LANES), row by row; vectors are svec as everywhere. Singular vectors are Jacobi's: rotations are
-the same for all samples but for their angles.
+Matrices are (k * k, LANES), row by row; vectors are svec. Singular vectors are computed by Jacobi's method, whose
+rotations are the same for all samples except for their angles.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ffo.kernels.lanes import LANES, choose, clear, largest, load, magnitude, sm
 Array = np.ndarray
 
 _ROOT = float(np.sqrt(0.5))
-#: sweeps of Jacobi's method; square of a cosine that the next sweep takes to rounding
+#: most sweeps of Jacobi's method; squared cosine that the next sweep reduces to rounding
 SWEEPS, LEFT = 12, 1e-16
-#: steps of Laguerre's method, which leave less than a thousandth of what may be a bound of the eigenvalues
+#: steps of Laguerre's method, after which the error is below a thousandth of a bound of the eigenvalues
 STEPS = 4
 #: against division by zero
 TINY = 1e-300
@@ -72,7 +72,7 @@ def _product(A: Array, a: int, left: bool, B: Array, b: int, right: bool, k: int
 def _jacobi(N: Array, L: Array, k: int) -> None:
     """Rotate the columns of N (k, k) until they are orthogonal, and those of L with them.
 
-    A sweep goes round by round, as in a tournament: the k / 2 pairs of a round have their angles found side by side.
+    A sweep consists of rounds, as in a tournament: the angles of the k / 2 pairs of a round are computed together.
     """
     half = (k + 1) // 2
     cosines, sines, worst = np.empty((half, LANES)), np.empty((half, LANES)), np.empty((1, LANES))
@@ -150,7 +150,7 @@ def _cholesky(M: Array, k: int) -> None:
 @inner_kernel
 def _orthogonal_rows(B: Array, offset: int, k: int) -> tuple[Array, Array]:
     """T (k, k) such that the rows of TB are orthogonal, and the squares of their lengths (k,): Gram-Schmidt, the
-    longest row first, so that no entry of T^-1 is beyond 1."""
+    longest row first, so that no entry of T^-1 exceeds 1."""
     rows, T, weights = np.empty((k * k, LANES)), _identity(k), np.empty((k, LANES))
     for t in range(k * k):
         store(rows, t, load(B, offset + t))
@@ -179,7 +179,7 @@ def _dot(M: Array, i: int, j: int, k: int) -> Any:
 
 @inner_kernel
 def _order(rows: Array, T: Array, weights: Array, j: int, i: int, k: int) -> None:
-    """Swap the rows j and i where the second is the longer one."""
+    """Swap the rows j and i if the second is longer."""
     x, y = load(weights, j), load(weights, i)
     if not np.any(weights[j] < weights[i]):
         return
@@ -288,8 +288,8 @@ def _tridiagonal(M: Array, k: int) -> tuple[Array, Array]:
 
 @inner_kernel
 def _least(M: Array, k: int) -> Any:
-    """A lower bound, close to it, of the smallest eigenvalue of M (overwritten): Laguerre's method from below, which
-    does not pass it, on the determinant of T - x. With pivots d of T - x, e = -d' / d and f = e'."""
+    """A tight lower bound of the smallest eigenvalue of M (overwritten): Laguerre's method from below, which does not
+    pass it, on the determinant of T - x. With pivots d of T - x, e = -d' / d and f = e'."""
     on, beside = _tridiagonal(M, k)
     least, before = spread(np.inf), spread(0.0)
     for j in range(k):
@@ -325,7 +325,7 @@ def spectrum(v: Array, i: int, d: int) -> tuple[Any, Any]:
 
 @inner_kernel
 def boundary(G: Samples, i: int, d: int, offset: int) -> Any:
-    """1 / the step from s along ds, or y along dy, to the boundary; negative where there is none."""
+    """1 / the step from s along ds, or y along dy, to the boundary; negative if there is none."""
     k, rate = order_of(d), spread(-np.inf)
     for primal in (True, False):
         M = _scaled(G, i, k, offset, primal)

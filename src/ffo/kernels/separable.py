@@ -1,4 +1,4 @@
-"""Newton's method on the dual of programs with a diagonal Q > 0, equality rows and bounds, one sample at a time.
+"""Newton's method on the dual of programs with diagonal Q > 0, equality rows and bounds, one sample at a time.
 
     minimize 1/2 x'Qx + p'x   subject to  Ax = b,  lb <= x <= ub
 
@@ -8,9 +8,9 @@ In the units w = Q^(1/2) x, with the rows of A Q^(-1/2) scaled to unit length as
 
 has the convex, piecewise quadratic dual  phi(lam) = b'lam - min over the box of 1/2 |w|^2 + (c + U lam)'w, whose
 inner minimiser is w = clip(-c - U lam) and whose gradient is b - U'w. Newton's matrix U_F'U_F sums over the variables
-F off their bounds. It is kept up to date by those that came or went, and starts from U'U with all variables free,
-which a batch that shares Q and A shares with its factor. Five to ten steps end in the solution, to rounding, unless
-nearly all variables are at bounds.
+F not at their bounds. It is updated for variables that change, and starts from U'U with all variables free, which
+together with its factor is shared by a batch that shares Q and A. Five to ten steps reach the solution, to rounding,
+unless nearly all variables are at bounds.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from ffo.kernels.triplets import Triplets, scatter
 
 Array = np.ndarray
 
-#: What becomes of a sample, with the meaning that `pivoting` gives them.
+#: Codes of results, as in `pivoting`.
 SOLVED, STALLED, INFEASIBLE = 0, 1, 2
 
 HALVINGS = 12
-#: Residual of the rows, in natural units, at which nothing is left to gain, and that at which a step that gains less
-#: than half of it is the last.
+#: Residual of the rows, in natural units, at which the method stops, and that at which it stops after a step that
+#: reduces it by less than half.
 EXACT, CLOSE = 1e-14, 1e-10
-#: Share of the predicted decrease of phi that a step must bring, and what rounding leaves of phi.
+#: Fraction of the predicted decrease of phi that a step must achieve, and relative rounding of phi.
 DECREASE, ROUNDING = 1e-4, 1e-13
-#: Added to Newton's matrix, whose diagonal is 1 with all variables free: dependent rows make it singular. Ten times
-#: smaller, its factorization may fail; ten times larger, it costs a step now and then.
+#: Added to Newton's matrix, whose diagonal is 1 with all variables free: dependent rows make it singular. If ten times
+#: smaller, its factorization may fail; if ten times larger, it sometimes costs a step.
 REGULARISATION = 1e-12
-#: Damping in proportion to the residual keeps steps short where too few variables are free to determine them; below
-#: UNDAMPED the rows have settled, and damping would only slow the last step.
+#: Damping in proportion to the residual keeps steps short if too few variables are free to determine them; below
+#: UNDAMPED the free variables have settled, and damping would only slow the last step.
 DAMPING, UNDAMPED = 3e-2, 1e-9
 #: Against division by zero.
 TINY = 1e-300
@@ -126,8 +126,8 @@ def _evaluate(U: Array, sample: SeparableSample, it: DualIterate) -> tuple[float
 
 @inner_reducing_kernel
 def _update(U: Array, S: Array, part: Array, now: Array, then: Array) -> None:
-    """S := U_F'U_F for the free variables `then`, from that for `now`: by those that came or went, or anew where these
-    are more than the free ones. now := then."""
+    """S := U_F'U_F for the free variables `then`, from that for `now`: updated for the variables that changed, or
+    recomputed if these are more than the free ones. now := then."""
     n, r = U.shape
     changed, stay = 0, 0
     for j in range(n):
@@ -192,7 +192,7 @@ def _newton(
     for j in range(n):
         now[j] = True
     multiply_transposed(U, n, r, sample.c, it.lam, -1.0, 1.0)
-    solve_factored(L0, r, it.lam)  # the solution but for the bounds
+    solve_factored(L0, r, it.lam)  # the solution without the bounds
     phi, left = _evaluate(U, sample, it)
     last = np.inf
     for k in range(1, limit):
@@ -210,7 +210,7 @@ def _newton(
 
 
 class Shared(NamedTuple):
-    """What `prepare` makes of q and A, where the batch shares both; arrays of size 0 else."""
+    """The result of `prepare` if the batch shares q and A; else arrays of size 0."""
 
     root: Array
     length: Array

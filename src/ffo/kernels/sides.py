@@ -1,7 +1,7 @@
-"""The rows of a program as solvers with bounds take them: equalities, general inequalities, bounds; and answers in the
-program's own rows.
+"""The rows of a program in the form of solvers with bounds: equalities, general inequalities, bounds; and answers in
+the program's own rows.
 
-Bounds are rows with one entry. Of several bounds of a variable on one side the tightest counts.
+Bounds are rows with one entry. Of several upper (or lower) bounds of a variable the tightest counts.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ffo.kernels.jit import inner_kernel
 
 Array = np.ndarray
 
-#: Bounds that cross by less than this (relative) are rounding, by more an infeasible problem.
+#: Bounds that cross by less than this (relative) are rounding; by more, the problem is infeasible.
 CROSSING = 1e-9
-#: Distance to a side, relative to it, that is rounding.
+#: Distance to a bound, relative to it, that counts as rounding.
 MEETING = 1e-14
 
 
@@ -35,16 +35,16 @@ class SideRows(NamedTuple):
 
 
 class QPAnswer(NamedTuple):
-    """What becomes of a batch.
+    """The results for a batch.
 
     Attributes:
-        x: (batch, n) the solution, or the last point where there is none.
-        y: (batch, m) multipliers, those of inequalities not negative. Where the sample is infeasible, what proves it.
-        s: (batch, m) slacks, zero where multipliers are not, and in equalities.
+        x: (batch, n) the solution, or the last point if there is none.
+        y: (batch, m) multipliers, those of inequalities nonnegative. For an infeasible sample, a proof of
+        infeasibility. s: (batch, m) slacks, zero where multipliers are not, and in equalities.
         code, steps: (batch,) int64.
         residual: (batch,) that of all optimality conditions, in natural units.
-        rho: (batch,) weight of the proximal term; 0 where Q is positive definite, -1 where it is indefinite.
-        meets: (batch,) whether some inequality has neither a slack nor a multiplier.
+        rho: (batch,) weight of the proximal term; 0 if Q is positive definite, -1 if it is indefinite.
+        meets: (batch,) whether slack and multiplier of some inequality are both zero.
     """
 
     x: Array
@@ -58,8 +58,8 @@ class QPAnswer(NamedTuple):
 
 
 class OneSample(NamedTuple):
-    """Room for the sides of one sample: h (r,); lb, ub (n,), infinite where there is no bound, or (0,) without any;
-    tight (2n,) or (0,): the place among the bounds of the one that counts, for upper, then lower sides, -1 without;
+    """Workspace for the right-hand sides of one sample: h (r,); lb, ub (n,), infinite if there is no bound, or (0,);
+    tight (2n,) or (0,): the position of the tightest bound, for upper, then lower ones, -1 if there is none;
     multipliers (r + 2n,) or (r,) in this order, and slacks (r,)."""
 
     h: Array
@@ -81,7 +81,7 @@ def new_sides(R: SideRows, n: int) -> OneSample:
 
 @inner_kernel
 def load_sides(R: SideRows, b: Array, sample: int, one: OneSample) -> bool:
-    """The right-hand sides of a sample, from its b (m,). True where bounds cross; lower ones are moved down then."""
+    """The right-hand sides of a sample, from its b (m,). True if bounds cross; lower ones are then moved down."""
     for i in range(one.h.size):
         one.h[i] = b[R.rows[i]]
     n = one.lb.size
@@ -105,7 +105,7 @@ def load_sides(R: SideRows, b: Array, sample: int, one: OneSample) -> bool:
 
 @inner_kernel
 def store_sides(R: SideRows, b: Array, sample: int, me: int, one: OneSample, x: Array, y: Array, s: Array) -> bool:
-    """y and s (m,) of a sample from its multipliers and slacks; whether some inequality has neither."""
+    """y and s (m,) of a sample from its multipliers and slacks; whether both are zero for some inequality."""
     meets, r, n = False, one.h.size, one.lb.size
     for i in range(r):
         row, value = R.rows[i], one.multipliers[i]

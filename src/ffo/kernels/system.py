@@ -1,10 +1,10 @@
 """Solving one sample's ghost system K z = r with regularised factors and refinement.
 
 K is quasi-definite up to its null space. With K + eJ factorized (J: the signs of the pivots; e = 1e-7 in equilibrated
-units), refinement replaces a residual r by eJ (K + eJ)^-1 r. On the null space of K, which J leaves alone, that is
-the identity; elsewhere it contracts. So refinement reaches the unregularised solution where there is one, dependent
-rows included, and what it cannot remove is the part of r along the null space: without that part the system
-is consistent, and its solution is the least-squares one.
+units), refinement replaces a residual r by eJ (K + eJ)^-1 r. On the null space of K, which is invariant under J, that
+is the identity; elsewhere it contracts. So refinement reaches the unregularised solution if there is one, even with
+dependent rows. It cannot remove the part of r along the null space: without that part the system is consistent, and its
+solution is the least-squares one.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ Array = np.ndarray
 
 #: regularisation; ten times smaller makes factorizations of linear programs fail, ten times larger stalls refinement
 SHIFT = 1e-7
-#: regularisations for systems that are singular, or nearly so, one after the other
+#: regularisations tried in turn for singular or nearly singular systems
 SHARP = (1e-7, 1e-11, 1e-14)
 REFINEMENTS, PASSES = 12, 3
-#: a residual that does not shrink to this share of the one before has stalled; where all of it should go
+#: refinement has stalled if the residual does not shrink to this fraction; the same where it should vanish
 STALLED, STUCK = 0.3, 0.9
-#: relative residual and error of an exact solve; beyond the next two the system is solved again, as a singular one:
-#: what is left of a residual may be along a direction in which K nearly vanishes
+#: relative residual and error of an exact solve; above the next two the system is solved again as a singular one: the
+#: remaining residual may be along a direction in which K nearly vanishes
 EXACT, SMALL_ERROR, DOUBTFUL, DOUBTFUL_ERROR = 1e-13, 1e-9, 1e-10, 1e-8
-#: residual, equilibrated, next to the variables and to the multipliers of a solution by themselves: one large entry of
-#: a right-hand side (a variable in other units) would excuse errors in all that is small beside it
+#: equilibrated residual relative to the variables, and to the multipliers, of a solution separately: one large entry of
+#: a right-hand side (a variable in other units) would excuse errors in all small entries
 PART = 1e-11
-#: share of a right-hand side along the null space from which the system has no solution
+#: fraction of a right-hand side along the null space above which the system has no solution
 UNSOLVABLE = 1e-9
-#: unknowns up to which a doubtful system is solved by its eigenvalues, beyond by sharper factors
+#: most unknowns for which a doubtful system is solved by eigenvalues; larger ones by sharper factors
 SPECTRAL = 400
 #: eigenvalues, relative to the largest, that count as zero; residual, relative to the right-hand side and to the
-#: solution, from which the system has no solution
+#: solution, above which the system has no solution
 NULL, RESOLVED, ROUNDING = 1e-13, 1e-11, 1e-13
 EPS = 2.2e-16
 #: eigenvalues, relative to the largest, that are lost in rounding unless they are zero
@@ -102,7 +102,7 @@ def refine(
     S: Structure, F: Factors, rhs: Array, z: Array, residual: Array, target: float, allowed: float, stalled: float
 ) -> tuple[float, float]:
     """Refine until the relative residual reaches `target` and the relative error `allowed` (unless that is infinite, in
-    variables and in multipliers); both are returned.
+    variables and in multipliers); returns both.
 
     Keeps the best iterate and its residual. The last step of refinement is as large as the error before it; after it
     the error is smaller, by the ratio by which the residual fell.
@@ -141,7 +141,7 @@ def refine(
 
 @inner_kernel
 def small_in_parts(S: Structure, F: Factors, z: Array, r: Array) -> bool:
-    """Whether a residual is small beside the variables, and beside the multipliers."""
+    """Whether a residual is small relative to the variables, and relative to the multipliers."""
     left = primal = dual = 0.0
     for i in range(z.size):
         left = max(left, abs(r[i] * F.scale[i]))
@@ -154,7 +154,7 @@ def small_in_parts(S: Structure, F: Factors, z: Array, r: Array) -> bool:
 
 @inner_kernel
 def without_null(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -> tuple[float, float]:
-    """z without the part `left` of the right-hand side that refinement cannot remove; its share and the error of z."""
+    """z without the part `left` of the right-hand side that refinement cannot remove; its fraction, and z's error."""
     size = max(norm(rhs, F.unit), 1e-300)
     rest, residual = rhs.copy(), np.empty(rhs.size)
     fill(left, 0.0)
@@ -171,7 +171,7 @@ def without_null(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) ->
 
 @inner_kernel
 def _unfilled(F: Factors) -> Factors:
-    """Room for other factors of the same K."""
+    """Workspace for other factors of the same K."""
     return Factors(F.Kx, F.scale, np.empty(F.Lx.size), np.empty(F.Dinv.size), F.unit)
 
 
@@ -195,14 +195,14 @@ def _without_null_anew(
 
 @inner_kernel
 def sharpen(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -> tuple[float, float]:
-    """Least-squares solution with fresh factors, less and less regularised: the share of rhs that is left, and the
+    """Least-squares solution with fresh factors of decreasing regularisation: the remaining fraction of rhs, and the
     relative error of z."""
     share = error = doubt = np.inf
     other, remaining = np.empty(z.size), np.empty(z.size)
     sharp = _unfilled(F)
     for shift in SHARP:
         new_share, new_error = _without_null_anew(S, sharp, shift, rhs, other, remaining)
-        if max(new_share, new_error) < 0.1 * doubt:  # where K is singular, less regularisation is more noise
+        if max(new_share, new_error) < 0.1 * doubt:  # if K is singular, less regularisation means more noise
             share, error = new_share, new_error
             doubt = max(share, error)
             copy(z, other)
@@ -214,7 +214,7 @@ def sharpen(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -> tupl
 
 @inner_kernel
 def _in_use(S: Structure, F: Factors) -> Array:
-    """Places of the unknowns that take part: those of rows that are off have nothing but a diagonal entry."""
+    """Positions of the active unknowns: rows that are off have only a diagonal entry."""
     Kp, Ki = part(S.wide, KP), part(S.slim, KI)
     used = np.zeros(S.sign.size)
     for j in range(S.sign.size):
@@ -300,8 +300,8 @@ def _uncertain(S: Structure, at: Array, K: Array, values: Array, vectors: Array,
 
 @inner_kernel
 def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Array) -> tuple[float, float]:
-    """The least-squares solution of smallest norm by eigenvalues, refined twice: the share of rhs that is left (0
-    where that is rounding), and the relative error of z."""
+    """The least-squares solution of smallest norm by eigenvalues, refined twice: the remaining fraction of rhs (0 if
+    that is rounding), and the relative error of z."""
     Kp, Ki = part(S.wide, KP), part(S.slim, KI)
     K = _dense(S, F, at)
     values, vectors = np.linalg.eigh(K)
@@ -320,7 +320,7 @@ def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Ar
             left[i] = rhs[i] - left[i]
     size, rest = norm(rhs, F.unit), norm(left, F.unit)
     error = 0.0
-    for sign in (1.0, -1.0):  # primal unknowns and multipliers by themselves
+    for sign in (1.0, -1.0):  # primal unknowns and multipliers separately
         moved, whole = 0.0, 1e-300
         for k in range(at.size):
             if S.sign[at[k]] == sign:
@@ -334,8 +334,8 @@ def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Ar
 
 @inner_kernel
 def least_squares(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -> tuple[float, float]:
-    """A singular or nearly singular system, in the least-squares sense (of the equilibrated one): the share of rhs
-    that is left, and the relative error of z."""
+    """A singular or nearly singular system, in the least-squares sense (of the equilibrated one): the remaining
+    fraction of rhs, and the relative error of z."""
     total = 0.0
     for i in range(rhs.size):
         total += rhs[i]
@@ -353,15 +353,15 @@ def least_squares(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -
 
 @inner_kernel
 def solve(S: Structure, F: Factors, rhs: Array, z: Array, full: Full | None) -> float:
-    """z = K^-1 rhs as exactly as can be; returns the relative residual or error, whichever is larger, and 1 where
-    there is no solution (z is then a least-squares one). UNKNOWN: ask with `full`."""
+    """z = K^-1 rhs as exactly as possible; returns the relative residual or error, whichever is larger, and 1 if there
+    is no solution (z is then a least-squares one). UNKNOWN: repeat with `full`."""
     residual = np.empty(rhs.size)
     relative, error = refine(S, F, rhs, z, residual, EXACT, SMALL_ERROR, STALLED)
     if relative <= DOUBTFUL and error <= DOUBTFUL_ERROR:
         return max(relative, error)
     if full is None:
         return UNKNOWN
-    # the factors may be those of a point nearby
+    # the factors may be those of a nearby point
     relative, error = _refine_anew(S, _unfilled(F), rhs, z, residual)
     if relative <= DOUBTFUL and error <= DOUBTFUL_ERROR:
         return max(relative, error)

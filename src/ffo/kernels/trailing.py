@@ -1,7 +1,7 @@
 """Dense LDL' of the last unknowns of a sparse factorization, where its factor is full anyway.
 
-Unknowns that take no part (rows that are switched off) are left out: M is the matrix of the others, which stand at `at`
-among the last ones, and becomes their L, a unit lower triangle.
+Inactive unknowns (rows that are switched off) are left out: M is the matrix of the others, at positions `at` among the
+last ones, and is overwritten by their L, a unit lower triangle.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ffo.kernels.jit import inner_kernel, inner_reducing_kernel
 
 Array = np.ndarray
 
-#: rows that are factorized by plain loops; with more of them, block by block, BLAS does most of the work
+#: rows that are factorized by plain loops; for larger matrices, processed in such blocks, BLAS does most of the work
 BLOCK = 32
 
 

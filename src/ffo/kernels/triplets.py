@@ -1,6 +1,6 @@
-"""Batches of matrices as kernels take them: one pattern, the numbers of every sample or of all.
+"""Batches of matrices in the kernels' layout: one pattern, values per sample or shared.
 
-Samples are made dense one after another, in a thread's own workspace: a batch of dense matrices would leave the cache.
+Samples are made dense one after another in a thread's own workspace: a batch of dense matrices would not fit the cache.
 """
 
 from __future__ import annotations

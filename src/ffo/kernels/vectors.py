@@ -1,4 +1,4 @@
-"""What NumPy does to whole vectors, as loops: they compile several times faster."""
+"""Vector operations of NumPy as loops, which compile several times faster."""
 
 from __future__ import annotations
 

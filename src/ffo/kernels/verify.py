@@ -1,4 +1,4 @@
-"""The last word on a dense quadratic program: polish and verify a solution, prove that there is none.
+"""Polish and verify the solution of a dense quadratic program, or prove that there is none.
 
 Everything is measured on the data, in the natural units of `dual.py`.
 """
@@ -13,11 +13,11 @@ from ffo.kernels.jit import inner_reducing_kernel
 
 Array = np.ndarray
 
-#: Polishing stops at this residual, or where a step gains less than this factor.
+#: Polishing stops at this residual, or if a step reduces it by less than this factor.
 EXACT, GAIN = 1e-15, 0.7
-#: A proof that there is no solution counts if it excludes all points nearer than this many times the data.
+#: A proof that there is no solution counts if it excludes all points closer than this many times the data.
 FAR = 1e6
-#: A sum that ought to be zero counts as negative from this share of its terms.
+#: A sum that should be zero counts as negative above this fraction of its terms.
 CANCELLED = 1e-10
 #: Against division by zero.
 TINY = 1e-300
@@ -54,7 +54,7 @@ def proves_infeasible(m: DualMatrices, f: DualFace, k: int, h: Array, me: int, n
 
 @inner_reducing_kernel
 def proves_unbounded(m: DualMatrices, p: Array, h: Array, me: int, v: Array) -> bool:
-    """Whether the ray v proves that there is no minimum: p'v < 0, while Qv and what leaves the feasible set vanish."""
+    """Whether the ray v proves unboundedness: p'v < 0, while Qv and what leaves the feasible set vanish."""
     n = p.size
     change, Qv, none = np.empty(h.size), np.empty(n), np.zeros(h.size)
     size = slacks(m, none, v, change)

@@ -102,11 +102,11 @@ class _Known:
             self.values = theta.copy()
 
     def comes_again(self, theta: Array) -> bool:
-        if self.few is None:
-            return np.array_equal(theta, self.values)
-        if theta.ndim > 1 or np.count_nonzero(theta != 0) != len(self.few):
-            return False
-        return np.array_equal(theta[self.few], self.values)
+        if self.few is not None:
+            if theta.ndim > 1 or np.count_nonzero(theta != 0) != len(self.few):
+                return False
+            theta = theta[self.few]
+        return theta.shape == self.values.shape and not np.count_nonzero(theta != self.values)
 
 
 #: the blocks made last, and the parameters they were made from
@@ -149,23 +149,29 @@ class AffineMap:
         reused if the same parameters are given again; new ones are added to it.
         """
         last = {} if last is None else last
-        batch = next((len(v) for v in values if v.ndim == 2), 1)
-        # matrix parameters that were expanded over the batch cost no more than shared ones
-        values = [equal_rows(v) if v.ndim == 2 and k in self._of_matrices else v for k, v in enumerate(values)]
-        logs = self._logarithms(values)
-        P, q, A, b = (self._once(name, values, logs, last) for name in BLOCKS)
+        batch = 1
+        for v in values:
+            if v.ndim == 2:
+                batch = len(v)
+                break
+        if self._of_matrices:  # parameters of matrices that were expanded over the batch cost what shared ones do
+            values = [equal_rows(v) if v.ndim == 2 and k in self._of_matrices else v for k, v in enumerate(values)]
+        logs = self._logarithms(values) if self._logged else {}
+        P, q, A, b = [self._once(name, values, logs, last) for name in BLOCKS]
         return ConeProgram(P, _rows(q, batch), A, _rows(b, batch), self.cones)
 
     def _once(self, name: Block, values: Sequence[Array], logs: dict[int, Array], last: Made) -> Any:
         """A block from the parameters that enter it; the last one if the parameters are the same."""
-        thetas = [logs[e.parameter] if e.log else values[e.parameter] for e in self._entering[name]]
+        entering, before = self._entering[name], last.get(name)
+        if before is not None and not entering:
+            return before[1]
+        thetas = [logs[e.parameter] if e.log else values[e.parameter] for e in entering]
         if self.forms and name == "A":
-            entering = zip(self._entering[name], thetas, strict=True)
-            thetas = [theta if e.factor is None else e.factor.matrix(theta) for e, theta in entering]
-        before = last.get(name)
+            pairs = zip(entering, thetas, strict=True)
+            thetas = [theta if e.factor is None else e.factor.matrix(theta) for e, theta in pairs]
         if before is not None and all(map(_Known.comes_again, before[0], thetas)):
             return before[1]
-        known = [_Known(theta) for theta in thetas] if all(theta.ndim == 1 for theta in thetas) else None
+        known = None if any(theta.ndim > 1 for theta in thetas) else [_Known(theta) for theta in thetas]
         made = self._matrix(name, thetas, known) if name in ("P", "A") else self._block(name, thetas)
         if known is not None:
             last[name] = known, made
@@ -216,6 +222,11 @@ class AffineMap:
         return frozenset(e.parameter for e in self.entries if e.log)
 
     @cached_property
+    def parametric_P(self) -> bool:
+        """Whether any parameter enters P, so that it may be indefinite."""
+        return self.touches("P")
+
+    @cached_property
     def _constant_places(self) -> dict[Block, Array]:
         return {name: np.flatnonzero(v) for name, v in self.constants.items()}
 
@@ -235,18 +246,20 @@ class AffineMap:
         return logs
 
     def _block(self, name: Block, thetas: list[Array]) -> Array:
-        shared = self.constants[name]
+        shared, zero = self.constants[name], not len(self._constant_places[name])
         batched, fresh = None, False
         for entry, theta in zip(self._entering[name], thetas, strict=True):
             into = entry.into[name]
             term = into.apply(theta)
             if term.ndim == 1:
-                shared = shared + term
+                shared, zero = shared + term, False
             else:
                 batched, fresh = (term, not into.identity) if batched is None else (batched + term, True)
         if batched is None:
             return shared
-        return batched if fresh and not shared.any() else batched + shared
+        if not zero:
+            return batched + shared
+        return batched if fresh else batched.copy()
 
     def adjoint(self, gradient: DataGradient, values: Sequence[Array], wanted: Sequence[bool]) -> list[Array | None]:
         """dL/dtheta_i, shaped like the parameter's value, for the wanted parameters.

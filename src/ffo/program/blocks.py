@@ -90,11 +90,14 @@ def make_blocks(
         missing: (values of a bound, its infinity) -> where they are equal; (entries,) or (batch, entries).
     """
     ordered = {name: values[name] for name in NAMES if name in values}
-    sides = {
-        name: np.asarray(~np.atleast_2d(missing(ordered[name], infinity)).all(axis=0))
-        for name, infinity in SIDES.items()
-        if name in ordered
-    }
+    sides = {}
+    for name, infinity in SIDES.items():
+        if name in ordered:
+            open_ended = missing(ordered[name], infinity)
+            if np.count_nonzero(open_ended):
+                sides[name] = np.asarray(~np.atleast_2d(open_ended).all(axis=0))
+            else:
+                sides[name] = np.ones(open_ended.shape[-1], dtype=bool)
     return Blocks(QuadraticStructure(n, dict(patterns), sides), ordered, batch)
 
 

@@ -17,7 +17,7 @@ import scipy.sparse as sp
 
 from ffo.cones.product import Product
 from ffo.errors import SOLVED
-from ffo.program.sparse import SparseBatch, SymmetricBatch, distinct, take_rows
+from ffo.program.sparse import SparseBatch, SymmetricBatch, all_finite, distinct, take_rows
 
 Array = np.ndarray
 
@@ -102,10 +102,9 @@ class ConeProgram:
         vectors = np.isfinite(self.q).all(axis=1) & np.isfinite(distinct(self.b)).all(axis=1)
         return vectors & self.P.finite & self.A.finite
 
-    @cached_property
+    @property
     def all_finite(self) -> bool:
-        vectors = np.isfinite(self.q).all() and np.isfinite(distinct(self.b)).all()
-        return bool(vectors) and self.P.all_finite and self.A.all_finite
+        return all_finite(self.q) and all_finite(distinct(self.b)) and self.P.all_finite and self.A.all_finite
 
     def slack(self, x: Array) -> Array:
         """(batch, m) b - Ax."""

@@ -9,11 +9,13 @@ import numpy as np
 
 from ffo.cones import PSD, Exponential, Power, Product, SecondOrder, Zero
 from ffo.kernels import kkt
+from ffo.kernels.values import Values, ready
 
 if TYPE_CHECKING:
-    from ffo.kernels.batch import KernelPlan, Values
+    from ffo.kernels.batch import KernelPlan
     from ffo.program.cone import ConeProgram
     from ffo.program.pattern import Pattern
+    from ffo.program.sparse import SparseBatch
 
 Array = np.ndarray
 
@@ -22,8 +24,11 @@ KEPT = 32
 
 
 def plan_of(program: ConeProgram) -> KernelPlan:
-    """The plan of a program's structure, made on first use."""
-    return structure_plan(program.cones, program.P.pattern, program.A.pattern)
+    """The plan of a program's structure, made when it is first seen."""
+    found: KernelPlan | None = program.__dict__.get("_plan")
+    if found is None:
+        found = program.__dict__["_plan"] = structure_plan(program.cones, program.P.pattern, program.A.pattern)
+    return found
 
 
 @lru_cache(maxsize=KEPT)
@@ -43,12 +48,19 @@ def _build(cones: Product, P: Pattern, A: Pattern, factors: bool) -> kkt.Structu
 
 
 def values_of(program: ConeProgram) -> Values:
-    """The data of a program in the kernels' layout, cached."""
-    found: Values | None = vars(program).get("_values")
+    """The data of a program, brought into shape once."""
+    found: Values | None = program.__dict__.get("_values")
     if found is None:
-        from ffo.kernels.batch import Values
+        P, A = _matrix_values(program.P), _matrix_values(program.A)
+        found = program.__dict__["_values"] = Values(P, program.q, A, program.b)
+    return found
 
-        found = vars(program)["_values"] = Values(program.P.values, program.q, program.A.values, program.b)
+
+def _matrix_values(M: SparseBatch) -> Array:
+    """The values of matrices, brought into shape once."""
+    found: Array | None = M.__dict__.get("_ready")
+    if found is None:
+        found = M.__dict__["_ready"] = ready(M.values)
     return found
 
 

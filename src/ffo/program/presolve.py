@@ -93,7 +93,7 @@ class Presolve:
 
     def then(self, other: Presolve) -> Presolve:
         """These steps and those of another presolve after them."""
-        return Presolve(self.steps + other.steps)
+        return Presolve(self.steps + other.steps) if self.steps and other.steps else other if other.steps else self
 
     def take(self, samples: Array) -> Presolve:
         return Presolve(tuple(step.take(samples) for step in self.steps)) if self.steps else self
@@ -164,8 +164,8 @@ class MissingRows(PresolveStep):
 
 
 def missing_rows(program: ConeProgram) -> list[tuple[Array, MissingRows]] | None:
-    """The samples grouped by their missing rows, and the step that removes these; None if no rows are missing."""
-    if not np.isposinf(distinct(program.b)).any():
+    """The samples by the rows they lack, and the step that removes these; None where no sample lacks any."""
+    if not np.count_nonzero(distinct(program.b) == np.inf):
         return None
     missing = np.isposinf(program.b)
     for group in program.cones.groups:

@@ -83,8 +83,8 @@ class QuadraticStructure:
     @cached_property
     def key(self) -> tuple[object, ...]:
         """Equal keys mean equal structures."""
-        matrices = tuple((name, self.matrices[name].key) for name in sorted(self.matrices))
-        return self.n, matrices, tuple((name, self.sides[name].tobytes()) for name in sorted(self.sides))
+        matrices = frozenset([(name, pattern.key) for name, pattern in self.matrices.items()])
+        return self.n, matrices, frozenset([(name, side.tobytes()) for name, side in self.sides.items()])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, QuadraticStructure) and self.key == other.key
@@ -96,7 +96,7 @@ class QuadraticStructure:
     def parameters(self) -> tuple[Name, ...]:
         """The blocks that are present, in the order their values are given."""
         vectors = {"p", *self.sides} | ({"b"} if "A" in self.matrices else set())
-        return tuple(name for name in NAMES if name in self.matrices or name in vectors)
+        return tuple([name for name in NAMES if name in self.matrices or name in vectors])
 
     def size(self, name: Name) -> tuple[int, ...]:
         """Shape of a block's values: nonzeros of a matrix, length of a vector."""

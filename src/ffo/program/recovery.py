@@ -84,7 +84,7 @@ class Recovery:
                 flat = flat * np.exp(out.of(x))
             part = out.to(flat)
             found[out.dual] = found[out.dual] + part if out.dual in found else part
-        c_x, c_y = (found.get(dual) for dual in (False, True))
+        c_x, c_y = found.get(False), found.get(True)
         return (
             repeated(np.zeros(self.n), batch) if c_x is None else c_x,
             repeated(np.zeros(self.m), batch) if c_y is None else c_y,

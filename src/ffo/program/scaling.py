@@ -83,14 +83,13 @@ class Moderate:
         self._last: _Extent | None = None
 
     def holds(self, program: ConeProgram) -> bool:
-        """Whether a program is known to need no scaling."""
-        P, A, b = program.P, program.A, distinct(program.b)
-        if not (P.own and A.own and program.shared_matrices and program.n):
-            return False
-        last = self._last
+        """Whether a program is known to be left alone."""
+        P, A, last = program.P, program.A, self._last
         if last is None or last.P is not P or last.A is not A:
+            if not (P.own and A.own and program.shared_matrices and program.n):
+                return False
             last = self._last = _Extent(P, A)
-        return last.fit and last.moderate(program.q, b)
+        return last.fit and last.moderate(program.q, distinct(program.b))
 
 
 class _Extent:
@@ -103,16 +102,16 @@ class _Extent:
         lean = (a < 1 / MODERATE) & (p > 0)
         self.fit = _moderate(np.concatenate([A.largest_of_rows[0], a[~lean]]))
         self.most, self.least = float(p.max(initial=0.0)), float(p[lean].min(initial=np.inf))
-        self._known: tuple[Array, Size, Size] | None = None
+        self._known: tuple[bytes, Size, Size] | None = None
 
     def moderate(self, q: Array, b: Array) -> bool:
         """Whether vectors q (batch, n), b (batch or 1, m) are of moderate size."""
-        force, known = np.abs(q).max(axis=1), self._known
+        force, known = np.maximum.reduce(np.abs(q), axis=1), self._known
         if len(self.alone) and not _moderate(np.abs(q[:, self.alone]) / np.where(force > 0.0, force, 1.0)[:, None]):
             return False
-        if known is None or len(b) > 1 or not (known[0] == b).all():
+        if known is None or len(b) > 1 or known[0] != b.tobytes():
             known = self._remember(b, *self._forces(b))
-        if ((force >= known[1]) & (force <= known[2])).all():
+        if np.count_nonzero((force >= known[1]) & (force <= known[2])) == len(force):
             return True
         length = _median(np.abs(b))
         low, high = np.maximum(1.0, self.most * length) / MODERATE, np.minimum(1.0, self.least * length) * MODERATE
@@ -121,11 +120,12 @@ class _Extent:
         force = np.where(force == 0, self.curvature * length, force)
         return bool(((force >= low) & (force <= high)).all())
 
-    def _remember(self, b: Array, low: Size, high: Size) -> tuple[Array, Size, Size]:
-        """A single right-hand side, and the range of sizes of q that are moderate with it."""
+    def _remember(self, b: Array, low: Size, high: Size) -> tuple[bytes, Size, Size]:
+        """A single right-hand side, and the sizes of q between which all is moderate with it."""
+        known = b.tobytes() if len(b) == 1 else b"", low, high
         if len(b) == 1:
-            self._known = b.copy(), low, high
-        return b, low, high
+            self._known = known
+        return known
 
     def _forces(self, b: Array) -> tuple[float, float]:
         """The range of sizes of q that are moderate whatever the medians of b (which take longer to compute): columns

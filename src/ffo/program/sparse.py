@@ -285,6 +285,11 @@ def plain(v: Array) -> Array:
     return v if v.dtype == np.float64 and v.flags.carray else np.array(v, dtype=float, order="C")
 
 
+def all_finite(v: Array) -> bool:
+    """Whether all entries are finite."""
+    return bool(np.count_nonzero(np.isfinite(v)) == v.size)
+
+
 def distinct(v: Array) -> Array:
     """(batch, ·) rows without repetition: (1, ·) if one row was broadcast to the batch."""
     return v[:1] if v.strides[0] == 0 and v.size else v  # empty arrays have no strides

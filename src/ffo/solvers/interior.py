@@ -46,7 +46,7 @@ class InteriorSolver(Solver):
         limit = int(self.settings.get("limit", LIMIT))
         done = plan.interior(values, x, y, s, float(self.settings["tolerance"]), limit)
         status, detail = np.zeros(batch, int), {}
-        if (done < 0).any():
+        if np.count_nonzero(done < 0):
             from ffo.kernels.batch import LEFT_OUT
 
             status[done < 0] = Status.NUMERICAL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 from collections.abc import Mapping
 from typing import Any
@@ -77,7 +78,31 @@ def get_solver(solver: str | Solver, settings: Mapping[str, Any] | None = None, 
         if name in cvxpy_names():
             return CvxpySolver(name, settings, verbose=verbose)
     hint = f" (qpsolvers has it: use {qpsolvers_any.PREFIX + solver.lower()!r})" if qpsolvers_any.known(solver) else ""
-    raise InputError(f"unknown solver {solver!r}{hint}; available here: {', '.join(available())}")
+    usable = available()
+    close = difflib.get_close_matches(name, [n.upper() for n in usable], n=1)
+    if close and not hint:
+        hint = f"; did you mean {next(n for n in usable if n.upper() == close[0])}?"
+    raise InputError(f"unknown solver {solver!r}{hint}; available here: {', '.join(usable)}")
+
+
+#: where cvxpylayers' users name the solver that diffcp calls
+_BEHIND_DIFFCP = ("solver", "solve_method")
+
+
+def named_in_settings(
+    solver: str | Solver | None, settings: Mapping[str, Any]
+) -> tuple[str | Solver | None, dict[str, Any]]:
+    """The solver and its settings, where settings may name the solver as they do in cvxpylayers.
+
+    `solver=cp.DIFFCP`, or no solver, with `{"solver": name}` or `{"solve_method": name}` stands for the solver of that
+    name. Beside any other solver these settings are left alone, and have no effect.
+    """
+    rest = dict(settings)
+    if solver is None or (isinstance(solver, str) and solver.upper() == "DIFFCP"):
+        names = [rest.pop(key) for key in _BEHIND_DIFFCP if isinstance(rest.get(key), str)]
+        if names:
+            return names[0], rest
+    return solver, rest
 
 
 def choose(program: ConeProgram) -> str:

@@ -1,9 +1,10 @@
 """Translation of user settings into a solver's own names.
 
 Every adapter accepts `eps` (accuracy), `max_iters` and `verbose`, and `time_limit` (seconds for one solve) if its
-solver has such a limit. The solver's own names pass through. A name that only another solver (or another layer package)
-has is accepted with a `SettingWarning`, so that a solver can be swapped without editing its arguments. A name that no
-solver has is an error, because it is most likely a typo.
+solver has such a limit. The solver's own names pass through. Another solver's name for its accuracy or iteration limit
+means `eps` or `max_iters`, so that a solver can be swapped without editing its arguments. Any other name that only
+another solver (or another layer package) has is ignored with a `SettingWarning`. A name that no solver has is an error,
+because it is most likely a typo.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ COMMON = frozenset({"eps", "max_iters", "time_limit", "verbose"})
 FOREIGN = frozenset(
     """solve_method mode n_jobs_forward n_jobs_backward derivative_kwargs lpgd_args warm_start raise_on_error
     solver solver_args use_LPGD diff_mode tau rho tau_b tau_f ignore_dpp canon_backend gp qcp requires_grad
-    enforce_dpp check_Q_spd notImprovedLim maxIter structural_feasibility omp_parallel maxIterBackward
+    enforce_dpp check_Q_spd notImprovedLim maxIter structural_feasibility omp_parallel maxIterBackward warm_starts tol
     """.split()
 )
 
@@ -49,13 +50,13 @@ def resolve(solver: type[Solver] | Solver, settings: Mapping[str, Any] | None) -
         UnknownSettingError: for a name that no adapter has.
         InputError: for an invalid `eps`, `max_iters` or `time_limit`.
     """
-    given = dict(settings or {})
+    given = _translated(solver, settings or {})
     eps = _positive("eps", given.pop("eps", DEFAULT_EPS), float)
     limits = [
         ("max_iters", solver.iteration_limit, given.pop("max_iters", None), int),
         ("time_limit", solver.time_limit, given.pop("time_limit", None), float),
     ]
-    verbose = bool(given.pop("verbose", False))
+    verbose = given.pop("verbose", False) > 0
     native: dict[str, Any] = dict(solver.defaults)
     native.update(dict.fromkeys(solver.tolerances, eps))
     for name, own, value, kind in limits:
@@ -73,6 +74,28 @@ def resolve(solver: type[Solver] | Solver, settings: Mapping[str, Any] | None) -
             raise UnknownSettingError(_unknown(solver, name))
     asked = [native[t] for t in solver.tolerances if isinstance(native.get(t), (int, float))]
     return Resolved(native, float(max(asked, default=eps)), verbose)
+
+
+def _translated(solver: type[Solver] | Solver, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, with `eps` and `max_iters` instead of the names that other solvers have for them.
+
+    Of several accuracies the smallest counts. Names beside an explicit `eps` or `max_iters` are left as they are.
+    """
+    given = dict(settings)
+    if solver.open_settings or given.keys() <= COMMON | solver.native_settings:
+        return given
+    for common, names in zip(("eps", "max_iters"), _names_elsewhere(), strict=True):
+        foreign = [name for name in given if name in names and name not in COMMON | solver.native_settings]
+        if foreign and common not in given:
+            kind = float if common == "eps" else int
+            given[common] = min(_positive(name, given.pop(name), kind) for name in foreign)
+    return given
+
+
+def _names_elsewhere() -> tuple[set[str], set[str]]:
+    """Names that solvers have for their accuracy ("tol": several layer packages) and for their iteration limit."""
+    known = adapters().values()
+    return {"tol"}.union(*(cls.tolerances for cls in known)), {cls.iteration_limit for cls in known}
 
 
 def assign(target: Any, settings: Mapping[str, Any], solver: str) -> Any:

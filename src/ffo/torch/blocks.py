@@ -12,7 +12,7 @@ import torch
 from ffo.errors import InputError
 from ffo.program.blocks import MATRICES, Blocks, check_shapes, is_absent, make_blocks, union_pattern
 from ffo.program.quadratic import MatrixPattern, Name
-from ffo.torch.function import Kind, check_kinds, inside_transform
+from ffo.torch.function import Kind, check_kinds, in_one_dtype, inside_transform
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,13 @@ class Given:
 
 def read_given(given: Mapping[Name, torch.Tensor | None]) -> Given:
     """Check the blocks of a call."""
-    tensors = {name: t for name, t in given.items() if t is not None}
+    names = [name for name, t in given.items() if t is not None]
+    tensors = dict(zip(names, in_one_dtype([given[name] for name in names]), strict=True))
     for name, t in tensors.items():
         if not isinstance(t, torch.Tensor):
             raise InputError(f"{name} must be a torch tensor, got {type(t).__name__}")
-    form = _checked(tuple((name, Kind.of(t)) for name, t in tensors.items()))
-    return Given({name: tensors[name] for name in form.names}, form)
+    form = _checked(tuple([(name, Kind(t.shape, t.dtype, t.device, t.layout)) for name, t in tensors.items()]))
+    return Given({name: tensors[name] for name in form.names} if len(form.names) < len(tensors) else tensors, form)
 
 
 @lru_cache(maxsize=256)  # of a layer in training, all calls are of one kind

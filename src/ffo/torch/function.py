@@ -10,6 +10,7 @@ depend on the parameters, so that a second derivative raises an error instead of
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import reduce
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -41,9 +42,9 @@ class Call(Protocol):
     def solve(self, values: list[NumpyArray]) -> tuple[list[NumpyArray], Record]: ...
 
     def adjoint(
-        self, record: Record, gradients: list[NumpyArray | None], wanted: Sequence[bool], per_sample: bool
+        self, record: Record, gradients: list[NumpyArray | None], wanted: Sequence[bool], apart: bool
     ) -> list[NumpyArray | None]:
-        """Gradients in the wanted parameters; `per_sample`: one per sample, for shared parameters too."""
+        """Gradients in the wanted parameters; `apart`: one per sample, for shared parameters too."""
 
     def tangent(self, record: Record, tangents: list[NumpyArray | None]) -> list[NumpyArray]: ...
 
@@ -85,7 +86,8 @@ def refuse_legacy_batches(t: torch.Tensor) -> None:
 
 
 def to_numpy(t: torch.Tensor) -> NumpyArray:
-    refuse_legacy_batches(t)
+    if _is_legacy_batched(t):
+        raise DerivativeError(_LEGACY)
     if t.ndim and t.shape[0] > 1 and t.stride(0) == 0:  # expanded over the batch: one sample is copied, not all
         return np.broadcast_to(to_numpy(t[:1]), tuple(t.shape))
     if t.dtype is not torch.float64:
@@ -106,7 +108,7 @@ class Solve(torch.autograd.Function):
     @staticmethod
     def forward(slot: Slot, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs, slot.record = slot.call.solve([to_numpy(p) for p in parameters])
-        return tuple(_like(v, parameters[0]) for v in outputs)
+        return tuple([_like(v, parameters[0]) for v in outputs])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -117,16 +119,14 @@ class Solve(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        wanted = tuple(ctx.needs_input_grad[1:])
-        if all(g is None for g in gradients) or not any(wanted):
+        wanted, given = tuple(ctx.needs_input_grad[1:]), [g is not None for g in gradients]
+        if True not in given or True not in wanted:
             return (None,) * (1 + len(wanted))
-        given = tuple(g is not None for g in gradients)
-        # autograd has to record this only if further derivatives or torch.func may follow
+        # Only where derivatives of this one, or torch.func, may follow does autograd have to know of it.
         watched = torch.is_grad_enabled() or inside_transform()
         adjoint = Adjoint.apply if watched else Adjoint.forward
-        found = adjoint(ctx.slot, wanted, given, False, *ctx.saved_tensors, *_present(gradients))
-        result = iter(found)
-        return (None, *(next(result) if w else None for w in wanted))
+        result = iter(adjoint(ctx.slot, wanted, given, False, *ctx.saved_tensors, *_present(gradients)))
+        return (None, *[next(result) if w else None for w in wanted])
 
     @staticmethod
     def jvp(ctx: Any, _slot: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
@@ -161,16 +161,16 @@ class SolveOutside(torch.autograd.Function):
 
 
 class Adjoint(torch.autograd.Function):
-    """(slot, wanted, given, per_sample, *parameters, *gradients) -> gradients of the wanted parameters."""
+    """(slot, wanted, given, apart, *parameters, *gradients) -> gradients of the wanted parameters."""
 
     @staticmethod
     def forward(
-        slot: Slot, wanted: Sequence[bool], given: Sequence[bool], per_sample: bool, *arguments: torch.Tensor
+        slot: Slot, wanted: Sequence[bool], given: Sequence[bool], apart: bool, *arguments: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         parameters, rest = arguments[: len(wanted)], iter(arguments[len(wanted) :])
         values = [to_numpy(next(rest)) if g else None for g in given]
-        found = slot.call.adjoint(slot.record, values, wanted, per_sample)
-        return tuple(_like(v, p) for v, p in zip(found, parameters, strict=True) if v is not None)
+        found = slot.call.adjoint(slot.record, values, wanted, apart)
+        return tuple([_like(v, p) for v, p in zip(found, parameters, strict=True) if v is not None])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -191,12 +191,12 @@ class Adjoint(torch.autograd.Function):
         slot: Slot,
         wanted: Sequence[bool],
         given: Sequence[bool],
-        per_sample: bool,
+        apart: bool,
         *arguments: torch.Tensor,
     ) -> tuple[tuple[torch.Tensor, ...], Any]:
         count, dims = len(wanted), in_dims[4:]
         if all(d is None for d in dims[:count]):
-            return _one_by_one(Adjoint, info.batch_size, (slot, wanted, given, per_sample), dims, arguments)
+            return _one_by_one(Adjoint, info.batch_size, (slot, wanted, given, apart), dims, arguments)
         assert slot.inner is not None
         size, base = info.batch_size, slot.call.parameter_dims()
         parameters, gradients = arguments[:count], arguments[count:]
@@ -209,7 +209,7 @@ class Adjoint(torch.autograd.Function):
             if w:
                 g = _unfold(next(found), size, slot.batch)
                 shared = slot.batch is not None and p.ndim - (d is not None) == k
-                result.append(g.sum(1) if shared and not per_sample else g)
+                result.append(g.sum(1) if shared and not apart else g)
         return tuple(result), (0,) * len(result)
 
 
@@ -329,7 +329,22 @@ def kinds_of(parameters: Sequence[Any], name: str = "Parameter") -> tuple[Kind, 
     for i, p in enumerate(parameters):
         if not isinstance(p, torch.Tensor):
             raise NotATensorError(f"{name} {i} must be a torch tensor, got {type(p).__name__}")
-    return tuple(Kind(p.shape, p.dtype, p.device, p.layout) for p in parameters)
+    return tuple([Kind(p.shape, p.dtype, p.device, p.layout) for p in parameters])
+
+
+def in_one_dtype(tensors: Sequence[Any]) -> Sequence[Any]:
+    """The tensors in their common dtype, promoted as by torch; without any floating-point tensor in torch's default.
+
+    Conversions are differentiable. Whatever cannot be promoted (complex tensors, other objects) is left to the checks.
+    """
+    dtypes = {t.dtype for t in tensors if isinstance(t, torch.Tensor) and t.numel()}  # qpth's empty blocks do not count
+    if not dtypes or (len(dtypes) == 1 and next(iter(dtypes)).is_floating_point):
+        return tensors
+    common = reduce(torch.promote_types, dtypes)
+    if common.is_complex:
+        return tensors
+    dtype = common if common.is_floating_point else torch.get_default_dtype()
+    return [t.to(dtype) if isinstance(t, torch.Tensor) else t for t in tensors]
 
 
 class Kind(NamedTuple):
@@ -339,10 +354,6 @@ class Kind(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     layout: torch.layout
-
-    @classmethod
-    def of(cls, t: torch.Tensor) -> Kind:
-        return cls(t.shape, t.dtype, t.device, t.layout)
 
 
 def check_kinds(

@@ -17,7 +17,7 @@ from ffo.program.cvxpy import canonicalize
 from ffo.solvers.base import Solver
 from ffo.torch.base import OptimizationLayer
 from ffo.torch.expressions import with_expressions
-from ffo.torch.function import Kind, check_kinds, kinds_of
+from ffo.torch.function import Kind, check_kinds, in_one_dtype, kinds_of
 
 
 class FFOLayer(OptimizationLayer):
@@ -121,14 +121,15 @@ class FFOLayer(OptimizationLayer):
 
         Args:
             params: one tensor per parameter, each of the parameter's shape or with a leading batch
-                dimension; batched and unbatched tensors may be mixed.
+                dimension; batched and unbatched tensors may be mixed. Tensors of different dtypes are promoted as by
+                torch, and integers count as its default dtype.
             solver_args: settings for this call, in addition to the layer's.
             keys: one hashable per sample (say, its index in the data set), by which its solution is
                 remembered between calls whatever the order of batches.
             warm_start: as in the constructor, for this call.
 
         Returns:
-            One tensor per variable, (*batch, *variable.shape).
+            One tensor per variable, (*batch, *variable.shape), in the (promoted) dtype of the parameters.
         """
         if torch.compiler.is_compiling():  # a solve cannot be part of a graph: torch.compile breaks it here
             return torch.compiler.disable(self._solve)(params, solver_args, keys, warm_start)
@@ -141,6 +142,7 @@ class FFOLayer(OptimizationLayer):
         keys: Sequence[Hashable] | torch.Tensor | None,
         warm_start: bool | None,
     ) -> tuple[torch.Tensor, ...]:
+        params = in_one_dtype(params)
         batched, batch = validate(kinds_of(params), self.canonical.shapes[: self.canonical.given])
         named = call_keys(keys, warm_start, self.engine.options.warm_start, batch)
         if self.canonical.lifted is not None:

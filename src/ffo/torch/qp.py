@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from enum import Enum
 from typing import Any, Literal
 
 import torch
@@ -34,6 +35,10 @@ class FFOQPLayer(OptimizationLayer):
         solver, solver_args, backward, delta, on_fail, warm_start, retry, smoothing, verbose, time_limit: as in
             `FFOLayer` (dense programs on a device take a bounded number of steps, which `time_limit` does not
             interrupt).
+        eps, maxIter, notImprovedLim, check_Q_spd: arguments of qpth's `QPFunction`. `eps` is the accuracy, as in
+            `solver_args`. The others are ignored: iteration limits of another algorithm mean nothing here, and Q is
+            always checked. qpth's `solver=QPSolvers.PDIPM_BATCHED` or `QPSolvers.CVXPY` means the default solver, and
+            `verbose=-1` means silence.
 
     Example:
         >>> import torch
@@ -48,7 +53,7 @@ class FFOQPLayer(OptimizationLayer):
         *,
         duals: bool = False,
         reduction: Literal["sum", "mean"] = "sum",
-        solver: str | Solver | None = None,
+        solver: str | Solver | Enum | None = None,
         solver_args: Mapping[str, Any] | None = None,
         backward: str | Way = "auto",
         delta: float | None = None,
@@ -56,21 +61,25 @@ class FFOQPLayer(OptimizationLayer):
         warm_start: bool = False,
         retry: Sequence[str | Solver] | None = None,
         smoothing: float | Smoothing | None = None,
-        verbose: bool = False,
+        verbose: bool | int = False,
         time_limit: float | None = None,
+        eps: float | None = None,
+        maxIter: int | None = None,
+        notImprovedLim: int | None = None,
+        check_Q_spd: bool = True,
     ) -> None:
         if reduction not in ("sum", "mean"):
             raise InputError(f"reduction must be 'sum' or 'mean', not {reduction!r}")
         options = Options(
-            solver=solver,
-            solver_args=dict(solver_args or {}),
+            solver=None if type(solver).__name__ == "QPSolvers" else solver,  # type: ignore[arg-type]
+            solver_args={**({} if eps is None else {"eps": eps}), **(solver_args or {})},
             backward=backward,
             delta=delta,
             on_fail=on_fail,
             warm_start=warm_start,
             retry=retry,
             smoothing=smoothing,  # type: ignore[arg-type]
-            verbose=verbose,
+            verbose=bool(verbose > 0),
             time_limit=time_limit,
         )
         check_relaxed(options.relax)
@@ -141,15 +150,15 @@ class FFOQPLayer(OptimizationLayer):
     ) -> tuple[torch.Tensor, ...]:
         blocks = read_blocks(given)
         canonical = quadratic_problem(blocks.structure, self.duals)
-        names = blocks.structure.parameters
-        values = [blocks.values[name] for name in names]
-        batched = tuple(v.ndim == 2 for v in values)
+        values = [blocks.values[name] for name in blocks.structure.parameters]
+        batched = tuple([v.ndim == 2 for v in values])
         return self._run(canonical, values, batched, blocks.batch, solver_args, keys, receive=receive)
 
     def _dense(self, given: Given, keys: list[Hashable] | None) -> tuple[torch.Tensor, ...] | None:
         """The solution by dense batched algebra on a device; None if that does not apply or is not verified."""
         options = self.engine.options
-        plain = not (options.solver_args or options.smoothing or options.verbose)
+        # exact, whatever eps is
+        plain = options.solver_args.keys() <= {"eps"} and not (options.smoothing or options.verbose)
         if not plain or options.solver is not None or options.backward not in ("auto", "direct"):
             return None
         if not worthwhile(given):

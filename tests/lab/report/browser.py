@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over the DevTools protocol on two pipes: nothing to install beside it."""
+"""A headless Chromium, driven over the DevTools protocol on two pipes: nothing else to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows as a run would leave them: invented times with the growth, spread and failures of real ones."""
+"""Rows like those of a run: invented times with the growth, spread and failures of real ones."""
 
 from __future__ import annotations
 

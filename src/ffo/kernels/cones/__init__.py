@@ -1,4 +1,4 @@
-"""One cone, one file: projection and face of one block, compiled. `ffo.cones` and the Newton loop both call these.
+"""Cones, one file each: compiled projection and face of one block, called by `ffo.cones` and the Newton loop.
 
 `face(w, tau, alpha, s, v, on, delta, R) -> (case, margin)` for the cones with dense rows (PSD, exponential, power):
 
@@ -11,8 +11,8 @@
                    (a lower bound where no closed form exists: interior and vertex of exp and pow)
 
 so that D Pi_K(w) = I - sum over rows r of tau/(tau + delta_r) R_r R_r'. The second-order cone keeps its rows sparse and
-has a signature of its own (`soc.face`). The case is decided by where w projects. On a change of case the side nearer
-the interior is taken: w = 0 has no rows.
+has its own signature (`soc.face`). The case is decided by where w projects. On the border between two cases the one
+closer to the interior is taken: w = 0 has no rows.
 
 A block that is not finite gets s = v = NaN, no rows, the case of the interior (full rank for PSD) and the margin 0;
 nothing raises.

@@ -44,7 +44,7 @@ FACE, RAY = BOUNDARY + 1, BOUNDARY + 2
 
 #: |rho| beyond this is a limit: e^-|rho| vanishes from 745 on, and rho^2 must not overflow.
 _FAR = 1e17
-#: below this (w has unit scale) a point counts as on the boundary: the Hessian of the barrier would overflow.
+#: below this (w has unit scale) a point counts as on the boundary, else the Hessian of the barrier would overflow.
 _TINY = 1e-60
 
 
@@ -204,10 +204,10 @@ def _margin(case: int, w1: float, w2: float, w3: float, s: Array, v: Array) -> f
     if case != BOUNDARY:
         return min(abs(w1), abs(w2), abs(w3))
     # |s| and |v| are the distances to -K* and K; the third is that to {w1, w2 <= 0}
-    flat = np.hypot(max(w1, 0.0), max(w2, 0.0))
+    to_face = np.hypot(max(w1, 0.0), max(w2, 0.0))
     size_s = np.sqrt(s[0] * s[0] + s[1] * s[1] + s[2] * s[2])
     size_v = np.sqrt(v[0] * v[0] + v[1] * v[1] + v[2] * v[2])
-    return min(size_s, size_v, flat)
+    return min(size_s, size_v, to_face)
 
 
 @inner_kernel

@@ -21,7 +21,7 @@ r/(|w3| - r) = e^xi,
 
     1/(tau h) = e^xi (x^(2 beta) y^(2 alpha) + alpha^2 y^2 + beta^2 x^2)/(alpha beta |s|^2).
 
-Rays. Where w1 < 0 < w2 and w3 = 0, s = (0, w2, 0), y = (v, 0, 0): normal e1. Beside the ray the surface is
+Rays. If w1 < 0 < w2 and w3 = 0, s = (0, w2, 0), y = (v, 0, 0): normal e1. Next to the ray the surface is
 x = |z|^(1/alpha) y^(-beta/alpha), so its curvature in z behaves as |z|^(1/alpha - 2): z is free for
 alpha < 1/2, fixed for alpha > 1/2, and for alpha = 1/2 the surface formulas have the limit h = 2v/y. That
 limit is reached slowly in |w3|, so |w3| <= 1e-7 |w| counts as on the ray (no threshold for alpha = 1/2,
@@ -42,11 +42,11 @@ Array = np.ndarray
 #: the rays (0, y, 0) and (x, 0, 0)
 Y_RAY, X_RAY = BOUNDARY + 1, BOUNDARY + 2
 
-#: |w3| / |w| below which w is on a ray. Ten times larger, and surface points lose their curvature; ten times
-#: smaller, and points of a ray known to a solver's accuracy are taken for surface points with a wild one.
+#: |w3| / |w| below which w is on a ray. If ten times larger, surface points lose their curvature; if ten times
+#: smaller, points of a ray known to a solver's accuracy are taken for surface points with an arbitrary one.
 RAY_THRESHOLD = 1e-7
 _HALF = 1e-12  # alpha this close to 1/2 is 1/2
-#: below this (w has unit scale) a number counts as zero: the Hessian of the barrier would overflow.
+#: below this (w has unit scale) a number counts as zero, else the Hessian of the barrier would overflow.
 _TINY = 1e-60
 #: limit of |xi|: e^-|xi| vanishes from 745 on.
 _FAR = 2.0**20

@@ -10,7 +10,7 @@ svec(q_i q_j' + q_j q_i')/sqrt 2 (i < j), svec(q_i q_i'), with entries
 
     VV 0: normal, delta = 0      UU 1: free      UV lambda_j/(lambda_j + tau gamma_i): delta = lambda_j/gamma_i.
 
-The case is the rank: the number of eigenvalues of W that are not negative. The distance to a change of rank is the
+The case is the rank: the number of nonnegative eigenvalues of W. The distance to a change of rank is the
 smallest absolute eigenvalue.
 """
 

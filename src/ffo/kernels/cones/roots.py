@@ -31,7 +31,7 @@ def root_step(
 
     A Newton step that stays in the bracket and is at most half as long as the step before it is taken. Otherwise
     the bracket is halved, or, where f has not changed its sign yet, the step before is doubled, so that far limits
-    cost nothing. Where f keeps its sign up to a limit, that limit is returned.
+    cost nothing. If f keeps its sign up to a limit, that limit is returned.
     """
     if f <= 0.0:
         lo = x

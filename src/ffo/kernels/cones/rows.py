@@ -1,4 +1,4 @@
-"""What the faces of all cones share: codes of the cases, the weight of a row, exact scaling of a block."""
+"""Common parts of the faces of all cones: codes of the cases, the weight of a row, exact scaling of a block."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Array = np.ndarray
 #: Codes of the cases every cone shares (cones with flat faces or rays add their own; PSD uses the rank).
 INTERIOR, VERTEX, BOUNDARY = 0, 1, 2
 
-#: Largest s-to-tau*y ratio that a weight may express; see `weight`. Ten times smaller, and a direction that is free
-#: to rounding gets a visible curvature; larger than 1/eps, and the weights only spread the pivots of the ghost system.
+#: Largest s-to-tau*y ratio that a weight may express; see `weight`. If ten times smaller, a direction that is free
+#: to rounding gets a visible curvature; above 1/eps, the weights only spread the pivots of the ghost system.
 MAX_RATIO = 1e16
 
 
