@@ -299,8 +299,8 @@ class Geometric(Rewriter):
         return bool(e.is_log_log_convex())
 
     def of(self, e: Any, term: bool = False) -> Any:
-        if not isinstance(e, cp.Expression) or not e.parameters():
-            return e
+        if not isinstance(e, cp.Expression) or isinstance(e, cp.Parameter) or not e.parameters():
+            return e  # a parameter that was not declared positive is not DGP
         if not e.variables():
             return e if self.disciplined_parameters(e) else self.parameter(e)
         return self.repaired(self.rebuilt(e, [self.of(arg) for arg in e.args]))
