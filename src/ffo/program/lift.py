@@ -299,12 +299,10 @@ class Geometric(Rewriter):
         return bool(e.is_log_log_convex())
 
     def of(self, e: Any, term: bool = False) -> Any:
-        if not isinstance(e, cp.Expression) or not e.parameters():
-            return e
+        if not isinstance(e, cp.Expression) or isinstance(e, cp.Parameter) or not e.parameters():
+            return e  # a parameter that was not declared positive is not DGP
         if not e.variables():
-            # a parameter of a geometric program must be declared positive: that is for the user to say
-            kept = isinstance(e, cp.Parameter) or self.disciplined_parameters(e)
-            return e if kept else self.parameter(e)
+            return e if self.disciplined_parameters(e) else self.parameter(e)
         return self.repaired(self.rebuilt(e, [self.of(arg) for arg in e.args]))
 
     def attributes(self, e: cp.Expression) -> dict[str, bool]:
