@@ -15,7 +15,7 @@ from ffo.kernels.kkt import DIM, INV, KI, KIND, KP, NONNEG, START, ZERO, Face, F
 from ffo.kernels.newton import scatter, sensitivity
 from ffo.kernels.point import Data, sizes
 from ffo.kernels.system import UNKNOWN, Factors, norm
-from ffo.kernels.vectors import fill
+from ffo.kernels.vectors import copy, fill
 
 Array = np.ndarray
 
@@ -23,8 +23,8 @@ Array = np.ndarray
 MET, LEFT = 1e-6, 1e-3
 #: |Kz| relative to |z|, equilibrated, of a null vector by factors or eigenvalues, and by MINRES
 VANISHED, VANISHED_ROUGHLY = 1e-13, 1e-6
-#: entries of a null vector, relative to its largest, that count as rounding
-DUST = 1e-9
+#: entries of a null vector, relative to its largest, that count as rounding; and if it does not vanish without them
+DUST, FINE_DUST = 1e-9, 1e-15
 
 
 @inner_kernel
@@ -151,19 +151,31 @@ def _correct(S: Structure, F: Factors, z: Array, full: Full | None) -> None:
 
 @inner_kernel
 def _vanishes(S: Structure, F: Factors, left: Array, z: Array, tolerance: float) -> bool:
-    """Whether z, which was `left`, is a null vector; its rounding errors are removed."""
-    largest = rest = total = 0.0
-    image = np.empty(z.size)
+    """Whether z, which was `left`, is a null vector. Its entries that count as rounding are removed, unless it vanishes
+    only with them: two rows at an angle of 1e-9 depend on others by coefficients of 1e-9."""
+    if norm(left, F.unit) <= LEFT:
+        return False
+    largest, clean = 0.0, np.empty(z.size)
     for i in range(z.size):
         largest = max(largest, abs(z[i] / F.scale[i]))
-        total += (z[i] / F.scale[i]) ** 2
-    for i in range(z.size):
-        if abs(z[i] / F.scale[i]) <= DUST * largest:
-            z[i] = 0.0
+    for dust in (DUST, FINE_DUST):
+        for i in range(z.size):
+            clean[i] = z[i] if abs(z[i] / F.scale[i]) > dust * largest else 0.0
+        if _image(S, F, clean) <= tolerance:
+            copy(z, clean)
+            return True
+    return False
+
+
+@inner_kernel
+def _image(S: Structure, F: Factors, z: Array) -> float:
+    """|Kz| relative to |z|, equilibrated."""
+    image, rest, total = np.empty(z.size), 0.0, 0.0
     _multiply(S, F, z, image)
     for i in range(z.size):
         rest += (F.scale[i] * image[i]) ** 2
-    return bool(norm(left, F.unit) > LEFT and rest <= tolerance**2 * total)
+        total += (z[i] / F.scale[i]) ** 2
+    return np.sqrt(rest / total) if total > 0.0 else np.inf
 
 
 @inner_kernel
