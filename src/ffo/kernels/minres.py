@@ -125,7 +125,7 @@ def solve(S: Structure, F: Factors, rhs: Array, z: Array, target: float, full: F
 @inner_kernel
 def solve_in_parts(S: Structure, F: Factors, rhs: Array, z: Array, full: Full) -> float:
     """`solve`, and again for what is left, unless that is small beside variables and multipliers by themselves, and so
-    is the error; returns the relative residual or error, whichever is larger.
+    is the error; returns the relative residual, or the error if the residual is small and the error is larger.
 
     Along the eigenvector of a small eigenvalue a residual of rounding is a large error. How large, the next solution
     shows: two rows at an angle of 3e-7 leave 1e-9 of the right-hand side, and all of what their vertex does not move.
@@ -146,7 +146,7 @@ def solve_in_parts(S: Structure, F: Factors, rhs: Array, z: Array, full: Full) -
         for i in range(z.size):
             z[i] += step[i]
         error = _error(S, F, z, _unknowns(S, F, step, 1.0), _unknowns(S, F, step, -1.0), least)
-    return max(relative, error)
+    return relative if relative > UNSOLVED else max(relative, error)
 
 
 @inner_kernel
