@@ -49,10 +49,13 @@ def open_gradients(
     x, y, u, w = (v[k] for v in (gradient.x, gradient.y, gradient.u, gradient.v))
     large_u, large_w, meets_u, meets_w = (sees[k, column, None] for column in (LARGE_U, LARGE_W, MEETS_U, MEETS_W))
     u, w, no_x, no_y = u * large_u, w * large_w, np.zeros_like(x), np.zeros_like(y)
-    sides = np.where(null.w[:, ~equalities].any(axis=1, keepdims=True), -null.w, 0.0)  # equalities stay consistent
+    relaxable = null.w[:, ~equalities].any(axis=1, keepdims=True)
+    sides = np.where(relaxable, -null.w, 0.0)  # equalities stay consistent
+    # other coefficients of dependent equalities leave no solution, whatever the loss sees
+    coefficients = np.where(relaxable, meets_w, 1.0)
     ambiguous = felt(DataGradient(x, y, null.u * meets_u, no_y, no_y))
     ambiguous |= felt(DataGradient(null.u, no_y, u, w, no_y, no_x))
-    dependent = felt(DataGradient(x, y, no_x, null.w * meets_w, sides * meets_w))
+    dependent = felt(DataGradient(x, y, no_x, null.w * coefficients, sides * meets_w))
     dependent |= felt(DataGradient(no_x, null.w, u, no_y, no_y, no_x))
     return ambiguous, dependent
 
