@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import textwrap
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -269,6 +271,17 @@ def test_control_flow_and_pytrees(layer: FFOLayer) -> None:
 
     found = jax.jit(jax.grad(loss))(tree)
     close((found["A"], found["more"][0]), jax.grad(loss_with(layer), (0, 1))(A, b))
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_layers_are_freed(wrap: Callable) -> None:
+    x, b = cp.Variable(2), cp.Parameter(2)
+    layer = FFOLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - b))), [b], [x])
+    alive = weakref.ref(layer)
+    jax.block_until_ready(wrap(jax.grad(lambda b, layer=layer: layer(b)[0].sum()))(jnp.ones(2)))
+    del layer
+    gc.collect()
+    assert alive() is None
 
 
 @pytest.mark.parametrize("kept", [256, 0], ids=["records", "again"])

@@ -131,6 +131,14 @@ except ImportError:  # another release of JAX
     _placement = None  # type: ignore[assignment]
 
 
+try:  # JAX's cache of shapes would keep the layers of its last few thousand calls alive
+    from jax._src.util import weakref_cache_key_types
+except ImportError:  # another release of JAX
+    pass
+else:
+    weakref_cache_key_types.add(Site)
+
+
 def _lower(host: Callable[..., tuple[np.ndarray, ...]], ctx: Any, *operands: Any, **params: Any) -> Any:
     """A callback that receives NumPy arrays.
 
