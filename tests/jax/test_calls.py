@@ -141,6 +141,8 @@ def test_mixed_dtypes_promote_as_jax_does(case: zoo.Case) -> None:
     mixed = jnp.asarray(A, jnp.float32), jnp.asarray(b)
     assert layer(*mixed)[0].dtype == jnp.float64
     assert [g.dtype for g in jax.grad(lambda *v: jax_loss(layer(*v)), (0, 1))(*mixed)] == [jnp.float32, jnp.float64]
+    for whole in (np.round(b).astype(int), np.ones(b.shape, dtype=bool)):
+        assert layer(mixed[0], whole)[0].dtype == jnp.result_type(mixed[0], whole) == jnp.float32
 
 
 def test_failures_raise_in_words(bounded: tuple) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import textwrap
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -269,6 +271,58 @@ def test_control_flow_and_pytrees(layer: FFOLayer) -> None:
 
     found = jax.jit(jax.grad(loss))(tree)
     close((found["A"], found["more"][0]), jax.grad(loss_with(layer), (0, 1))(A, b))
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_layers_are_freed(wrap: Callable) -> None:
+    x, b = cp.Variable(2), cp.Parameter(2)
+    layer = FFOLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - b))), [b], [x])
+    alive = weakref.ref(layer)
+    jax.block_until_ready(wrap(jax.grad(lambda b, layer=layer: layer(b)[0].sum()))(jnp.ones(2)))
+    del layer
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("kept", [256, 0], ids=["records", "again"])
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_mapped_branches(monkeypatch: pytest.MonkeyPatch, solves: list[int], wrap: Callable, kept: int) -> None:
+    """JAX fills the parameters of branches that were not taken with zeros, for which this problem is infeasible."""
+    monkeypatch.setattr(records, "FEWEST", kept)
+    monkeypatch.setattr(records, "MOST", kept)
+    x, u, v = cp.Variable(2), cp.Parameter(2), cp.Parameter()
+    layer = FFOLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - v * u)), [cp.sum(x) >= 0.5, x <= u]), [u, v], [x])
+    us, vs = jnp.array([[1.0, 2.0], [3.0, 1.0], [2.0, 2.5]]), jnp.array([0.5, 2.0])
+
+    def loss(u: jax.Array, v: jax.Array) -> jax.Array:
+        return jnp.square(layer(u, v)[0]).sum()
+
+    def either(taken: jax.Array, u: jax.Array, v: jax.Array) -> jax.Array:
+        return jax.lax.cond(taken, loss, lambda u, v: u.sum(), u, v)
+
+    plain = jax.vmap(jax.vmap(jax.grad(loss), (0, None)), (None, 0))(us, vs)
+    solves.clear()
+    for taken in ([True, False, True], [False, True, False], [False] * 3):
+        mask = jnp.array(taken)
+        mapped = jax.vmap(jax.vmap(jax.grad(either, 1), (0, 0, None)), (None, None, 0))
+        found = wrap(mapped)(mask, us, vs)
+        np.testing.assert_allclose(found, jnp.where(mask[:, None], plain, 1.0), rtol=1e-9)
+    assert solves == [6] * (3 if kept else 5)
+
+
+def test_stacked_samples_may_be_reordered(layer: FFOLayer) -> None:
+    A, b = data(4)
+    ones = jax.tree.map(jnp.ones_like, layer(A, b))
+    back = jax.vmap(lambda A, b: jax.vjp(layer, A, b)[1])(A, b)
+    turned = jax.tree.map(lambda v: v[::-1], back)
+    close(jax.vmap(lambda f, g: f(g))(turned, ones), jax.tree.map(lambda v: v[::-1], jax.vjp(layer, A, b)[1](ones)))
+
+
+def test_a_jacobian_without_rows(layer: FFOLayer) -> None:
+    A, b = data(2)
+    assert jax.jacrev(lambda b: layer(A[0], b)[0][:, :0])(b).shape == (2, 0, 2, 5)
+    nothing = jax.tree.map(lambda v: jnp.zeros((0, *v.shape)), layer(A[0], b))
+    assert [g.shape for g in jax.vmap(jax.vjp(layer, A[0], b)[1])(nothing)] == [(0, 5, 3), (0, 2, 5)]
 
 
 def test_donated_buffers(layer: FFOLayer) -> None:

@@ -99,7 +99,7 @@ class LayerBase:
 
 
 def as_array(value: Any, label: str) -> jax.Array:
-    """An array of real floating-point numbers; integers are converted."""
+    """An array of real floating-point numbers; integers are converted, and do not decide on the dtype of outputs."""
     try:
         array = jnp.asarray(value)
     except (TypeError, ValueError) as error:
@@ -107,7 +107,7 @@ def as_array(value: Any, label: str) -> jax.Array:
     if jnp.issubdtype(array.dtype, jnp.floating):
         return array
     if jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool:
-        return array.astype(float)
+        return array * 1.0
     raise InputError(f"{label} must be an array of real numbers, got {array.dtype}")
 
 

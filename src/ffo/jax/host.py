@@ -94,12 +94,17 @@ class Site:
     ) -> tuple[Array, ...]:
         """Gradients in the wanted parameters, for each of `rows` right-hand sides."""
         solved = self._solved(values, token)
+        kept = [v for v, w in zip(values, wanted, strict=True) if w]
+        if solved is None or rows == 0:
+            batch = self._shaped_call(values, None).batch if apart else None
+            own = [d for d, w in zip(self.dims, wanted, strict=True) if w]
+            more = [() if batch is None or v.ndim > d else (batch,) for v, d in zip(kept, own, strict=True)]
+            return tuple(_zeros(rows, (*m, *v.shape), v.dtype) for v, m in zip(kept, more, strict=True))
 
         def one(vectors: Sequence[Array | None]) -> list[Array | None]:
             return solved.call.adjoint(solved.record, list(vectors), wanted, apart)
 
         found = _by_rows(one, gradients, given, rows)
-        kept = [v for v, w in zip(values, wanted, strict=True) if w]
         return tuple(in_dtype(g, v.dtype) for g, v in zip(found, kept, strict=True))
 
     def tangent(
@@ -114,6 +119,9 @@ class Site:
     ) -> tuple[Array, ...]:
         """Tangents of the outputs, for each of `rows` directions."""
         solved = self._solved(values, token)
+        if solved is None or rows == 0:
+            shapes = self.shaped(self._shaped_call(values, None).batch)
+            return tuple(_zeros(rows, shape, dtype) for shape in shapes)
 
         def one(vectors: Sequence[Array | None]) -> list[Array | None]:
             return [*solved.call.tangent(solved.record, list(vectors))]
@@ -128,15 +136,34 @@ class Site:
             named = list(range(batch or 1))
         return replace(self.call, batched=batched, batch=batch, keys=named)
 
-    def _solved(self, values: Sequence[Array], token: Array) -> SolvedCall:
-        """The record of a token, or a new one: the same solve again."""
+    def _solved(self, values: Sequence[Array], token: Array) -> SolvedCall | None:
+        """The record of a token, or a new one: the same solve again.
+
+        A mapped `lax.cond` stacks tokens, one for each part of the batch, and leaves zeros in the tokens and parameters
+        of samples that took another branch. Nobody looks at their derivatives. None: all samples did.
+        """
+        tokens = token.reshape(-1, 2)
+        used = (tokens != NOTHING).any(axis=1)
+        if not used.any():
+            return None
         call = replace(self._shaped_call(values, None), keys=None, receive=_ignore)
-        found = self.records.find(token)
-        if found is not None and (found.call.batched, found.call.batch) == (call.batched, call.batch):
+        doubles = [owned(v) for v in values]
+        samples = np.repeat(used, (call.batch or 1) // len(used))
+        found = self.records.find(tokens[used][0]) if (tokens[used] == tokens[used][0]).all() else None
+        same = found is not None and (found.call.batched, found.call.batch) == (call.batched, call.batch)
+        # stacked samples may have been reordered
+        if found is not None and same and (token.ndim == 1 or found.is_of(doubles, samples)):
             return found
         if call.sampler is not None:
             raise DerivativeError(GONE)
-        return SolvedCall(call, call.solve([owned(v) for v in values])[1])
+        for v, batched in zip(doubles, call.batched, strict=True):
+            if batched:
+                v[~samples] = v[samples.argmax()]  # zeros may have no solution
+        return SolvedCall(call, call.solve(doubles)[1])
+
+
+def _zeros(rows: int | None, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+    return np.zeros(shape if rows is None else (rows, *shape), dtype)
 
 
 def _ignore(_: Info) -> None:

@@ -29,6 +29,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from ffo.errors import DerivativeError, InputError
 from ffo.jax.axes import Dim, Fold, inner_batch, mapped_size, with_axis
 from ffo.jax.host import REPORT, Site, report_dtype
+from ffo.jax.records import AGAIN
 
 SECOND = (
     "ffo layers are differentiable once: a second derivative (grad of grad, jax.hessian) is not defined by the ghost "
@@ -128,6 +129,14 @@ try:  # on which of several devices a callback runs, of which JAX has no public 
     from jax._src.callback import _callback_op_sharding as _placement
 except ImportError:  # another release of JAX
     _placement = None  # type: ignore[assignment]
+
+
+try:  # JAX's cache of shapes would keep the layers of its last few thousand calls alive
+    from jax._src.util import weakref_cache_key_types
+except ImportError:  # another release of JAX
+    pass
+else:
+    weakref_cache_key_types.add(Site)
 
 
 def _lower(host: Callable[..., tuple[np.ndarray, ...]], ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -298,12 +307,13 @@ def _derivative_batch(primitive: Primitive, arguments: Sequence[Any], dims: Sequ
     site: Site = params["site"]
     values, token, vectors = _split(arguments, site)
     count, size = len(values), mapped_size(arguments, dims)
-    if dims[count] is not None:
-        # Tokens of several solves that were stacked: solve again.
-        token = jnp.zeros(*TOKEN)
     if all(d is None for d in dims[:count]):
+        if dims[count] is not None:  # several solves for the same parameters
+            token = jnp.asarray(AGAIN)
         joined = [*values, token, *vectors]
         return _rows_batch(primitive, joined, [*(None,) * (count + 1), *dims[count + 1 :]], **params)
+    if dims[count] is not None or token.ndim > 1:  # one token for each part of the joint batch
+        token = with_axis(token, dims[count], size).reshape(-1, 2)
     fold, joint = _fold(site, values, dims[:count], size)
     rule = _adjoint_fold if primitive is adjoint_p else _tangent_fold
     found = rule(fold, joint, token, vectors, dims[count + 1 :], **params, inner=_inner(values, dims, site))

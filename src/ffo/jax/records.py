@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
@@ -18,8 +19,9 @@ import numpy as np
 from ffo.engine.call import LayerCall, LayerRecord
 
 Array = np.ndarray
-#: the token of a solve that is not differentiated
+#: the token of a solve that is not differentiated, or did not happen; and of one that has to be repeated
 NOTHING = np.zeros(2, dtype=np.uint32)
+AGAIN = np.array([0, 1], dtype=np.uint32)
 #: records that wait for their derivative (a loop over many solves leaves one each): the number always kept, the largest
 #: number, and the bytes that limit it in between
 FEWEST, MOST, MOST_BYTES = 8, 256, 2**30
@@ -31,6 +33,16 @@ class SolvedCall:
 
     call: LayerCall
     record: LayerRecord
+
+    def is_of(self, values: Sequence[Array], samples: Array) -> bool:
+        """Whether it was solved for these values, which have its shapes, at least for the given samples."""
+        pairs = zip(values, self.record.values, self.call.batched, strict=True)
+        return all(
+            np.array_equal(v[samples].reshape(-1, k.shape[-1]), k[samples], equal_nan=True)
+            if batched
+            else np.array_equal(v.ravel(), k.ravel(), equal_nan=True)
+            for v, k, batched in pairs
+        )
 
 
 class Records:
