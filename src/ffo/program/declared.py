@@ -65,11 +65,12 @@ class Declaration:
         return found
 
     def _refuse_matrices(self, value: Array, size: Array, found: dict[int, str]) -> None:
-        off = np.abs(value * ~np.eye(value.shape[1], dtype=bool)).max(axis=(1, 2)) if self.diagonal else 0 * size
-        for k in np.flatnonzero(off > TOLERANCE * size):
-            found[int(k)] = self._text("diag", f"has the entry {off[k]:.4g} off its diagonal")
+        off = value[:, ~np.eye(value.shape[1], dtype=bool)] if self.diagonal else np.zeros((len(value), 0))
+        for k in np.flatnonzero(np.abs(off).max(axis=1, initial=0.0) > TOLERANCE * size):
+            found[int(k)] = self._text("diag", f"has the entry {np.abs(off[k]).max():.4g} off its diagonal")
         if self.symmetric:
-            asymmetry = np.abs(value - value.swapaxes(1, 2)).max(axis=(1, 2))
+            with np.errstate(invalid="ignore"):  # infinite entries are refused elsewhere
+                asymmetry = np.abs(value - value.swapaxes(1, 2)).max(axis=(1, 2))
             for k in np.flatnonzero(asymmetry > ASYMMETRY * size):
                 found[int(k)] = self._text("symmetric", f"differs by {asymmetry[k]:.4g} from its transpose")
         if self.definite:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
 import torch
 
 from ffo.program.canonical import CanonicalProblem
+from ffo.program.expressions.evaluate import Expressions
+from ffo.torch.function import inside_transform
 
 Tensor = torch.Tensor
 Axis = int | tuple[int, ...]
@@ -21,10 +23,37 @@ def with_expressions(
     lifted = canonical.lifted
     assert lifted is not None
     double = [p.to(torch.float64) for p in parameters]
-    values = lifted(_namespace(parameters[0].device), double)
+    xp = _namespace(parameters[0].device)
+    values, own = lifted(xp, double), list(batched)
+    if any(v.requires_grad for v in values) and not inside_transform():
+        finite = [torch.isfinite(v) for v in values]
+        if not all(bool(f.all()) for f in finite):
+            double, own = _without_failed(lifted, double, batched, finite)
+            values = lifted(xp, double)
     entering = canonical.map.entering
     kept = [p if k in entering else p.detach() for k, p in enumerate(parameters)]
-    return [*kept, *values], (*batched, *lifted.batched(batched))
+    return [*kept, *values], (*batched, *lifted.batched(own))
+
+
+def _without_failed(
+    lifted: Expressions, parameters: Sequence[Tensor], batched: Sequence[bool], finite: Sequence[Tensor]
+) -> tuple[list[Tensor], list[bool]]:
+    """Parameters without a gradient in samples whose expressions are not finite, and which of them are batched now.
+
+    Such a sample fails. The gradient of its solution is zero, but zero times the derivative of a logarithm of a
+    negative number is NaN, which a shared parameter would hand on to the other samples.
+    """
+    failed = torch.zeros((), dtype=torch.bool, device=parameters[0].device)
+    involved: set[int] = set()
+    for one, many, depends in zip(finite, lifted.batched(batched), lifted.depends, strict=True):
+        failed = failed | ~(one.reshape(len(one), -1).all(dim=1) if many else one.all())
+        involved |= frozenset() if bool(one.all()) else depends
+    found, own = list(parameters), list(batched)
+    for k in involved:
+        p, shape = parameters[k], lifted.shapes[k]
+        found[k] = torch.where(failed.reshape((*failed.shape, *(1,) * len(shape))), p.detach(), p)
+        own[k] = batched[k] or failed.ndim == 1
+    return found, own
 
 
 @lru_cache(maxsize=16)
@@ -42,8 +71,7 @@ class TorchNamespace:
     round, ceil, floor = torch.round, torch.ceil, torch.floor
     maximum, minimum, where, matmul = torch.maximum, torch.minimum, torch.where, torch.matmul
     broadcast_to, transpose, reshape = torch.broadcast_to, torch.permute, torch.reshape
-    eigvalsh, eigvals, svdvals = torch.linalg.eigvalsh, torch.linalg.eigvals, torch.linalg.svdvals
-    slogdet, inv = torch.linalg.slogdet, torch.linalg.inv
+    slogdet = torch.linalg.slogdet
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -75,5 +103,25 @@ class TorchNamespace:
     def concatenate(self, values: Sequence[Tensor], axis: int) -> Tensor:
         return torch.cat(list(values), dim=axis)
 
+    # Where torch raises an error for the whole batch, a matrix without a spectrum or an inverse has NaN instead.
+
+    def eigvalsh(self, x: Tensor) -> Tensor:
+        return _spectrum(torch.linalg.eigvalsh, x)
+
+    def eigvals(self, x: Tensor) -> Tensor:
+        return _spectrum(torch.linalg.eigvals, x)
+
+    def svdvals(self, x: Tensor) -> Tensor:
+        return _spectrum(torch.linalg.svdvals, x)
+
+    def inv(self, x: Tensor) -> Tensor:
+        found, info = torch.linalg.inv_ex(x)
+        return torch.where((info != 0)[..., None, None], torch.nan, found)
+
     def cholesky(self, x: Tensor) -> Tensor:
         return torch.linalg.cholesky_ex(x)[0]
+
+
+def _spectrum(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    finite = torch.isfinite(x).all(dim=-1).all(dim=-1)
+    return torch.where(finite[..., None], function(torch.where(finite[..., None, None], x, 0.0)), torch.nan)

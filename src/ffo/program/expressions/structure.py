@@ -151,6 +151,7 @@ def summed(xp: Any, x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
 
 def expanded(xp: Any, x: Any, source: Shape, shape: Shape) -> Any:
     batch = lead(x, source)
+    source = source[max(len(source) - len(shape), 0) :]  # CVXPY repeats a matrix of one entry as a vector, too
     return xp.broadcast_to(xp.reshape(x, (*batch, *(1,) * (len(shape) - len(source)), *source)), (*batch, *shape))
 
 
