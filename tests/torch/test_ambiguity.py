@@ -167,6 +167,15 @@ def test_costs_that_choose_among_solutions(outputs: str) -> None:
         assert not verdict(not_unique(outputs), lambda v: v, torch.tensor(0.3), c)
 
 
+@pytest.mark.parametrize("penalty", [cp.abs, cp.norm1])
+def test_the_weight_of_a_penalty_that_is_zero(penalty: Callable[[cp.Variable], cp.Expression]) -> None:
+    """Without a weight the epigraph variable of the penalty is anywhere above it; with any weight it meets x."""
+    x, weight = cp.Variable(), cp.Parameter(nonneg=True)
+    layer = FFOLayer(cp.Problem(cp.Minimize(cp.square(x - 1) + weight * penalty(x))), [weight], [x])
+    assert not verdict(layer, lambda v: v, torch.tensor(0.0, requires_grad=True))
+    assert verdict(layer, lambda v: v, torch.tensor(1e-3, requires_grad=True))
+
+
 def test_each_row_of_a_jacobian_counts() -> None:
     x, q = cp.Variable(3), cp.Parameter(2)
     cost = cp.square(x[0] - q[0]) + cp.square(x[1] + x[2] - q[1])

@@ -54,6 +54,8 @@ def open_gradients(
     # other coefficients of dependent equalities leave no solution, whatever the loss sees
     coefficients = np.where(relaxable, meets_w, 1.0)
     ambiguous = felt(DataGradient(x, y, null.u * meets_u, no_y, no_y))
+    # a cost along a null vector chooses among solutions; rows that become active there hold what the loss sees move
+    ambiguous |= felt(DataGradient(no_x, no_y, null.u * large_u, no_y, no_y))
     ambiguous |= felt(DataGradient(null.u, no_y, u, w, no_y, no_x))
     dependent = felt(DataGradient(x, y, no_x, null.w * coefficients, sides * meets_w))
     dependent |= felt(DataGradient(no_x, null.w, u, no_y, no_y, no_x))
