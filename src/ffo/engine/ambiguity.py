@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from ffo.ghost.oracle import LARGE_U, LARGE_W, MEETS_U, MEETS_W, NullVectors
 from ffo.program.affine import DataGradient
@@ -41,7 +43,7 @@ def all_outputs(u: Array, w: Array) -> Array:
 
 
 def open_gradients(
-    null: NullVectors, equalities: Array, gradient: DataGradient, sees: Array, felt: Felt
+    null: NullVectors, program: ConeProgram, gradient: DataGradient, sees: Array, felt: Felt
 ) -> tuple[Array, Array]:
     """(count,) for each null vector: whether the gradient is ambiguous because the solution is not unique, and because
     active rows depend on each other; `sees` as in `Sensitivity`."""
@@ -49,17 +51,29 @@ def open_gradients(
     x, y, u, w = (v[k] for v in (gradient.x, gradient.y, gradient.u, gradient.v))
     large_u, large_w, meets_u, meets_w = (sees[k, column, None] for column in (LARGE_U, LARGE_W, MEETS_U, MEETS_W))
     u, w, no_x, no_y = u * large_u, w * large_w, np.zeros_like(x), np.zeros_like(y)
-    relaxable = null.w[:, ~equalities].any(axis=1, keepdims=True)
+    relaxable = null.w[:, ~program.cones.equalities].any(axis=1, keepdims=True)
     sides = np.where(relaxable, -null.w, 0.0)  # equalities stay consistent
     # other coefficients of dependent equalities leave no solution, whatever the loss sees
     coefficients = np.where(relaxable, meets_w, 1.0)
     ambiguous = felt(DataGradient(x, y, null.u * meets_u, no_y, no_y))
-    # a cost along a null vector chooses among solutions; rows that become active there hold what the loss sees move
-    ambiguous |= felt(DataGradient(no_x, no_y, null.u * large_u, no_y, no_y))
+    # a cost along a null vector chooses among solutions, where other rows may hold what the loss sees
+    ambiguous |= felt(DataGradient(no_x, no_y, null.u * _coupled(program, null.u, u), no_y, no_y))
     ambiguous |= felt(DataGradient(null.u, no_y, u, w, no_y, no_x))
     dependent = felt(DataGradient(x, y, no_x, null.w * coefficients, sides * meets_w))
     dependent |= felt(DataGradient(no_x, null.w, u, no_y, no_y, no_x))
     return ambiguous, dependent
+
+
+def _coupled(program: ConeProgram, null: Array, u: Array) -> Array:
+    """(count, 1) whether a chain of rows, active or not, or of terms of P leads from the variables of a null vector to
+    those that u moves."""
+    n, m, P, A = program.n, program.m, program.P, program.A
+    columns = [np.repeat(np.arange(n), np.diff(M.indptr)) for M in (P, A)]
+    links = np.concatenate([P.indices, n + A.indices]), np.concatenate(columns)
+    _, part = connected_components(coo_array((np.ones(len(links[0])), links), shape=(n + m, n + m)), directed=False)
+    moved = np.abs(u) > ROUNDING * _largest(u)
+    met = [np.isin(part[:n][v != 0], part[:n][at]).any() for v, at in zip(null, moved, strict=True)]
+    return np.array(met, dtype=bool)[:, None]
 
 
 def open_tangents(null: NullVectors, change: ConeProgram, unsolved: Array, seen: Seen) -> tuple[Array, Array]:

@@ -73,7 +73,7 @@ class Outcome:
             # Costs that change along a null vector of variables choose among solutions: inactive rows get a force,
             # which a loss of multipliers always sees.
             sees[:, MEETS_U] |= c_y.any(axis=1)
-            ambiguous, dependent = open_gradients(null, self.program.cones.equalities, gradient, sees, felt)
+            ambiguous, dependent = open_gradients(null, self.program, gradient, sees, felt)
             self._report(found, start, ambiguous, dependent | (self._clashing & sees[null.samples, MEETS_W]))
         else:
             self._report(found, start)
