@@ -242,6 +242,9 @@ REPLAYED = {
     ("large forces", 404, 487),
     # three lines of the plane that do not quite meet in a point
     ("large forces, scaled", 101, 3140),
+    # opposite rows at an angle of 1e-6, more of them active than there are variables: another sample's right-hand sides
+    # changed the units, and rows that contradict each other by 1e-8 passed as a solution
+    ("large forces, scaled", 20261117, 644),
     # the fuzzer's judge: without any costs multipliers are rounding, so is 1e-17 times a direction of 1e16; smoothed
     # multipliers are those of other sides
     ("singular", 101, 2264),

@@ -40,6 +40,8 @@ FAR = 0.5
 DISTANT = 1e6
 #: costs, beside the terms of Px, that no residual shows
 BURIED = 1e-12
+#: largest violation of a row, relative to its terms, at a coarse point that Newton's method found
+HELD = 1e-10
 
 
 def reject_bad_data(batch: Batch, indefinite: Callable[[SymmetricBatch], dict[int, float]] | None) -> None:
@@ -282,7 +284,10 @@ def _verify(batch: Batch, samples: Array, answer: Solution, solver: Solver, way:
     """
     found = batch.linearized(samples, answer, way)
     natural, start = found.certificate.natural_residual, found.start_residual
-    done = _accept(batch, samples, found, (natural <= tolerance) & (start <= math.sqrt(tolerance)))
+    good = (natural <= tolerance) & (start <= math.sqrt(tolerance))
+    if way.polishes and np.count_nonzero(coarse := good & (natural > ACCEPT)):
+        good[coarse] = _rows_hold(found.x[coarse], batch.part(samples[coarse]))
+    done = _accept(batch, samples, found, good)
     if np.count_nonzero(done) < len(done):
         done |= batch.proven[samples]
         batch.answered_by(solver.name, samples[done], answer.iterations[done])
@@ -290,6 +295,20 @@ def _verify(batch: Batch, samples: Array, answer: Solution, solver: Solver, way:
             _give_up(batch, solver, samples, answer, np.flatnonzero(~done), tolerance, np.fmax(natural, start))
         return
     batch.answered_by(solver.name, samples, answer.iterations)
+
+
+def _rows_hold(x: Array, program: ConeProgram) -> Array:
+    """(batch,) whether scalar rows hold far better than solvers' tolerances at coarse points that Newton's method found.
+
+    It makes the rows of its face hold to rounding, unless they contradict each other. If they do so by less than the
+    tolerance, as nearly parallel rows may, the face is wrong, and the solution may be far away.
+    """
+    with np.errstate(all="ignore"):
+        left = program.b - program.A.dot(x)
+        left = np.where(program.cones.equalities, np.abs(left), -left)
+        terms = program.A.magnitudes.dot(np.abs(x)) + np.abs(program.b)
+        broken = program.cones.scalar_rows & (left > HELD * terms)
+    return np.asarray(~broken.any(axis=1))
 
 
 def _accept(batch: Batch, samples: Array, found: Linearization, good: Array) -> Array:

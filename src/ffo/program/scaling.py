@@ -155,9 +155,14 @@ def scaling(program: ConeProgram) -> Scaling | None:
     if _moderate(rows) and _moderate_columns(P, A, ratio) and _moderate(np.abs(program.q[:, alone]) / force):
         return None
     plain = Scaling(np.ones((1, program.n)), np.ones((1, program.m)), length, force)
-    if program.P.shared and _moderate(length / force / np.median(length / force)):
-        plain = replace(plain, length=force * np.median(length / force))  # P stays shared
-    return _equilibrated(program, plain)
+    return _equilibrated(program, _with_shared_P(program, plain))
+
+
+def _with_shared_P(program: ConeProgram, found: Scaling) -> Scaling:
+    """Lengths are adapted so that a P shared by the batch stays shared, unless that would move one far from its own."""
+    ratio = found.length / found.force
+    typical = np.median(ratio)
+    return replace(found, length=found.force * typical) if program.P.shared and _moderate(ratio / typical) else found
 
 
 def _sizes(program: ConeProgram) -> tuple[Array, Array]:
@@ -188,8 +193,12 @@ def _median(b: Array) -> Array:
 
 def _moderate(v: Array) -> bool:
     """Whether all sizes other than zero and infinity are moderate."""
-    fits = (v <= MODERATE) & (v >= 1 / MODERATE)
+    fits = _within(v)
     return bool(fits.all() or (fits | (v == 0) | ~np.isfinite(v)).all())
+
+
+def _within(v: Array) -> Array:
+    return (v <= MODERATE) & (v >= 1 / MODERATE)
 
 
 def _moderate_columns(P: SymmetricBatch, A: SparseBatch, ratio: Array) -> bool:
@@ -226,11 +235,13 @@ def _equilibrated(program: ConeProgram, start: Scaling) -> Scaling:
             one = np.ones_like(found.length)
             length, force = _sizes(replace(found, length=one, force=one).apply(program))
             length, force = length / found.length, force / found.force
-            if _moderate(np.concatenate([length, force])):
+            fits = _within(length) & _within(force)
+            if fits.all():
                 break
-            if program.P.shared:
-                length, force = np.median(length), np.median(force)
+            # a sample whose sizes are moderate keeps its units, whatever those of the others are
+            length, force = np.where(fits, 1.0, length), np.where(fits, 1.0, force)
             found = replace(found, length=found.length * length, force=found.force * force)
+            found = _with_shared_P(program, found)
         scaled = found.apply(program)
         rows, columns = _largest(scaled, alone)
         rows = program.cones.block_means(rows)
