@@ -91,4 +91,4 @@ def test_units_of_a_sample_are_its_own() -> None:
     assert together is not None
     assert alone is not None
     for mine, own in ((together.length[0], alone.length[0]), (together.force[0], alone.force[0])):
-        assert 1e-2 < float(mine / own) < 1e2
+        assert 1e-2 < float((mine / own).item()) < 1e2

@@ -298,7 +298,7 @@ def _verify(batch: Batch, samples: Array, answer: Solution, solver: Solver, way:
 
 
 def _rows_hold(x: Array, program: ConeProgram) -> Array:
-    """(batch,) whether scalar rows hold far better than solvers' tolerances at coarse points that Newton's method found.
+    """(batch,) whether scalar rows hold far better than to a tolerance at coarse points that Newton's method found.
 
     It makes the rows of its face hold to rounding, unless they contradict each other. If they do so by less than the
     tolerance, as nearly parallel rows may, the face is wrong, and the solution may be far away.
