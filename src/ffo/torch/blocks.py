@@ -25,6 +25,7 @@ class Form:
         batch: samples, None if no block has a batch dimension.
         shared: blocks without one.
         dense: whether no block is sparse; device: of all of them.
+        owner: distinguishes programs of the same sizes that are given by different layers.
     """
 
     names: tuple[Name, ...]
@@ -35,6 +36,7 @@ class Form:
     shared: frozenset[Name]
     dense: bool
     device: torch.device
+    owner: int = 0
 
 
 @dataclass(frozen=True)

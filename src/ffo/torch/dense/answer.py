@@ -46,7 +46,7 @@ class Recognised:
 
     Attributes:
         kind: of Q, "diagonal", "definite" or "general".
-        single: rows with one entry, and `pattern` (r, n) of the entries of all rows; None if there are none.
+        single: rows with one entry, and `pattern` (r, n) of the entries that any sample has; None if there are none.
     """
 
     kind: str
@@ -196,8 +196,9 @@ def assembled(values: tuple[Tensor, ...], form: Form, structure: Recognised) -> 
     R = _stacked([_three(blocks[name]) for name in ("A", "G") if name in blocks], p.new_zeros(1, 0, n))
     single = structure.single
     if single is not None and structure.pattern is not None:
-        valid = valid & torch.eq(R[0] != 0, structure.pattern).all()
-        single = replace(single, entries=R[0, single.rows, single.columns])
+        entries = R[:, single.rows, single.columns]
+        valid = valid & torch.eq((R != 0).any(dim=0), structure.pattern).all() & (entries != 0).all()
+        single = replace(single, entries=entries)
         owners, low, upp, lb, ub = with_bounds(single, low, upp, lb, ub)
         R = R[:, single.rest]
     bounded = single is not None or "lb" in blocks or "ub" in blocks
@@ -211,7 +212,7 @@ def _recognise(values: tuple[Tensor, ...], form: Form) -> Recognised:
     rows = program.r if single is None else len(single.rest)
     if program.n + rows > LARGEST:
         raise UnverifiedError
-    return Recognised(_kind(program), single, None if single is None else program.R[0] != 0)
+    return Recognised(_kind(program), single, None if single is None else (program.R != 0).any(dim=0))
 
 
 def _kind(program: DenseProgram) -> str:
@@ -257,6 +258,15 @@ def _stacked(matrices: list[Tensor], empty: Tensor) -> Tensor:
         return matrices[0] if matrices else empty
     size = max(len(M) for M in matrices)
     return torch.cat([M.expand(size, -1, -1) for M in matrices], dim=1)
+
+
+def multipliers(solution: DenseSolution, owners: Owners | None, equalities: int) -> tuple[Tensor, Tensor, Tensor]:
+    """nu, lam and mu, those of rows that became bounds at the rows."""
+    point, bounds = solution.point, solution.verdict.bounds
+    lam, mu = point.lam, point.mu
+    if owners is not None:
+        lam, mu = owners.rows(mu, lam, bounds), owners.own(mu, bounds)
+    return lam[:, :equalities], lam[:, equalities:], mu
 
 
 @dataclass(frozen=True)
