@@ -37,11 +37,11 @@ SMALL, DENSE = 256, 0.05
 
 
 def suited(canonical: CanonicalProblem) -> bool:
-    """Whether a problem is a quadratic program whose data is affine in its parameters."""
+    """Whether a problem is a quadratic or second-order cone program whose data is affine in its parameters."""
     affine, outputs = canonical.map, canonical.recovery.outputs
-    flat = affine.cones.kinds <= {cones.Zero, cones.Nonneg}
+    known = affine.cones.kinds <= {cones.Zero, cones.Nonneg, cones.SecondOrder}
     through = any(e.log or e.factor is not None for e in affine.entries)
-    return flat and not through and not any(out.exponential for out in outputs) and affine.P.shape[0] > 0
+    return known and not through and not any(out.exponential for out in outputs) and affine.P.shape[0] > 0
 
 
 def worthwhile(canonical: CanonicalProblem, device: torch.device) -> bool:
@@ -121,6 +121,8 @@ class DeviceMap:
         affine = canonical.map
         self.n, self.m = affine.P.shape[0], affine.A.shape[0]
         self.equalities = int(affine.cones.equalities.sum())
+        curved = (block for block in affine.cones.blocks if isinstance(block[0], cones.SecondOrder))
+        self.cones = tuple(cone.dim for cone, count in curved for _ in range(count))
         places = {"P": _both_triangles(affine.P), "A": _dense(affine.A)}
         self.constants: dict[Block, Tensor] = {}
         self.entries: dict[Block, list[DeviceEntry]] = {}
@@ -211,7 +213,16 @@ class CanonicalFront:
         names.extend(["A", "b"] if made.equalities else [])
         names.extend(["G", "h"] if rows else [])
         return Form(
-            tuple(names), made.n, made.equalities, rows, batch, frozenset(), True, device, owner=id(self.canonical.map)
+            tuple(names),
+            made.n,
+            made.equalities,
+            rows,
+            batch,
+            frozenset(),
+            True,
+            device,
+            made.cones,
+            id(self.canonical.map),
         )
 
     def blocks(self, values: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

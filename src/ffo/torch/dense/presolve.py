@@ -22,13 +22,13 @@ class SingleRows:
     rest: Tensor
 
     @classmethod
-    def of(cls, R: Tensor, equalities: int) -> SingleRows | None:
-        """Those of R (batch or 1, r, n), except for its equalities; None if there are none."""
-        if R.shape[1] <= equalities:
+    def of(cls, R: Tensor, among: slice) -> SingleRows | None:
+        """Those of R (batch or 1, r, n) among some rows, its inequalities; None if there are none."""
+        if among.stop <= among.start:
             return None
         there = (R != 0).any(dim=0)
         single = (there.sum(dim=1) == 1) & (R != 0).any(dim=2).all(dim=0)
-        single[:equalities] = False
+        single[: among.start] = single[among.stop :] = False
         rows = torch.nonzero(single).squeeze(1)
         if not len(rows):
             return None
