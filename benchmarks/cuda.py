@@ -72,6 +72,9 @@ WORK: dict[str, Work] = {
 #: CVXPY problems by FFOLayer
 PROBLEMS: dict[str, Work] = {
     "FFOLayer, QP n=200, batch 512": Work(lambda b: problems.decision_qp(200, batch=b), 512, 20.0, ()),
+    "FFOLayer, SOCP n=200, batch 512": Work(
+        lambda b: problems.decision_qp(200, norm_ball=True, batch=b), 512, 60.0, ()
+    ),
 }
 
 

@@ -16,6 +16,7 @@ from layers import loss_of, make_layer, tensors
 from ffo.errors import GradientWarning, InfeasibleError, InvalidDataError
 from ffo.torch import FFOLayer
 from ffo.torch import layer as layer_module
+from ffo.torch.dense import answer, interior
 
 D = torch.float64
 GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"))
@@ -58,13 +59,13 @@ def by_batched_algebra(layer: FFOLayer) -> list[bool]:
 
 #: every sample has an active set that the device leaves to the core: dependent rows at a vertex of |Ax - b|_1
 LEFT = {"least_absolute_values"}
-QUADRATIC = [*zoo.tagged("qp"), *zoo.tagged("lp")]
+PROBLEMS = [*zoo.tagged("qp"), *zoo.tagged("lp"), *zoo.tagged("socp"), "power_penalty", "three_norm"]
 
 
 @device
 @pytest.mark.parametrize("shared", [False, True], ids=["all batched", "first shared"])
-@pytest.mark.parametrize("name", QUADRATIC)
-def test_quadratic_programs_of_the_zoo(name: str, shared: bool, device: str) -> None:
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_problems_of_the_zoo(name: str, shared: bool, device: str) -> None:
     case = zoo.build(name)
     if shared and len(case.parameters) == 1:
         pytest.skip("one parameter")
@@ -99,6 +100,66 @@ def test_diagonals_and_bounds_are_recognised_in_dense_parameters(device: str) ->
     assert set(layer.info.solver) == {"batched dual Newton"}
     assert layer.info.certificate is not None
     assert layer.info.certificate.good.all()
+
+
+def ball(n: int = 12, radius: float = 1.0) -> tuple[FFOLayer, list[torch.Tensor]]:
+    """The same problem inside a ball, with the multipliers of all constraints."""
+    y, Q, q = cp.Variable(n), cp.Parameter((n, n), PSD=True), cp.Parameter(n)
+    G, h = cp.Parameter((2 * n + 1, n)), cp.Parameter(2 * n + 1)
+    rows, cone = G @ y <= h, cp.SOC(cp.Constant(radius), y)
+    problem = cp.Problem(cp.Minimize(0.5 * cp.quad_form(y, Q, assume_PSD=True) - q @ y), [rows, cone])
+    values = budget(n)[1]
+    values[3][-1] = 0.5 * n**0.5
+    return FFOLayer(problem, [Q, q, G, h], [y, rows.dual_variables[0], *cone.dual_variables]), values
+
+
+@device
+@pytest.mark.parametrize("few", [True, False], ids=["few rows", "full matrix"])
+@pytest.mark.parametrize("radius", [1.0, 50.0], ids=["active", "inactive"])
+def test_second_order_cones(radius: float, few: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not few:
+        monkeypatch.setattr(answer, "FEW", 0.0)
+    layer, values = ball(radius=radius)
+    expected = step(core_only(layer), values)
+    seen = []
+    original = interior.prepare
+    monkeypatch.setattr(interior, "prepare", lambda p: seen.append(p.diagonal) or original(p))
+    same(step(layer, values, device), expected)
+    assert set(seen) == {few}
+    assert layer.info is not None
+    assert set(layer.info.solver) == {"batched interior point"}
+    assert layer.info.certificate is not None
+    assert layer.info.certificate.good.all()
+
+
+def test_a_cone_in_doubt_is_left_to_the_core() -> None:
+    """The second sample touches the boundary of its cone without a force, the third is at its apex."""
+    x, a, t = cp.Variable(2), cp.Parameter(2), cp.Parameter(nonneg=True)
+    layer = FFOLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - a)), [cp.SOC(t, x)]), [a, t], [x])
+    given = torch.tensor([[0.3, 2.0], [0.6, 0.8], [1.0, 0.1], [0.1, 0.2]], dtype=D)
+    radius = torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=D)
+    with pytest.warns(GradientWarning):
+        found = step(layer, [given, radius])
+    with pytest.warns(GradientWarning):
+        expected = step(core_only(layer), [given, radius])
+    assert by_batched_algebra(layer)[:2] == [True, False]
+    assert by_batched_algebra(layer)[3]
+    assert layer.info is not None
+    assert layer.info.certificate is not None
+    assert not layer.info.certificate.good[1]
+    same(found[:1], expected[:1])
+    same([v[[0, 3]] for v in found], [v[[0, 3]] for v in expected])
+
+
+def test_an_infeasible_cone_is_named() -> None:
+    x, a, t = cp.Variable(2), cp.Parameter(2), cp.Parameter()
+    problem = cp.Problem(cp.Minimize(cp.sum_squares(x - a)), [cp.norm(x) <= t])
+    values = [torch.ones(3, 2, dtype=D), torch.tensor([1.0, -1.0, 0.5], dtype=D)]
+    layer = FFOLayer(problem, [a, t], [x], on_fail="nan")
+    (found,) = layer(*values)
+    assert found.isnan().any(dim=1).tolist() == [False, True, False]
+    assert layer.info is not None
+    assert list(layer.info.proofs) == [1]
 
 
 def test_bounds_are_recognised_beside_batched_rows() -> None:
@@ -143,6 +204,22 @@ def test_a_sample_in_doubt_is_left_to_the_core() -> None:
     assert layer.info is not None
     assert layer.info.certificate is not None
     assert layer.info.certificate.good.tolist() == [True, False, True]
+
+
+def test_a_problem_that_is_mostly_left_to_the_core_is_not_tried_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[int] = []
+    original = layer_module.solve_in_parts
+    monkeypatch.setattr(layer_module, "solve_in_parts", lambda *a: tries.append(1) or original(*a))
+    x, a = cp.Variable(2), cp.Parameter(2)
+    layer = FFOLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - a)), [x <= 1]), [a], [x])
+    for _ in range(8):
+        layer(torch.ones(4, 2, dtype=D, requires_grad=True))  # all at a kink
+    assert 0 < len(tries) < 8
+    before = len(tries)
+    for _ in range(40):
+        layer(torch.zeros(4, 2, dtype=D))
+    assert len(tries) > before
+    assert all(by_batched_algebra(layer))
 
 
 def test_failures_are_named_as_by_the_core() -> None:

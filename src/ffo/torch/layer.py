@@ -11,6 +11,7 @@ import torch
 
 from ffo.engine import Info, Options, Smoothing
 from ffo.engine.call import call_keys, read_batch
+from ffo.engine.memory import Backoff
 from ffo.engine.options import OnFail, numbered_relaxation
 from ffo.ghost.oracle import Way
 from ffo.program.cvxpy import canonicalize
@@ -115,7 +116,7 @@ class FFOLayer(OptimizationLayer):
         super().__init__(numbered_relaxation(options, canonical.names, problem.constraints))
         self.canonical = canonical
         self._suited = suited(canonical)
-        self._sets = ActiveSets()
+        self._sets, self._backoff = ActiveSets(), Backoff()
 
     def forward(
         self,
@@ -163,9 +164,14 @@ class FFOLayer(OptimizationLayer):
         """The outputs by dense batched algebra on a device; None if that does not apply or is not verified."""
         if not params or not self._plain or not self._suited or not worthwhile(self.canonical, params[0].device):
             return None
+        if not self._backoff.due():  # most samples of the last calls were left to the core
+            return None
+        left = 0
         derivative = torch.is_grad_enabled() and any(t.requires_grad for t in params)
 
         def core(inputs: dict[int, torch.Tensor], samples: list[int]) -> tuple[tuple[torch.Tensor, ...], Info]:
+            nonlocal left
+            left += len(samples)
             reports: list[Info] = []
             named = None if keys is None else [keys[k] for k in samples]
             values = list(inputs.values())
@@ -176,9 +182,11 @@ class FFOLayer(OptimizationLayer):
         plan = DensePlan(front.form(batch, params[0].device), derivative, front, self.reduction, core)
         known = None if keys is None else Remembered(self._sets, keys)
         try:
-            return solve_in_parts(plan, known, self._receive, dict(enumerate(params)))
+            found = solve_in_parts(plan, known, self._receive, dict(enumerate(params)))
         except UnverifiedError:
-            return None
+            found, left = None, batch or 1
+        self._backoff.record(2 * left <= (batch or 1))
+        return found
 
     def extra_repr(self) -> str:
         m = self.canonical.map

@@ -162,7 +162,7 @@ def _guessed(
     made = assembled(values, form, structure)
     guess = remembered.guess(made.program) if bool(made.valid) else None
     method = METHODS[structure.kind]
-    if guess is None or not bool(method.prepare(made.program).valid):
+    if guess is None or (structure.kind == "general" and not bool(method.prepare(made.program).valid)):
         return None
     solution, hits = solve_guessed(made.program, guess, method, derivative)
     if solution is None:

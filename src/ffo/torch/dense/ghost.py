@@ -72,10 +72,6 @@ class Faces:
         """The adjoint of `onto`."""
         return t - self.u * self.cones.spread(self.cones.heads(t))
 
-    def along(self, C: Tensor) -> Tensor:
-        """(batch, cones, n) u'C for the rows C of the cones."""
-        return (self.cones.member.mT.unsqueeze(0) * self.u.unsqueeze(1)) @ C
-
 
 @dataclass(frozen=True)
 class DenseGhost:
@@ -268,7 +264,7 @@ def _diagonal(program: DenseProgram, faces: Faces | None) -> tuple[Tensor, Tenso
         return program.Q, program.R, None, None
     k, cones = program.r - program.curved_rows, faces.cones
     C = program.R[:, k:]
-    along = faces.along(C)
+    along = cones.sums(faces.u, C)
     tails = torch.where(cones.tail, cones.spread(faces.h), 0.0)
     R = torch.cat([program.R[:, :k].expand(len(along), -1, -1), C[:, cones.head] - along], dim=1)
     kept = torch.cat([torch.arange(k, device=cones.head.device), k + cones.head])
@@ -281,7 +277,7 @@ def _full(program: DenseProgram, faces: Faces | None) -> tuple[Tensor, Tensor]:
         return program.Q, program.R
     k, cones = program.r - program.curved_rows, faces.cones
     C = program.R[:, k:]
-    along = faces.along(C)
+    along = cones.sums(faces.u, C)
     heads = (C[:, cones.head] - along)[:, cones.of]
     replaced = torch.where(cones.tail.unsqueeze(1), C, heads)
     R = torch.cat([program.R[:, :k].expand(len(replaced), -1, -1), replaced], dim=1)

@@ -52,6 +52,11 @@ class ConeLayout:
         size = tail.abs().amax(dim=1, keepdim=True).clamp_min(TINY)
         return self.total((tail / size).square()).sqrt() * size
 
+    def sums(self, v: Tensor, R: Tensor) -> Tensor:
+        """(batch, cones, n) v'R of each cone, for rows R (batch or 1, rows, n)."""
+        weights = self.member.mT.unsqueeze(0) * v.unsqueeze(1)
+        return weights @ (R[0] if len(R) == 1 else R)  # one product if the rows are shared
+
     def joined(self, head: Tensor, tail: Tensor) -> Tensor:
         """Heads (batch, cones) and tails (batch, rows) as one vector (batch, rows)."""
         return torch.where(self.tail, tail, self.spread(head))
@@ -75,7 +80,7 @@ def cone_layout(sizes: tuple[int, ...], device: torch.device) -> ConeLayout:
 
 
 @dataclass(frozen=True)
-class Split:
+class ConePair:
     """w = s - v, s and v in K and orthogonal (batch, rows); the case of each cone (batch, cones): 0 w in K (v = 0),
     1 -w in K (s = 0), 2 neither; and the distance of w to the other cases (batch, cones)."""
 
@@ -85,7 +90,7 @@ class Split:
     margin: Tensor
 
 
-def split(cones: ConeLayout, w: Tensor) -> Split:
+def split(cones: ConeLayout, w: Tensor) -> ConePair:
     n, w0 = cones.norm(w), cones.heads(w)
     inside, outside = n <= w0, n <= -w0
     case = torch.where(inside, 0, torch.where(outside, 1, 2)).to(torch.int8)
@@ -96,7 +101,7 @@ def split(cones: ConeLayout, w: Tensor) -> Split:
     at = cones.spread(case)
     s, v = torch.where(at == 2, s, torch.where(at == 0, w, 0.0)), torch.where(at == 2, v, torch.where(at == 1, -w, 0.0))
     flat = torch.where(cones.sizes > 1, 0.5, 1.0).sqrt()
-    return Split(s, v, case, torch.minimum((n - w0).abs(), (n + w0).abs()) * flat)
+    return ConePair(s, v, case, torch.minimum((n - w0).abs(), (n + w0).abs()) * flat)
 
 
 def determinant(cones: ConeLayout, v: Tensor) -> Tensor:
@@ -140,9 +145,7 @@ class ConeScaling:
     def back_rows(self, R: Tensor) -> Tensor:
         """(batch, rows, n) W^-1 R for R (batch or 1, rows, n)."""
         cones, w = self.cones, self.w
-        along = torch.where(cones.tail, w, 0.0)
-        member = cones.member.mT.unsqueeze(0) * along.unsqueeze(1)  # (batch, cones, rows)
-        dot, R0 = member @ R, R[:, cones.head]
+        dot, R0 = cones.sums(torch.where(cones.tail, w, 0.0), R), R[:, cones.head]
         w0 = cones.heads(w).unsqueeze(2)
         head, factor = w0 * R0 - dot, dot / (1.0 + w0) - R0
         tail = R + w.unsqueeze(2) * factor[:, cones.of]

@@ -85,7 +85,7 @@ def finish(begun: Begun, method: Any, derivative: bool, run: Eager) -> DenseSolu
 
 
 @dataclass(frozen=True)
-class Polished:
+class PolishedPoints:
     """Points, what they show, whether Newton's method goes on from them (batch,), and whether it does anywhere ()."""
 
     point: DensePoint
@@ -94,14 +94,14 @@ class Polished:
     going: Tensor
 
 
-def _judged(state: Any, made: Any, program: DenseProgram, method: Any) -> Polished:
+def _judged(state: Any, made: Any, program: DenseProgram, method: Any) -> PolishedPoints:
     point = method.point(state, made, program)
     verdict = judge(program, point)
     todo = torch.ones_like(verdict.natural, dtype=torch.bool)
-    return Polished(point, verdict, todo, todo.any())
+    return PolishedPoints(point, verdict, todo, todo.any())
 
 
-def _polish(now: Polished, program: DenseProgram) -> Polished:
+def _polish(now: PolishedPoints, program: DenseProgram) -> PolishedPoints:
     """A Newton step on the active set, for the samples that need one."""
     before = now.verdict
     ghost = factorize(program, before.rows, before.bounds, Faces.of(program, before))
@@ -110,7 +110,7 @@ def _polish(now: Polished, program: DenseProgram) -> Polished:
     taken = now.todo & ((verdict.natural < before.natural) | (before.natural > ACCEPT))
     point, verdict = _where(taken, point, now.point), _where(taken, verdict, before)
     todo = (verdict.natural > ACCEPT) | (taken & (verdict.natural > EXACT) & (verdict.natural < 0.1 * before.natural))
-    return Polished(point, verdict, todo, todo.any())
+    return PolishedPoints(point, verdict, todo, todo.any())
 
 
 def _where(mine: Tensor, first: T, second: T) -> T:
@@ -119,7 +119,9 @@ def _where(mine: Tensor, first: T, second: T) -> T:
     return type(first)(*(torch.where(mine if a.ndim == 1 else mine.unsqueeze(1), a, b) for a, b in pairs))
 
 
-def _end(found: Polished, state: Any, made: Any, program: DenseProgram, method: Any, derivative: bool) -> DenseSolution:
+def _end(
+    found: PolishedPoints, state: Any, made: Any, program: DenseProgram, method: Any, derivative: bool
+) -> DenseSolution:
     ghost = method.ghost(made, found.verdict) if derivative else None
     return _solution(program, found.point, found.verdict, state.steps, ghost)
 
