@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,6 +193,14 @@ def test_threads_of_the_caller_are_restored() -> None:
         torch.set_num_threads(before)
 
 
+class OneMore(Eager):
+    """Takes a step too many, as a recorder does."""
+
+    def steps(self, function: Callable[..., Any], state: Any, most: int, *arguments: Any) -> Any:
+        return self.step(function, super().steps(function, state, most, *arguments), *arguments)
+
+
+@pytest.mark.parametrize("run", [Overwriting(), OneMore()], ids=["overwriting", "one more"])
 @pytest.mark.parametrize(
     ("method", "program"),
     [
@@ -201,8 +210,8 @@ def test_threads_of_the_caller_are_restored() -> None:
     ],
     ids=["interior point", "pivoting", "dual Newton"],
 )
-def test_steps_may_overwrite_their_state(method: ModuleType, program: DenseProgram) -> None:
-    expected, found = (finish(begin(program, method), method, True, run) for run in (Eager(), Overwriting()))
+def test_steps_may_overwrite_their_state_or_be_too_many(method: ModuleType, program: DenseProgram, run: Eager) -> None:
+    expected, found = (finish(begin(program, method), method, True, each) for each in (Eager(), run))
     assert expected is not None
     assert found is not None
     for a, b in zip(flatten(found)[0], flatten(expected)[0], strict=True):

@@ -7,6 +7,7 @@ The affine map from parameters to data (`program.affine`) and the map from a sol
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +78,11 @@ class DeviceMatrix:
         if self.terms is None:
             at = np.stack([np.repeat(np.arange(M.shape[0]), np.diff(M.indptr)), M.indices])
             found_at = torch.tensor(at, device=device), torch.tensor(M.data, device=device)
-            self.matrix = torch.sparse_coo_tensor(*found_at, M.shape, check_invariants=True, is_coalesced=True)
+            with (
+                warnings.catch_warnings()
+            ):  # some releases of torch warn of unchecked invariants although asked to check
+                warnings.filterwarnings("ignore", "Sparse invariant checks", UserWarning)
+                self.matrix = torch.sparse_coo_tensor(*found_at, M.shape, check_invariants=True, is_coalesced=True)
 
     def of(self, v: Tensor) -> Tensor:
         """(·, columns) -> (·, rows), a new tensor."""

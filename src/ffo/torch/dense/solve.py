@@ -72,10 +72,8 @@ def finish(begun: Begun, method: Any, derivative: bool, run: Eager) -> DenseSolu
         return None
     whole = method.whole(begun.made)
     state = begun.state if whole is None else run.run(whole, begun.made)
-    for _ in range(method.STEPS):
-        if not bool(state.going):
-            break
-        state = run.step(method.step, state, begun.made)
+    if whole is None or bool(state.going):
+        state = run.steps(method.step, state, method.STEPS, begun.made)
     found = run.run(_judged, state, begun.made, begun.program, method)
     for _ in range(method.POLISH):
         if not bool(found.going):
