@@ -16,7 +16,7 @@ from layers import loss_of, make_layer, tensors
 from ffo.errors import GradientWarning, InfeasibleError, InvalidDataError
 from ffo.torch import FFOLayer
 from ffo.torch import layer as layer_module
-from ffo.torch.dense import answer, interior
+from ffo.torch.dense import answer, canonical, interior
 
 D = torch.float64
 GPU = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"))
@@ -27,7 +27,7 @@ BATCH = 5
 @pytest.fixture(autouse=True)
 def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """CPU tensors are treated like device tensors."""
-    monkeypatch.setattr(layer_module, "worthwhile", lambda canonical, device: True)
+    monkeypatch.setattr(layer_module, "worthwhile", lambda canonical, batch, device: True)
 
 
 def core_only(layer: FFOLayer) -> FFOLayer:
@@ -363,3 +363,13 @@ def test_maps_are_freed_with_their_layers() -> None:
     del layer
     gc.collect()
     assert len(canonical._maps) == before - 1
+
+
+def test_few_samples_are_solved_by_the_core() -> None:
+    """A GPU takes nearly the same time for one sample as for a hundred."""
+    x, c, there = cp.Variable(3), cp.Parameter(3), torch.device("cuda")
+    direct = FFOLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - c)), [x >= 0]), [c], [x]).canonical
+    linear = FFOLayer(cp.Problem(cp.Minimize(c @ x), [x >= 0, cp.sum(x) == 1]), [c], [x]).canonical
+    assert [canonical.worthwhile(direct, b, there) for b in (None, 15, 16)] == [False, False, True]
+    assert [canonical.worthwhile(linear, b, there) for b in (16, 127, 128)] == [False, False, True]
+    assert not canonical.worthwhile(direct, 1000, torch.device("cpu"))

@@ -162,7 +162,7 @@ class FFOLayer(OptimizationLayer):
         self, params: Sequence[torch.Tensor], batched: tuple[bool, ...], batch: int | None, keys: list[Hashable] | None
     ) -> tuple[torch.Tensor, ...] | None:
         """The outputs by dense batched algebra on a device; None if that does not apply or is not verified."""
-        if not params or not self._plain or not self._suited or not worthwhile(self.canonical, params[0].device):
+        if not params or not self._plain or not self._suited or not worthwhile(self.canonical, batch, params[0].device):
             return None
         if not self._backoff.due():  # most samples of the last calls were left to the core
             return None

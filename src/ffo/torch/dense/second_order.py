@@ -36,11 +36,11 @@ class ConeLayout:
         return v @ self.member
 
     def spread(self, a: Tensor) -> Tensor:
-        """(batch, cones) -> (batch, rows)."""
-        return a[:, self.of]
+        """(batch, cones) -> (batch, rows). For a single cone, a view: gathers would be a seventh of a step."""
+        return a.expand(-1, len(self.of)) if len(self.head) == 1 else a.index_select(1, self.of)
 
     def heads(self, v: Tensor) -> Tensor:
-        return v[:, self.head]
+        return v[:, :1] if len(self.head) == 1 else v.index_select(1, self.head)
 
     def dot(self, v: Tensor, w: Tensor) -> Tensor:
         """(batch, cones) v1'w1."""
