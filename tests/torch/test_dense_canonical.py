@@ -368,7 +368,7 @@ def test_maps_are_freed_with_their_layers() -> None:
 def test_few_samples_are_solved_by_the_core() -> None:
     """A GPU takes nearly the same time for one sample as for a hundred."""
     x, c, there = cp.Variable(3), cp.Parameter(3), torch.device("cuda")
-    direct = FFOLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - c)), [x >= 0]), [c], [x]).canonical
+    direct = FFOLayer(cp.Problem(cp.Minimize(cp.sum_squares(x) - c @ x), [x >= 0]), [c], [x]).canonical
     linear = FFOLayer(cp.Problem(cp.Minimize(c @ x), [x >= 0, cp.sum(x) == 1]), [c], [x]).canonical
     assert [canonical.worthwhile(direct, b, there) for b in (None, 15, 16)] == [False, False, True]
     assert [canonical.worthwhile(linear, b, there) for b in (16, 127, 128)] == [False, False, True]
