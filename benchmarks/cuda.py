@@ -1,4 +1,6 @@
-"""Dense quadratic programs on a GPU: milliseconds of a step (forward and backward), against qpth and qpax in one run.
+"""Dense quadratic programs and CVXPY problems on a GPU: milliseconds of a step (forward and backward).
+
+Quadratic programs run against qpth and qpax, in one run.
 
 All data is on the GPU before the clock starts, and the clock stops when the GPU is done. Solutions and gradients of
 the first samples are compared with the CPU's. qpax smooths its gradients by a barrier, which by default leaves no
@@ -67,6 +69,14 @@ WORK: dict[str, Work] = {
     "budget n=800, rows of G, batch 512": Work(_budget(800, rows=True), 512, 60.0, ()),
 }
 
+#: CVXPY problems by FFOLayer
+PROBLEMS: dict[str, Work] = {
+    "FFOLayer, QP n=200, batch 512": Work(lambda b: problems.decision_qp(200, batch=b), 512, 20.0, ()),
+    "FFOLayer, SOCP n=200, batch 512": Work(
+        lambda b: problems.decision_qp(200, norm_ball=True, batch=b), 512, 60.0, ()
+    ),
+}
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -83,16 +93,30 @@ class Measured:
 def suite(repeats: int, progress: Callable[[str], None], only: str = "") -> Suite:
     """The table; without a GPU, a message."""
     rows, figures = [], []
-    for name, work in WORK.items():
+    for name, work in {**WORK, **PROBLEMS}.items():
         if only not in name:
             continue
-        blocks, wanted = _blocks(work.case(work.batch))
         found = {}
-        for label, contender in {"FFOQPLayer": ours, **{peer: PEERS[peer] for peer in work.peers}}.items():
-            progress(f"{name}: {label}")
-            found[label] = _measured(name, label, contender, blocks, wanted, repeats)
-            rows.append(asdict(found[label]))
-        mine = found.pop("FFOQPLayer")
+        case = work.case(work.batch)
+        if name in PROBLEMS:
+            progress(name)
+            found["FFOLayer"] = _measured(
+                name, "FFOLayer", partial(_layer_step, case, "cuda"), partial(_on_cpu, case), repeats
+            )
+        else:
+            blocks, wanted = _blocks(case)
+            weights = np.random.default_rng(1).standard_normal(blocks["p"].shape)
+            for label, contender in {"FFOQPLayer": ours, **{peer: PEERS[peer] for peer in work.peers}}.items():
+                progress(f"{name}: {label}")
+                found[label] = _measured(
+                    name,
+                    label,
+                    partial(contender, blocks, wanted, weights),
+                    partial(_reference, blocks, weights),
+                    repeats,
+                )
+        rows.extend(asdict(each) for each in found.values())
+        mine = found.pop(next(iter(found)))
         figures.append(Figure(name, mine.milliseconds, work.goal, "ms", at_least=False, reason=mine.reason))
         worst = max(mine.solution, mine.gradient)
         figures.append(Figure(f"{name}: difference from the CPU", worst, AGREEMENT, "", False, mine.reason))
@@ -111,13 +135,16 @@ def _blocks(case: Case) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
 
 
 def _measured(
-    name: str, label: str, contender: Any, blocks: Mapping[str, np.ndarray], wanted: tuple[str, ...], repeats: int
+    name: str,
+    label: str,
+    make: Callable[[], Step],
+    reference: Callable[[], tuple[np.ndarray, np.ndarray]],
+    repeats: int,
 ) -> Measured:
     if not torch.cuda.is_available():
         return Measured(name, label, reason="no GPU here")
-    weights = np.random.default_rng(1).standard_normal(blocks["p"].shape)
     try:
-        step = contender(blocks, wanted, weights)
+        step = make()
         times = []
         for k in range(WARMUP + repeats):
             torch.cuda.synchronize()
@@ -128,7 +155,7 @@ def _measured(
                 times.append(1e3 * (time.perf_counter() - start))
     except Exception as error:  # other packages run out of memory, or are not installed
         return Measured(name, label, reason=f"{type(error).__name__}: {error}"[:100])
-    z0, g0 = _reference(blocks, weights)
+    z0, g0 = reference()
     differences = (np.abs(np.asarray(v.cpu() if isinstance(v, torch.Tensor) else v)[:COMPARED] - w).max()
                    for v, w in ((z, z0), (gradient, g0)))  # fmt: skip
     torch.cuda.empty_cache()
@@ -164,6 +191,30 @@ def ours(blocks: Mapping[str, np.ndarray], wanted: tuple[str, ...], weights: np.
         return z.detach(), found[0]
 
     return step
+
+
+def _layer_step(case: Case, device: str, samples: int | None = None) -> Step:
+    """A step of FFOLayer on a device, for all samples or the first ones."""
+    from ffo.torch import FFOLayer
+
+    problem, parameters, variable = case.parametrised()
+    layer, data, weights = FFOLayer(problem, parameters, [variable]), case.data(0), case.weights(0)[:samples]
+    few = {name: v if name in case.shared else v[:samples] for name, v in data.items()}
+    given = {name: torch.tensor(v, device=device).requires_grad_(name in case.differentiate) for name, v in few.items()}
+    w = torch.tensor(weights, device=device)
+
+    def step() -> tuple[torch.Tensor, torch.Tensor]:
+        (y,) = layer(*given.values())
+        found = torch.autograd.grad((y * w).sum(), [given[name] for name in case.differentiate])
+        return y.detach(), found[0]
+
+    return step
+
+
+def _on_cpu(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Solutions and gradients of the first samples, by the core."""
+    y, gradient = _layer_step(case, "cpu", COMPARED)()
+    return y.numpy(), gradient.numpy()
 
 
 def _rows(blocks: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -11,14 +11,16 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
+import torch
 from balls import ball_program
 from ghost.yardstick import Entries, Loss, projection_jacobian
 from problems import MIXED, Known, known_program, with_pair
 
-from ffo.cones import Nonneg
+from ffo.cones import Nonneg, SecondOrder, Zero
 from ffo.program.affine import DataGradient
-from ffo.program.cone import ConeProgram
+from ffo.program.cone import ConeProgram, Solution
 from ffo.program.sparse import SparseBatch
+from ffo.torch.dense.program import DensePoint, DenseProgram
 
 Array = np.ndarray
 BATCH = 3
@@ -178,3 +180,29 @@ def rows_of(program: ConeProgram, kind: type) -> Array:
     """Rows of one kind of scalar cone."""
     groups = program.cones.groups
     return np.concatenate([*(g.index.ravel() for g in groups if isinstance(g.cone, kind)), np.zeros(0, int)])
+
+
+def dense_constraints(name: str) -> bool:
+    """Whether a program is in the form of the dense path."""
+    return name in QUADRATIC or name.startswith(("soc", "norm balls"))
+
+
+def dense_order(program: ConeProgram) -> tuple[Array, tuple[int, ...]]:
+    """The rows of a program with its equalities first and its second-order cones last, and the sizes of these."""
+    groups = [g for g in program.cones.groups if isinstance(g.cone, SecondOrder)]
+    cones = [rows for g in groups for rows in g.index]
+    order = np.concatenate([rows_of(program, Zero), rows_of(program, Nonneg), *cones]).astype(int)
+    return order, tuple(len(rows) for rows in cones)
+
+
+def dense_form(program: ConeProgram, given: Solution) -> tuple[DenseProgram, DensePoint]:
+    """A program and a point in the form of the dense path; slacks are not part of a point there."""
+    (order, cones), equalities = dense_order(program), len(rows_of(program, Zero))
+    samples = range(program.batch)
+    Q = np.stack([program.P.full(k).toarray() for k in samples])
+    R = np.stack([program.A.matrix(k).toarray()[order] for k in samples])
+    upp = program.b[:, order]
+    low = np.where(np.arange(len(order)) < equalities, upp, -np.inf)
+    wide, t = np.full_like(program.q, np.inf), torch.tensor
+    found = DenseProgram(t(Q), t(program.q), t(R), t(low), t(upp), t(-wide), t(wide), equalities, cones=cones)
+    return found, DensePoint(t(given.x), t(given.y[:, order]), t(np.zeros_like(given.x)))

@@ -13,12 +13,21 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
-from contracts.programs import PROGRAMS, Known, Suits, anything, build, linear_constraints, rows_of
+from contracts.programs import (
+    PROGRAMS,
+    Known,
+    Suits,
+    anything,
+    build,
+    dense_constraints,
+    dense_form,
+    linear_constraints,
+    rows_of,
+)
 from problems import point, with_pair
 from solvers.solver_problems import crossed_bounds, infeasible
 
-from ffo.cones import Nonneg, Zero
+from ffo.cones import Nonneg
 from ffo.engine import Engine, Options
 from ffo.engine.outcome import Outcome
 from ffo.errors import Status
@@ -31,7 +40,6 @@ from ffo.program.sparse import SparseBatch, SymmetricBatch
 from ffo.solvers.clarabel import ClarabelSolver
 from ffo.solvers.verdict import judge as measured
 from ffo.torch.dense import verify
-from ffo.torch.dense.program import DensePoint, DenseProgram
 
 Array = np.ndarray
 #: residual up to which a point counts as a solution
@@ -67,7 +75,7 @@ def by_certificate(program: ConeProgram, given: Solution) -> Array:
 
 
 def by_dense(program: ConeProgram, given: Solution) -> Array:
-    natural = verify.judge(*dense(program, given)).natural
+    natural = verify.judge(*dense_form(program, given)).natural
     return (natural <= TOLERANCE).numpy()
 
 
@@ -80,21 +88,6 @@ def engine_outcome(program: ConeProgram, given: Solution, way: Way) -> Outcome:
     solver = Answering()
     solver.answer = given
     return Engine(Options(solver=solver, on_fail="nan", backward=way)).run(program)
-
-
-def dense(program: ConeProgram, given: Solution) -> tuple[DenseProgram, DensePoint]:
-    """A QP with its equalities first, in the form of the dense path; slacks are not part of a point there."""
-    order = np.concatenate([rows_of(program, kind) for kind in (Zero, Nonneg)])
-    equalities = len(rows_of(program, Zero))
-    samples = range(program.batch)
-    Q = np.stack([program.P.full(k).toarray() for k in samples])
-    R = np.stack([program.A.matrix(k).toarray()[order] for k in samples])
-    upp = program.b[:, order]
-    low = np.where(np.arange(len(order)) < equalities, upp, -np.inf)
-    wide = np.full_like(program.q, np.inf)
-    t = torch.tensor
-    qp = DenseProgram(t(Q), t(program.q), t(R), t(low), t(upp), t(-wide), t(wide), equalities)
-    return qp, DensePoint(t(given.x), t(given.y[:, order]), t(np.zeros_like(given.x)))
 
 
 @dataclass(frozen=True)
@@ -110,7 +103,7 @@ class Judge:
 JUDGES: dict[str, Judge] = {
     "measured residuals": Judge(by_measurement),
     "natural residual": Judge(by_certificate),
-    "dense": Judge(by_dense, linear_constraints, parts="xy"),
+    "dense": Judge(by_dense, dense_constraints, parts="xy"),
     "engine": Judge(by_engine),
 }
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from overwriting import Overwriting
 
 from ffo import solve_qp_batch
 from ffo.torch import FFOQPLayer
 from ffo.torch.dense import interior, pivoting, separable
 from ffo.torch.dense.ghost import factorize
-from ffo.torch.dense.graphs import Eager
+from ffo.torch.dense.graphs import Eager, flatten
 from ffo.torch.dense.interior import interior_point
 from ffo.torch.dense.program import DensePoint, DenseProgram
-from ffo.torch.dense.solve import DenseSolution, begin, finish, solve_interior
+from ffo.torch.dense.solve import DenseSolution, begin, finish
 
 INF = torch.inf
 
@@ -70,14 +72,14 @@ def test_interior_point_stops_at_its_tolerance(program: DenseProgram, eps: float
     assert error.max() <= 10 * eps
     assert iterations.max() <= 30
     assert torch.all(iterations >= 1)
-    exact = solve_interior(program, False).point.z
+    exact = by(interior, program).point.z
     torch.testing.assert_close(point.z, exact, rtol=0, atol=1e-2 * (eps / 1e-9) ** 0.5)
 
 
 def test_interior_point_ends_at_its_best_where_the_tolerance_is_out_of_reach() -> None:
     _, error, iterations = interior_point(random_program(0), eps=0.0)
     assert error.max() <= 1e-8
-    assert iterations.max() < interior.ITERATIONS
+    assert iterations.max() < interior.STEPS
 
 
 def test_interior_point_gives_up_on_the_infeasible() -> None:
@@ -87,7 +89,7 @@ def test_interior_point_gives_up_on_the_infeasible() -> None:
     upp[:, 10] = upp[:, 12] = -50.0
     _, error, iterations = interior_point(dataclasses.replace(program, R=R, upp=upp), 1e-7)
     assert error.min() > 1e-3
-    assert iterations.max() < interior.ITERATIONS
+    assert iterations.max() < interior.STEPS
 
 
 def core(program: DenseProgram) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -109,8 +111,8 @@ def diagonal(program: DenseProgram, shared: bool = False) -> DenseProgram:
 @pytest.mark.parametrize(
     ("solve", "program"),
     [
-        (lambda p: solve_interior(p, True), random_program(5)),
-        (lambda p: solve_interior(p, True), random_program(5, bounds=False)),
+        (lambda p: by(interior, p), random_program(5)),
+        (lambda p: by(interior, p), random_program(5, bounds=False)),
         (lambda p: by(pivoting, p), random_program(5, bounds=False)),
         (lambda p: by(separable, p), diagonal(random_program(5))),
         (lambda p: by(separable, p), diagonal(random_program(6, bounds=False))),
@@ -166,7 +168,7 @@ def test_what_the_batch_shares_is_factorized_once() -> None:
     program = dataclasses.replace(program, Q=program.Q[:1], R=program.R[:1], bounded=False)
     solution = by(pivoting, program)
     assert solution.ghost is not None
-    assert len(solution.ghost.C) == 1
+    assert len(solution.ghost.system.C) == 1
     z = solution.point.z
     torch.testing.assert_close(z @ program.R[0].mT, program.upp, rtol=0, atol=1e-10)
     force = z @ program.Q[0] + program.p + solution.point.lam @ program.R[0]
@@ -189,3 +191,28 @@ def test_threads_of_the_caller_are_restored() -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+class OneMore(Eager):
+    """Takes a step too many, as a recorder does."""
+
+    def steps(self, function: Callable[..., Any], state: Any, most: int, *arguments: Any) -> Any:
+        return self.step(function, super().steps(function, state, most, *arguments), *arguments)
+
+
+@pytest.mark.parametrize("run", [Overwriting(), OneMore()], ids=["overwriting", "one more"])
+@pytest.mark.parametrize(
+    ("method", "program"),
+    [
+        (interior, random_program(5)),
+        (pivoting, random_program(5, bounds=False)),
+        (separable, diagonal(random_program(5))),
+    ],
+    ids=["interior point", "pivoting", "dual Newton"],
+)
+def test_steps_may_overwrite_their_state_or_be_too_many(method: ModuleType, program: DenseProgram, run: Eager) -> None:
+    expected, found = (finish(begin(program, method), method, True, each) for each in (Eager(), run))
+    assert expected is not None
+    assert found is not None
+    for a, b in zip(flatten(found)[0], flatten(expected)[0], strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)

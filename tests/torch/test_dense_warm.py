@@ -12,7 +12,7 @@ from qps import same
 
 from ffo.errors import InfeasibleError
 from ffo.torch import FFOQPLayer, qp
-from ffo.torch.dense import answer, pivoting, solve
+from ffo.torch.dense import interior, pivoting
 from ffo.torch.dense.warm import Remembered
 
 D = torch.float64
@@ -73,9 +73,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         return count
 
-    monkeypatch.setattr(pivoting, "start", counted(pivoting.start))
-    for module in (solve, answer):
-        monkeypatch.setattr(module, "solve_interior", counted(solve.solve_interior))
+    for method in (pivoting, interior):
+        monkeypatch.setattr(method, "start", counted(method.start))
     return counts
 
 

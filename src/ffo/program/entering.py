@@ -30,7 +30,7 @@ SECONDS = 2e-9
 
 
 @dataclass(frozen=True)
-class _Term:
+class EntryTerm:
     """out[rows] += weight * v[columns]; rows None: all rows in order."""
 
     rows: Array | slice | None
@@ -80,16 +80,16 @@ class EntryMap:
         return is_identity(self.matrix)
 
     @cached_property
-    def _forth(self) -> list[_Term] | None:
-        return _terms(sp.csr_array(self.matrix))
+    def _forth(self) -> list[EntryTerm] | None:
+        return few_terms(sp.csr_array(self.matrix))
 
     @cached_property
     def _transposed(self) -> sp.csr_array:
         return self.matrix.T
 
     @cached_property
-    def _back(self) -> list[_Term] | None:
-        return _terms(self._transposed)
+    def _back(self) -> list[EntryTerm] | None:
+        return few_terms(self._transposed)
 
     def apply(self, theta: Array) -> Array:
         """(size,) or (batch, size) -> (length,) or (batch, length); the parameter itself if it enters unchanged."""
@@ -134,27 +134,27 @@ class EntryMap:
         return found
 
 
-def _terms(M: sp.csr_array) -> list[_Term] | None:
+def few_terms(M: sp.csr_array) -> list[EntryTerm] | None:
     """A product with M as a few terms; None if some row has too many entries."""
     counts = np.diff(M.indptr)
     most = int(counts.max(initial=0))
     if most > FEW:
         return None
     if most == 1 and M.nnz == M.shape[0]:
-        return [_Term(None, span(M.indices), _one(M.data))]
+        return [EntryTerm(None, span(M.indices), _one(M.data))]
     if most == FEW and counts.min() > 0:  # split single entries into two halves, so that all rows have two
         first, last = M.indptr[:-1], M.indptr[1:] - 1
         half = np.where(first == last, 0.5, 1.0)
-        return [_Term(None, span(M.indices[at]), _one(half * M.data[at])) for at in (first, last)]
+        return [EntryTerm(None, span(M.indices[at]), _one(half * M.data[at])) for at in (first, last)]
     found = []
     for k in range(most):
         rows = np.flatnonzero(counts > k)
         place = M.indptr[rows] + k
-        found.append(_Term(span(rows), span(M.indices[place]), _one(M.data[place])))
+        found.append(EntryTerm(span(rows), span(M.indices[place]), _one(M.data[place])))
     return found
 
 
-def _product(M: sp.sparray, terms: list[_Term] | None, v: Array) -> Array:
+def _product(M: sp.sparray, terms: list[EntryTerm] | None, v: Array) -> Array:
     """M v for every (·) row of v; v has one or two dimensions."""
     if terms is None:
         return M @ v if v.ndim == 1 else np.ascontiguousarray((M @ v.T).T)
@@ -169,7 +169,7 @@ def _product(M: sp.sparray, terms: list[_Term] | None, v: Array) -> Array:
     return out
 
 
-def _add_terms(terms: list[_Term], v: Array, out: Array) -> None:
+def _add_terms(terms: list[EntryTerm], v: Array, out: Array) -> None:
     """out := the sum of the terms."""
     if not terms or terms[0].rows is not None:
         out[:] = 0.0

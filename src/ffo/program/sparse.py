@@ -194,7 +194,7 @@ class SparseBatch:
         coupling = self.pattern.coupling
         if coupling.all():
             return self.largest_of_columns
-        return _segment_max(np.abs(self.values) * coupling, self.pattern.column_starts, self.shape[1])
+        return _segment_max(np.where(coupling, np.abs(self.values), 0.0), self.pattern.column_starts, self.shape[1])
 
     @property
     def _columns(self) -> Array:

@@ -57,6 +57,18 @@ class OptimizationLayer(torch.nn.Module):
         """
         return call_with_report(self, args, kwargs)
 
+    @property
+    def _plain(self) -> bool:
+        """Whether the options leave the method to this package, so that dense algebra on a device may be used. It is
+        exact, whatever `eps` is."""
+        options = self.engine.options
+        return (
+            options.solver_args.keys() <= {"eps"}
+            and not (options.smoothing or options.verbose)
+            and options.solver is None
+            and options.backward in ("auto", "direct")
+        )
+
     def smoothed(self, smoothing: float | Smoothing | None) -> Self:
         """The same layer with other smoothing, with its own draws and memory."""
         other = copy.copy(self)

@@ -25,6 +25,8 @@ class Form:
         batch: samples, None if no block has a batch dimension.
         shared: blocks without one.
         dense: whether no block is sparse; device: of all of them.
+        cones: sizes of the second-order cones that the last rows of G form.
+        owner: distinguishes programs of the same sizes that are given by different layers.
     """
 
     names: tuple[Name, ...]
@@ -35,6 +37,8 @@ class Form:
     shared: frozenset[Name]
     dense: bool
     device: torch.device
+    cones: tuple[int, ...] = ()
+    owner: int = 0
 
 
 @dataclass(frozen=True)

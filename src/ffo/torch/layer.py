@@ -9,13 +9,19 @@ from typing import Any
 import cvxpy as cp
 import torch
 
-from ffo.engine import Options, Smoothing
+from ffo.engine import Info, Options, Smoothing
 from ffo.engine.call import call_keys, read_batch
+from ffo.engine.memory import Backoff
 from ffo.engine.options import OnFail, numbered_relaxation
 from ffo.ghost.oracle import Way
 from ffo.program.cvxpy import canonicalize
 from ffo.solvers.base import Solver
 from ffo.torch.base import OptimizationLayer
+from ffo.torch.dense.answer import UnverifiedError
+from ffo.torch.dense.canonical import CanonicalFront, device_map, suited, worthwhile
+from ffo.torch.dense.layer import DensePlan
+from ffo.torch.dense.parts import solve_in_parts
+from ffo.torch.dense.warm import ActiveSets, Remembered
 from ffo.torch.expressions import with_expressions
 from ffo.torch.function import Kind, check_kinds, in_one_dtype, kinds_of
 
@@ -109,6 +115,8 @@ class FFOLayer(OptimizationLayer):
         canonical = canonicalize(problem, parameters, variables, gp=gp, canon_backend=canon_backend)
         super().__init__(numbered_relaxation(options, canonical.names, problem.constraints))
         self.canonical = canonical
+        self._suited = suited(canonical)
+        self._sets, self._backoff = ActiveSets(), Backoff()
 
     def forward(
         self,
@@ -147,7 +155,38 @@ class FFOLayer(OptimizationLayer):
         named = call_keys(keys, warm_start, self.engine.options.warm_start, batch)
         if self.canonical.lifted is not None:
             params, batched = with_expressions(self.canonical, params, batched)
-        return self._run(self.canonical, params, batched, batch, solver_args, named)
+        found = None if solver_args else self._dense(params, batched, batch, named)
+        return found or self._run(self.canonical, params, batched, batch, solver_args, named)
+
+    def _dense(
+        self, params: Sequence[torch.Tensor], batched: tuple[bool, ...], batch: int | None, keys: list[Hashable] | None
+    ) -> tuple[torch.Tensor, ...] | None:
+        """The outputs by dense batched algebra on a device; None if that does not apply or is not verified."""
+        if not params or not self._plain or not self._suited or not worthwhile(self.canonical, batch, params[0].device):
+            return None
+        if not self._backoff.due():  # most samples of the last calls were left to the core
+            return None
+        left = 0
+        derivative = torch.is_grad_enabled() and any(t.requires_grad for t in params)
+
+        def core(inputs: dict[int, torch.Tensor], samples: list[int]) -> tuple[tuple[torch.Tensor, ...], Info]:
+            nonlocal left
+            left += len(samples)
+            reports: list[Info] = []
+            named = None if keys is None else [keys[k] for k in samples]
+            values = list(inputs.values())
+            outputs = self._run(self.canonical, values, batched, len(samples), None, named, receive=reports.append)
+            return outputs, reports[0]
+
+        front = CanonicalFront(self.canonical, device_map(self.canonical, params[0].device), batched)
+        plan = DensePlan(front.form(batch, params[0].device), derivative, front, self.reduction, core)
+        known = None if keys is None else Remembered(self._sets, keys)
+        try:
+            found = solve_in_parts(plan, known, self._receive, dict(enumerate(params)))
+        except UnverifiedError:
+            found, left = None, batch or 1
+        self._backoff.record(2 * left <= (batch or 1))
+        return found
 
     def extra_repr(self) -> str:
         m = self.canonical.map

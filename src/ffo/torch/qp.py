@@ -18,7 +18,8 @@ from ffo.solvers.base import Solver
 from ffo.torch.base import OptimizationLayer
 from ffo.torch.blocks import Given, read_blocks, read_given
 from ffo.torch.dense.answer import UnverifiedError
-from ffo.torch.dense.layer import DensePlan, worthwhile
+from ffo.torch.dense.blocks import BlockFront
+from ffo.torch.dense.layer import DensePlan, accessible
 from ffo.torch.dense.parts import solve_in_parts
 from ffo.torch.dense.warm import ActiveSets, Remembered
 
@@ -156,24 +157,27 @@ class FFOQPLayer(OptimizationLayer):
 
     def _dense(self, given: Given, keys: list[Hashable] | None) -> tuple[torch.Tensor, ...] | None:
         """The solution by dense batched algebra on a device; None if that does not apply or is not verified."""
-        options = self.engine.options
-        # exact, whatever eps is
-        plain = options.solver_args.keys() <= {"eps"} and not (options.smoothing or options.verbose)
-        if not plain or options.solver is not None or options.backward not in ("auto", "direct"):
-            return None
-        if not worthwhile(given):
+        if not self._plain or not worthwhile(given):
             return None
         derivative = torch.is_grad_enabled() and any(t.requires_grad for t in given.tensors.values())
 
-        def core(blocks: dict[Name, torch.Tensor], samples: list[int]) -> tuple[tuple[torch.Tensor, ...], Info]:
+        def core(inputs: dict[Any, torch.Tensor], samples: list[int]) -> tuple[tuple[torch.Tensor, ...], Info]:
             reports: list[Info] = []
             named = None if keys is None else [keys[k] for k in samples]
-            outputs = self._core(read_given(blocks), None, named, reports.append)
+            outputs = self._core(read_given(inputs), None, named, reports.append)
             return outputs, reports[0]
 
-        plan = DensePlan(given.form, derivative, self.duals, self.reduction, core)
+        plan = DensePlan(given.form, derivative, BlockFront(given.form, self.duals), self.reduction, core)
         known = None if keys is None else Remembered(self._sets, keys)
         try:
             return solve_in_parts(plan, known, self._receive, given.tensors)
         except UnverifiedError:
             return None
+
+
+def worthwhile(given: Given) -> bool:
+    """Whether dense batched algebra on their device is faster than the core on these blocks: not on the CPU.
+
+    Non-finite data shows in the residual of any point; the core then reports the error.
+    """
+    return given.form.dense and given.form.batch != 0 and accessible(given.form.device)

@@ -17,21 +17,21 @@ from ffo.program.quadratic import Name
 from ffo.torch.blocks import Form
 from ffo.torch.dense.graphs import KEPT, Kept, Recorders, copied
 from ffo.torch.dense.presolve import Owners, SingleRows, with_bounds
-from ffo.torch.dense.program import SINGULAR, DenseProgram, Tensor, positive, raised
+from ffo.torch.dense.program import SINGULAR, DenseProgram, Tensor
 from ffo.torch.dense.solve import (
-    INTERIOR_POINT,
     METHODS,
     Begun,
     DenseSolution,
     begin,
     finish,
     solve_guessed,
-    solve_interior,
 )  # fmt: skip
 from ffo.torch.dense.warm import Remembered
 
 #: most variables, and most rows that are not bounds, of programs treated as dense
 LARGEST = 2000
+#: rows that are not bounds, relative to variables, up to which programs with cones are treated as few rows
+FEW = 0.5
 #: if pivoting leaves a larger share of samples unsolved, the interior-point method is tried
 MISSED = 0.1
 
@@ -45,8 +45,8 @@ class Recognised:
     """What is known about programs before their values are examined.
 
     Attributes:
-        kind: of Q, "diagonal", "definite" or "general".
-        single: rows with one entry, and `pattern` (r, n) of the entries of all rows; None if there are none.
+        kind: of Q, "diagonal", "definite" or "general"; "few rows": with cones, everything but a few rows is diagonal.
+        single: rows with one entry, and `pattern` (r, n) of the entries that any sample has; None if there are none.
     """
 
     kind: str
@@ -96,15 +96,16 @@ def answered(given: tuple[Tensor, ...], form: Form, derivative: bool, remembered
         for name, v in zip(form.names, given, strict=True)
     )
     key = (form, derivative, tuple((v.shape, v.stride()) for v in values))
+    remembered = None if form.cones else remembered  # active sets do not determine the solution on a curved face
     for known in (_recognised.get(key), None):
         structure = known or _recognise(values, form)
         _remember(key, structure)
         found = _guessed(values, form, derivative, structure, remembered) if remembered is not None else None
         found = found or _answered(values, form, derivative, structure, (key, structure.kind))
-        if found is not None and structure.kind != "general" and _unsuited(found):
+        if found is not None and structure.kind in ("diagonal", "definite") and _unsuited(found):
             structure = replace(structure, kind="general")
             _remember(key, structure)
-            found = _answered(values, form, derivative, structure, key)
+            found = _answered(values, form, derivative, structure, (key, structure.kind))
         if found is not None:
             if remembered is not None:
                 remembered.keep(found)
@@ -130,11 +131,6 @@ def _answered(
     values: tuple[Tensor, ...], form: Form, derivative: bool, structure: Recognised, key: Hashable
 ) -> DenseAnswer | None:
     """The answer, or None if the programs turn out not to have this structure."""
-    if structure.kind == "general":
-        made = assembled(values, form, structure)
-        if not bool(made.valid) or not _convex(made.program):
-            return None
-        return DenseAnswer(Kept((solve_interior(made.program, derivative), made.owners), None), INTERIOR_POINT)
     method = METHODS[structure.kind]
     with _recorders.of(key, form.device) as run:
         try:
@@ -165,14 +161,14 @@ def _guessed(
     """The answer from remembered active sets; None if they are unknown or not worth trying."""
     made = assembled(values, form, structure)
     guess = remembered.guess(made.program) if bool(made.valid) else None
-    if guess is None or (structure.kind == "general" and not _convex(made.program)):
+    method = METHODS[structure.kind]
+    if guess is None or (structure.kind == "general" and not bool(method.prepare(made.program).valid)):
         return None
-    solution, hits = solve_guessed(made.program, guess, METHODS.get(structure.kind), derivative)
+    solution, hits = solve_guessed(made.program, guess, method, derivative)
     if solution is None:
         return None
     remembered.sets.backoff.record(2 * int(hits.sum()) >= len(hits))
-    name = METHODS[structure.kind].NAME if structure.kind in METHODS else INTERIOR_POINT
-    return DenseAnswer(Kept((solution, made.owners), None), name, hits)
+    return DenseAnswer(Kept((solution, made.owners), None), method.NAME, hits)
 
 
 def assembled(values: tuple[Tensor, ...], form: Form, structure: Recognised) -> Assembled:
@@ -182,7 +178,7 @@ def assembled(values: tuple[Tensor, ...], form: Form, structure: Recognised) -> 
     n, size, p = form.n, form.batch or 1, blocks["p"]
     valid = torch.ones((), dtype=torch.bool, device=p.device)
     Q = _three(blocks["Q"]) if "Q" in blocks else p.new_zeros(1, n, n)
-    if structure.kind == "diagonal":
+    if structure.kind in ("diagonal", "few rows"):
         diagonal = Q.diagonal(dim1=1, dim2=2)
         valid = torch.eq(Q.abs().sum(dim=2), diagonal.abs()).all()
         Q = diagonal.clone()
@@ -196,22 +192,32 @@ def assembled(values: tuple[Tensor, ...], form: Form, structure: Recognised) -> 
     R = _stacked([_three(blocks[name]) for name in ("A", "G") if name in blocks], p.new_zeros(1, 0, n))
     single = structure.single
     if single is not None and structure.pattern is not None:
-        valid = valid & torch.eq(R[0] != 0, structure.pattern).all()
-        single = replace(single, entries=R[0, single.rows, single.columns])
+        entries = R[:, single.rows, single.columns]
+        valid = valid & torch.eq((R != 0).any(dim=0), structure.pattern).all() & (entries != 0).all()
+        single = replace(single, entries=entries)
         owners, low, upp, lb, ub = with_bounds(single, low, upp, lb, ub)
         R = R[:, single.rest]
     bounded = single is not None or "lb" in blocks or "ub" in blocks
-    program = DenseProgram(Q, _two(p, size), R, low, upp, lb, ub, form.equalities, bounded)
+    program = DenseProgram(Q, _two(p, size), R, low, upp, lb, ub, form.equalities, bounded, form.cones)
+    if structure.kind == "few rows":
+        valid = valid & _covered(program)
     return Assembled(program, owners, valid)
 
 
 def _recognise(values: tuple[Tensor, ...], form: Form) -> Recognised:
     program = assembled(values, form, Recognised("general")).program
-    single = SingleRows.of(program.R, form.equalities)
+    single = SingleRows.of(program.R, slice(form.equalities, program.r - program.curved_rows))
     rows = program.r if single is None else len(single.rest)
     if program.n + rows > LARGEST:
         raise UnverifiedError
-    return Recognised(_kind(program), single, None if single is None else program.R[0] != 0)
+    pattern = None if single is None else (program.R != 0).any(dim=0)
+    if not form.cones:
+        return Recognised(_kind(program), single, pattern)
+    few = Recognised("few rows", single, pattern)
+    kept = rows - program.curved_rows + len(form.cones)
+    if kept <= FEW * program.n and bool(assembled(values, form, few).valid):
+        return few
+    return Recognised("general", single, pattern)
 
 
 def _kind(program: DenseProgram) -> str:
@@ -227,10 +233,11 @@ def _kind(program: DenseProgram) -> str:
     return "general"
 
 
-def _convex(program: DenseProgram) -> bool:
-    """Whether every Q is positive semidefinite, to a shift in the size of rounding (see `ffo.program.convexity`)."""
-    shift = 1e-9 * math.sqrt(program.n) * positive(program.curvature)
-    return not bool(torch.linalg.cholesky_ex(raised(program.Q, shift.unsqueeze(1)))[1].any())
+def _covered(program: DenseProgram) -> Tensor:
+    """() whether the rows of cones have at most one entry, and every variable has a curvature, bound or cone."""
+    there = program.R[:, program.r - program.curved_rows :] != 0
+    bound = program.lb.isfinite() | program.ub.isfinite()
+    return (there.sum(dim=2) <= 1).all() & ((program.Q > 0) | bound | there.any(dim=1)).all()
 
 
 def _side(blocks: dict[Name, Tensor], name: Name, length: int, form: Form) -> Tensor:
@@ -257,6 +264,15 @@ def _stacked(matrices: list[Tensor], empty: Tensor) -> Tensor:
         return matrices[0] if matrices else empty
     size = max(len(M) for M in matrices)
     return torch.cat([M.expand(size, -1, -1) for M in matrices], dim=1)
+
+
+def multipliers(solution: DenseSolution, owners: Owners | None, equalities: int) -> tuple[Tensor, Tensor, Tensor]:
+    """nu, lam and mu, those of rows that became bounds at the rows."""
+    point, bounds = solution.point, solution.verdict.bounds
+    lam, mu = point.lam, point.mu
+    if owners is not None:
+        lam, mu = owners.rows(mu, lam, bounds), owners.own(mu, bounds)
+    return lam[:, :equalities], lam[:, equalities:], mu
 
 
 @dataclass(frozen=True)

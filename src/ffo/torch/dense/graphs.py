@@ -42,6 +42,14 @@ class Eager:
         """function(state, *arguments), the next state; it may overwrite the first."""
         return function(state, *arguments)
 
+    def steps(self, function: Callable[..., T], state: T, most: int, *arguments: Any) -> T:
+        """Up to so many steps, as long as `state.going` (). A step from a state that is not changes nothing."""
+        for _ in range(most):
+            if not bool(state.going):  # type: ignore[attr-defined]
+                break
+            state = self.step(function, state, *arguments)
+        return state
+
     def keep(self, value: T) -> Kept[T]:
         """A result that outlives the next call."""
         return Kept(value, None)
@@ -107,6 +115,22 @@ class Recorder(Eager):
             return state
 
         return self._replayed(function, (state, *arguments), state, change)
+
+    def steps(self, function: Callable[..., T], state: T, most: int, *arguments: Any) -> T:
+        """A step is launched before it is known whether the one before was the last. That costs a step too many, but
+        the GPU does not wait for launches, which take nearly as long as a step of many small operations (SOCP with 200
+        variables, batch 512: 1.9 of 2.9 ms)."""
+        going = torch.empty(most, dtype=torch.bool, pin_memory=True)
+        known = [torch.cuda.Event() for _ in range(most)]
+        for k in range(most):
+            state = self.step(function, state, *arguments)
+            going[k].copy_(state.going, non_blocking=True)  # type: ignore[attr-defined]
+            known[k].record(torch.cuda.current_stream(self.device))
+            if k:
+                known[k - 1].synchronize()
+                if not bool(going[k - 1]):
+                    break
+        return state
 
     def keep(self, value: T) -> Kept[T]:
         kept = Kept(value, self)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from ffo.engine.info import Info
-from ffo.program.quadratic import Name
 from ffo.torch.dense.answer import release
 from ffo.torch.dense.layer import DensePlan, DenseSolve
 from ffo.torch.dense.program import Tensor
@@ -21,10 +20,10 @@ SPLIT = ", batch split"
 
 
 def solve_in_parts(
-    plan: DensePlan, remembered: Remembered | None, receive: Callable[[Any], None], tensors: dict[Name, Tensor]
+    plan: DensePlan, remembered: Remembered | None, receive: Callable[[Any], None], tensors: dict[Any, Tensor]
 ) -> tuple[Tensor, ...]:
     """The outputs of `DenseSolve`; if memory runs out, each half of the samples separately."""
-    batch, shared = plan.form.batch or 1, plan.form.shared
+    batch, shared = plan.form.batch or 1, plan.front.shared
     for again in (False, True):
         try:
             return DenseSolve.apply(plan, remembered, receive, *tensors.values())
@@ -38,8 +37,8 @@ def solve_in_parts(
     for part in (slice(0, batch // 2), slice(batch // 2, batch)):
         numbers = range(batch)[part]
 
-        def core(blocks: dict[Name, Tensor], samples: list[int], numbers: range = numbers) -> Any:
-            return plan.core(blocks, [numbers[k] for k in samples])
+        def core(inputs: dict[Any, Tensor], samples: list[int], numbers: range = numbers) -> Any:
+            return plan.core(inputs, [numbers[k] for k in samples])
 
         one = replace(plan, form=replace(plan.form, batch=len(numbers)), reduction="sum", core=core)
         known = remembered and Remembered(remembered.sets, remembered.keys[part])

@@ -34,6 +34,8 @@ from ffo.torch.dense.verify import Verdict
 NAME = "batched pivoting"
 #: most exchanges; hardly any sample takes more than ten
 STEPS = 40
+#: Newton steps after it
+POLISH = 0
 #: exchanges without progress after which only the worst rows change, and after which only one does (20,000 programs
 #: of ten variables: at most 11 exchanges; 31 if all rows change first and then only one)
 CALM, PATIENCE = 1, 12
@@ -158,4 +160,4 @@ def point(now: Pivots, made: Whitened, given: DenseProgram) -> DensePoint:
 def ghost(made: Whitened, verdict: Verdict) -> DenseGhost:
     """The ghost of the program with its bounds as rows."""
     rows = torch.cat([verdict.rows, verdict.bounds], dim=1) if made.program.r > verdict.rows.shape[1] else verdict.rows
-    return factorize(made.program, rows, torch.zeros_like(verdict.bounds), made.L, made.W)
+    return factorize(made.program, rows, torch.zeros_like(verdict.bounds), L=made.L, W=made.W)

@@ -13,7 +13,8 @@ INF = torch.inf
 
 @dataclass(frozen=True)
 class SingleRows:
-    """The rows of R with one entry, `rows` (k,) by number, their columns and entries (k,); `rest` are the others."""
+    """The rows of R with one entry, in the same column in all samples: `rows` (k,) by number, their columns (k,) and
+    entries (batch or 1, k); `rest` are the others."""
 
     rows: Tensor
     columns: Tensor
@@ -21,18 +22,18 @@ class SingleRows:
     rest: Tensor
 
     @classmethod
-    def of(cls, R: Tensor, equalities: int) -> SingleRows | None:
-        """Those of R (batch or 1, r, n), except for its equalities; None if there are none, or if R is not shared."""
-        if len(R) > 1 or R.shape[1] <= equalities:
+    def of(cls, R: Tensor, among: slice) -> SingleRows | None:
+        """Those of R (batch or 1, r, n) among some rows, its inequalities; None if there are none."""
+        if among.stop <= among.start:
             return None
-        there = R[0] != 0
-        single = there.sum(dim=1) == 1
-        single[:equalities] = False
+        there = (R != 0).any(dim=0)
+        single = (there.sum(dim=1) == 1) & (R != 0).any(dim=2).all(dim=0)
+        single[: among.start] = single[among.stop :] = False
         rows = torch.nonzero(single).squeeze(1)
         if not len(rows):
             return None
         columns = there[rows].to(torch.int8).argmax(dim=1)
-        return cls(rows, columns, R[0, rows, columns], torch.nonzero(~single).squeeze(1))
+        return cls(rows, columns, R[:, rows, columns], torch.nonzero(~single).squeeze(1))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
     minimize 1/2 z'Qz + p'z   subject to  low <= Rz <= upp,  lb <= z <= ub
 
 Equalities are rows with low = upp. Multipliers are signed: positive at an active upper bound,
-negative at an active lower one, so that Qz + p + R'lam + mu = 0.
+negative at an active lower one, so that Qz + p + R'lam + mu = 0. The last rows may be those of second-order cones K,
+upp - Rz in K, with multipliers in K.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+
+from ffo.torch.dense.second_order import ConeLayout, cone_layout
 
 Tensor = torch.Tensor
 #: curvature, relative to the largest, below which a direction counts as singular
@@ -21,7 +24,8 @@ SINGULAR = 1e-5
 class DenseProgram:
     """Q (batch or 1, n, n), or (batch or 1, n) if it is diagonal; p (batch, n), R (batch or 1, r, n), low and
     upp (batch, r), lb and ub (batch, n), all float64 on one device; missing bounds are +-inf. The first `equalities`
-    rows are equalities. `bounded` is false if it is known that no variable has a bound."""
+    rows are equalities. `bounded` is false if it is known that no variable has a bound. `cones` are the sizes of the
+    second-order cones; if there are any, and Q is given as a diagonal, each of their rows has at most one entry."""
 
     Q: Tensor
     p: Tensor
@@ -32,6 +36,7 @@ class DenseProgram:
     ub: Tensor
     equalities: int
     bounded: bool = True
+    cones: tuple[int, ...] = ()
 
     @property
     def batch(self) -> int:
@@ -46,14 +51,31 @@ class DenseProgram:
         return self.R.shape[1]
 
     @property
+    def curved_rows(self) -> int:
+        """How many rows belong to cones."""
+        return sum(self.cones)
+
+    @property
+    def layout(self) -> ConeLayout:
+        return cone_layout(self.cones, self.p.device)
+
+    @property
     def diagonal(self) -> bool:
         """Whether Q is given as a diagonal."""
         return self.Q.ndim == 2
 
     @property
     def norms(self) -> Tensor:
-        """(batch or 1, r) norms of the rows, 1 for zero rows."""
-        return positive(torch.linalg.vector_norm(self.R, dim=2))
+        """(batch or 1, r) norms of the rows, 1 for zero rows; the rows of a cone share the root of their mean square,
+        to which zero rows contribute the mean of all rows."""
+        found = torch.linalg.vector_norm(self.R, dim=2)
+        if not self.cones:
+            return positive(found)
+        k, squares = self.r - self.curved_rows, found.square()
+        typical = positive(squares.sum(dim=1) / (squares > 0).sum(dim=1).clamp_min(1)).unsqueeze(1)
+        shared = torch.where(squares > 0, squares, typical)[:, k:]
+        mean = self.layout.spread(self.layout.total(shared) / self.layout.sizes).sqrt()
+        return torch.cat([positive(found[:, :k]), mean], dim=1)
 
     @property
     def equal(self) -> Tensor:
@@ -69,7 +91,7 @@ class DenseProgram:
         """The program of some samples."""
         Q, R = (M if len(M) == 1 else M[samples] for M in (self.Q, self.R))
         p, low, upp, lb, ub = (v[samples] for v in (self.p, self.low, self.upp, self.lb, self.ub))
-        return DenseProgram(Q, p, R, low, upp, lb, ub, self.equalities, self.bounded)
+        return DenseProgram(Q, p, R, low, upp, lb, ub, self.equalities, self.bounded, self.cones)
 
     def all_rows(self) -> DenseProgram:
         """The same program with its bounds as the last n rows."""

@@ -32,6 +32,8 @@ from ffo.torch.dense.verify import Verdict
 
 NAME = "batched dual Newton"
 STEPS = 60
+#: Newton steps after it
+POLISH = 0
 #: step lengths to try, relative to the length allowed by the last step; a matrix costs more than several evaluations
 LENGTHS = (1.0, 0.2, 0.04)
 

@@ -1,33 +1,31 @@
 """Solve a batch of dense quadratic programs: a point, its active set, and a verified solution.
 
-Programs with diagonal Q are solved by Newton's method on the dual, definite ones by pivoting. Their steps are the same
-for all samples and need no synchronization, so that a GPU can run them as recorded (see `graphs`). Others are solved by
-the batched interior-point method, followed by the ghost on its active set. That solution is kept only if it satisfies
-the optimality conditions; if not, the active set is identified again (a semismooth Newton step), a few times.
+Programs with diagonal Q are solved by Newton's method on the dual, definite ones by pivoting. Others, and those with
+second-order cones, are solved by the interior-point method, followed by the ghost on its active set. That solution is
+kept only if it satisfies the optimality conditions; if not, the active set is identified again (a semismooth Newton
+step), a few times. Steps are the same for all samples and need no synchronization, so that a GPU can run them as
+recorded (see `graphs`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ffo.ghost.certificate import ERROR
 from ffo.kernels.point import MARGIN_RATIO, WEAK
-from ffo.torch.dense import pivoting, separable
-from ffo.torch.dense.ghost import DenseGhost, factorize
+from ffo.torch.dense import interior, pivoting, separable
+from ffo.torch.dense.ghost import DenseGhost, Faces, factorize
 from ffo.torch.dense.graphs import Eager
-from ffo.torch.dense.interior import interior_point
 from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor
 from ffo.torch.dense.verify import Verdict, judge
 
-#: Newton steps after the interior point
-STEPS = 6
-#: largest natural residual of a solution
-ACCEPT = 1e-10
-#: its name in reports
-INTERIOR_POINT = "batched interior point"
+T = TypeVar("T")
+#: largest natural residual of a solution, and the one at which Newton's method stops even if it still converges:
+#: solutions on curved cones approach rounding in several steps
+ACCEPT, EXACT = 1e-10, 1e-14
 
 
 @dataclass(frozen=True)
@@ -69,23 +67,61 @@ def begin(program: DenseProgram, method: Any) -> Begun:
 
 
 def finish(begun: Begun, method: Any, derivative: bool, run: Eager) -> DenseSolution | None:
-    """The solution by a method, `pivoting` or `separable`; None if programs turn out not to suit it."""
+    """The solution by a method of `METHODS`; None if programs turn out not to suit it."""
     if not bool(begun.valid):
         return None
     whole = method.whole(begun.made)
     state = begun.state if whole is None else run.run(whole, begun.made)
-    for _ in range(method.STEPS):
-        if not bool(state.going):
+    if whole is None or bool(state.going):
+        state = run.steps(method.step, state, method.STEPS, begun.made)
+    found = run.run(_judged, state, begun.made, begun.program, method)
+    for _ in range(method.POLISH):
+        if not bool(found.going):
             break
-        state = run.step(method.step, state, begun.made)
-    return run.run(_end, state, begun.made, begun.program, method, derivative)
+        found = run.step(_polish, found, begun.program)
+    return run.run(_end, found, state, begun.made, begun.program, method, derivative)
 
 
-def _end(state: Any, made: Any, program: DenseProgram, method: Any, derivative: bool) -> DenseSolution:
+@dataclass(frozen=True)
+class PolishedPoints:
+    """Points, what they show, whether Newton's method goes on from them (batch,), and whether it does anywhere ()."""
+
+    point: DensePoint
+    verdict: Verdict
+    todo: Tensor
+    going: Tensor
+
+
+def _judged(state: Any, made: Any, program: DenseProgram, method: Any) -> PolishedPoints:
     point = method.point(state, made, program)
     verdict = judge(program, point)
-    ghost = method.ghost(made, verdict) if derivative else None
-    return _solution(program, point, verdict, state.steps, ghost)
+    todo = torch.ones_like(verdict.natural, dtype=torch.bool)
+    return PolishedPoints(point, verdict, todo, todo.any())
+
+
+def _polish(now: PolishedPoints, program: DenseProgram) -> PolishedPoints:
+    """A Newton step on the active set, for the samples that need one."""
+    before = now.verdict
+    ghost = factorize(program, before.rows, before.bounds, Faces.of(program, before))
+    point = ghost.polished(now.point)
+    verdict = judge(program, point)
+    taken = now.todo & ((verdict.natural < before.natural) | (before.natural > ACCEPT))
+    point, verdict = _where(taken, point, now.point), _where(taken, verdict, before)
+    todo = (verdict.natural > ACCEPT) | (taken & (verdict.natural > EXACT) & (verdict.natural < 0.1 * before.natural))
+    return PolishedPoints(point, verdict, todo, todo.any())
+
+
+def _where(mine: Tensor, first: T, second: T) -> T:
+    """The first where `mine` (batch,), else the second: dataclasses of tensors (batch, ...)."""
+    pairs = zip(vars(first).values(), vars(second).values(), strict=True)
+    return type(first)(*(torch.where(mine if a.ndim == 1 else mine.unsqueeze(1), a, b) for a, b in pairs))
+
+
+def _end(
+    found: PolishedPoints, state: Any, made: Any, program: DenseProgram, method: Any, derivative: bool
+) -> DenseSolution:
+    ghost = method.ghost(made, found.verdict) if derivative else None
+    return _solution(program, found.point, found.verdict, state.steps, ghost)
 
 
 def _solution(
@@ -109,28 +145,11 @@ def _meet(low: Tensor, upp: Tensor) -> Tensor:
     return (upp - low <= WEAK * upp.abs()) & upp.isfinite()
 
 
-def solve_interior(program: DenseProgram, derivative: bool, eps: float = 1e-7) -> DenseSolution:
-    """The solution by the interior-point method and Newton's method."""
-    point, _, iterations = interior_point(program, eps)
-    verdict = judge(program, point)
-    todo = verdict.natural >= 0
-    for _ in range(STEPS):
-        which = torch.nonzero(todo).squeeze(1)
-        if not len(which):
-            break
-        few = program.take(which)
-        point = point.put(which, factorize(few, verdict.rows[which], verdict.bounds[which]).polished(point.take(which)))
-        verdict = verdict.put(which, judge(few, point.take(which)))
-        todo = ~(verdict.natural <= ACCEPT)
-    ghost = factorize(program, verdict.rows, verdict.bounds) if derivative else None
-    return _solution(program, point, verdict, iterations, ghost)
-
-
 def solve_guessed(
     program: DenseProgram, guess: Guess, method: Any, derivative: bool
 ) -> tuple[DenseSolution | None, Tensor]:
-    """The solution, and where remembered active sets gave it (batch,). The other samples are solved by the method, or
-    by the interior-point method without one. None if they do not suit it."""
+    """The solution, and where remembered active sets gave it (batch,). The other samples are solved by the method. None
+    if they do not suit it."""
     point = factorize(program, guess.rows, guess.bounds).polished(
         DensePoint(*(torch.zeros_like(v) for v in (program.p, program.upp, program.p)))
     )
@@ -140,7 +159,7 @@ def solve_guessed(
     which = torch.nonzero(~hits).squeeze(1)
     if len(which):
         few = program.take(which)
-        other = solve_interior(few, False) if method is None else finish(begin(few, method), method, False, Eager())
+        other = finish(begin(few, method), method, False, Eager())
         if other is None:
             return None, hits
         point, verdict = point.put(which, other.point), verdict.put(which, other.verdict)
@@ -149,4 +168,4 @@ def solve_guessed(
     return _solution(program, point, verdict, iterations, ghost), hits
 
 
-METHODS = {"diagonal": separable, "definite": pivoting}
+METHODS = {"diagonal": separable, "definite": pivoting, "general": interior, "few rows": interior}

@@ -11,6 +11,7 @@ import torch
 
 from ffo.kernels.point import FAR, FARTHEST, FLOOR, VANISHING
 from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor, largest, times
+from ffo.torch.dense.second_order import ConeLayout, split
 
 INF = torch.inf
 
@@ -23,14 +24,18 @@ class Verdict:
         natural: (batch,) natural residual of the optimality conditions.
         margin: (batch,) smallest distance of a row or bound to a change of its state, both relative to
             the sizes of the sample.
-        rows: (batch, r) in {-1, 0, 1}: active lower bound, inactive, active upper bound; bounds: (batch, n) the same
-            for variables.
+        rows: (batch, r) in {-1, 0, 1}: active lower bound, inactive, active upper bound; on the rows of a cone 1 at
+            its apex, 2 on its boundary; bounds: (batch, n) the same for variables.
+        slack, force: (batch, rows of cones) slacks and multipliers of the cones, moved to the nearest complementary
+            pair.
     """
 
     natural: Tensor
     margin: Tensor
     rows: Tensor
     bounds: Tensor
+    slack: Tensor
+    force: Tensor
 
     def put(self, which: Tensor, other: Verdict) -> Verdict:
         """A copy with some samples (by number) replaced."""
@@ -41,8 +46,9 @@ class Verdict:
 def judge(program: DenseProgram, point: DensePoint) -> Verdict:
     """Judge a point."""
     z, lam, mu = point.z, point.lam, point.mu
-    curved, reached = program.curved(z), program.rows(z)
-    sides = [_Sides(program.upp - reached, reached - program.low, program.upp, program.low, lam, program.norms)]
+    curved, reached, k = program.curved(z), program.rows(z), program.r - program.curved_rows
+    every = _Sides(program.upp - reached, reached - program.low, program.upp, program.low, lam, program.norms)
+    sides = [every]
     if program.bounded:
         sides.append(_Sides(program.ub - z, z - program.lb, program.ub, program.lb, mu, torch.ones_like(z[:1, :1])))
     size = _sizes(program, z, curved, sides)
@@ -56,15 +62,22 @@ def judge(program: DenseProgram, point: DensePoint) -> Verdict:
         torch.minimum(size.force, FAR * size.implied_force),
         torch.minimum(torch.maximum(largest(z), VANISHING * size.length), FAR * size.implied_length),
     )
-    rows = [each.judged(size, length, times(R, z.abs()) if k == 0 else z.abs(), program.equal if k == 0 else None)
-            for k, each in enumerate(sides)]  # fmt: skip
+    reach = times(R, z.abs())
+    rows = [every.part(slice(0, k)).judged(size, length, reach[:, :k], program.equal[:, :k])]
+    if program.bounded:
+        rows.append(sides[1].judged(size, length, z.abs(), None))
+    bounds = rows[1].active if program.bounded else torch.zeros_like(z, dtype=torch.int8)
+    active, pair = rows[0].active, (z[:, :0], z[:, :0])
+    if program.cones:
+        on_cones, pair = every.part(slice(k, None)).on_cones(program.layout, size, length, reach[:, k:])
+        rows.append(on_cones)
+        active = torch.cat([active, on_cones.active], dim=1)
     work = force * length + (program.p * z).abs().sum(dim=1) + sum(each.work for each in rows)
     loss = (left * z).sum(dim=1) + sum(each.loss for each in rows)
     parts = [_ratio(left, own + FLOOR * force.unsqueeze(1)), _ratio(loss, work).unsqueeze(1), *(r.worst for r in rows)]
     natural = torch.cat(parts, dim=1).nan_to_num(nan=INF).amax(dim=1)
     margin = torch.stack([each.margin for each in rows]).amin(dim=0)
-    bounds = rows[1].active if program.bounded else torch.zeros_like(z, dtype=torch.int8)
-    return Verdict(natural, margin, rows[0].active, bounds)
+    return Verdict(natural, margin, active, bounds, *pair)
 
 
 @dataclass(frozen=True)
@@ -125,6 +138,28 @@ class _Sides:
             state, parts, margin.amin(dim=1) if margin.shape[1] else margin.new_full((len(margin),), INF),
             -(held * gap).sum(dim=1), (held * side).abs().sum(dim=1),
         )  # fmt: skip
+
+    def part(self, which: slice) -> _Sides:
+        """Some of the rows."""
+        return _Sides(*(v[:, which] for v in vars(self).values()))
+
+    def on_cones(
+        self, cones: ConeLayout, size: _Sizes, length: Tensor, reach: Tensor
+    ) -> tuple[_Judged, tuple[Tensor, Tensor]]:
+        """The judgement of rows of cones, which share their units, and the nearest complementary pair."""
+        unit = self.norms * size.length.unsqueeze(1)
+        tau = self.norms * unit / size.force.unsqueeze(1)
+        found = split(cones, self.above - tau * self.multiplier)
+        gap = self.above - found.s  # also tau times the change of the multiplier
+        terms = torch.zeros_like(found.margin)
+        terms = terms.scatter_reduce(1, cones.of.expand(len(terms), -1), self.upp.abs() + reach, "amax")
+        own = cones.spread(terms) + FLOOR * length.unsqueeze(1) * self.norms
+        margin = found.margin / (cones.heads(unit) * cones.sizes.sqrt())
+        judged = _Judged(
+            cones.spread(found.case), torch.cat([_ratio(gap, own), _ratio(gap, unit)], dim=1), margin.amin(dim=1),
+            -(self.multiplier * gap).sum(dim=1), (self.multiplier * self.upp).abs().sum(dim=1),
+        )  # fmt: skip
+        return judged, (found.s, found.v / tau)
 
     def farthest(self) -> Tensor:
         """(batch,) the largest distance to a bound, in units of z."""
