@@ -49,9 +49,13 @@ class Declaration:
     def refused(self, value: Array) -> dict[int, str]:
         """Samples whose value (batch, size) breaks the declaration, and why; 0 if all samples share the value."""
         found: dict[int, str] = {}
+        matrix = self.symmetric or self.diagonal or self.definite
+        wrong = [(s, word) for s, word in self.signs if np.count_nonzero(value < 0.0 if s > 0 else value > 0.0)]
+        if not (wrong or matrix or self.bounds is not None):
+            return found
         size = np.abs(value).max(axis=1, initial=0.0)
         least = -TOLERANCE * size
-        for sign, word in self.signs:
+        for sign, word in wrong:
             extreme = (sign * value).min(axis=1, initial=np.inf)
             for k in np.flatnonzero(extreme < least):
                 found[int(k)] = self._text(word, f"has the entry {sign * extreme[k]:.4g}")
@@ -60,7 +64,7 @@ class Declaration:
             beyond = np.maximum(low - value, value - high).max(axis=1, initial=-np.inf)
             for k in np.flatnonzero(beyond > -least):
                 found[int(k)] = self._text("bounded", f"is outside its bounds by {beyond[k]:.4g}")
-        if self.symmetric or self.diagonal or self.definite:
+        if matrix:
             self._refuse_matrices(value.reshape(-1, *self.shape[-2:]), size, found)
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from math import isfinite
 
 import numpy as np
 import torch
@@ -22,17 +23,21 @@ def with_expressions(
     """The tensors of a problem's own parameters after the user's: in double precision, as all data of a solve."""
     lifted = canonical.lifted
     assert lifted is not None
-    double = [p.to(torch.float64) for p in parameters]
+    double = [p if p.dtype is torch.float64 else p.to(torch.float64) for p in parameters]
     xp = _namespace(parameters[0].device)
     values, own = lifted(xp, double), list(batched)
-    if any(v.requires_grad for v in values) and not inside_transform():
+    if any(v.requires_grad for v in values) and not inside_transform() and not _all_finite(values):
         finite = [torch.isfinite(v) for v in values]
-        if not all(bool(f.all()) for f in finite):
-            double, own = _without_failed(lifted, double, batched, finite)
-            values = lifted(xp, double)
+        double, own = _without_failed(lifted, double, batched, finite)
+        values = lifted(xp, double)
     entering = canonical.map.entering
     kept = [p if k in entering else p.detach() for k, p in enumerate(parameters)]
     return [*kept, *values], (*batched, *lifted.batched(own))
+
+
+def _all_finite(values: Sequence[Tensor]) -> bool:
+    """Whether all entries are finite, told by their sums; false, too, where these overflow."""
+    return all(isfinite(v.detach().sum().item()) for v in values)
 
 
 def _without_failed(

@@ -71,12 +71,12 @@ def huber_loss(xp: Any, x: Any, bound: Any, shapes: tuple[Shape, ...]) -> Any:
 
 
 def x_log_x(xp: Any, x: Any) -> Any:
-    return x * xp.log(xp.where(x == 0.0, xp.asarray(np.array(TINY)), x))
+    return x * xp.log(xp.where(x == 0.0, TINY, x))
 
 
 def entropy(xp: Any, x: Any) -> Any:
-    value = -x_log_x(xp, xp.where(x < 0.0, xp.asarray(np.array(1.0)), x))
-    return xp.where(x < 0.0, xp.asarray(np.array(-np.inf)), value)
+    value = -x_log_x(xp, xp.where(x < 0.0, 1.0, x))
+    return xp.where(x < 0.0, -np.inf, value)
 
 
 def relative_entropy(xp: Any, x: Any, y: Any, shapes: tuple[Shape, ...], proper: bool) -> Any:

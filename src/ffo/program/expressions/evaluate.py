@@ -105,8 +105,11 @@ class _Compiler:
         key = self.signatures.of(e)
         if key not in self.known:
             step = self._step(e)
-            self.known[key] = self.count + len(self.steps)
-            self.steps.append(step)
+            if step.function is structure.same:
+                self.known[key] = step.sources[0]
+            else:
+                self.known[key] = self.count + len(self.steps)
+                self.steps.append(step)
         return self.known[key]
 
     def _step(self, e: Any) -> AtomStep:

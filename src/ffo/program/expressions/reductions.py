@@ -47,8 +47,8 @@ Axes = tuple[int, ...]
 def positive_root(xp: Any, square: Any) -> Any:
     """The square root of sums of squares, whose derivative at zero is taken for zero: a subgradient of the norm."""
     positive = square > 0.0
-    root = xp.sqrt(xp.where(positive, square, xp.asarray(np.array(1.0))))
-    return xp.where(positive, root, xp.asarray(np.array(0.0)))
+    root = xp.sqrt(xp.where(positive, square, 1.0))
+    return xp.where(positive, root, 0.0)
 
 
 def norm(xp: Any, x: Any, p: float, axes: Axes, keepdims: bool) -> Any:
@@ -62,8 +62,8 @@ def norm(xp: Any, x: Any, p: float, axes: Axes, keepdims: bool) -> Any:
     if p < 1:
         return total ** (1.0 / p)
     positive = total > 0.0
-    root = xp.where(positive, total, xp.asarray(np.array(1.0))) ** (1.0 / p)
-    return xp.where(positive, root, xp.asarray(np.array(0.0)))
+    root = xp.where(positive, total, 1.0) ** (1.0 / p)
+    return xp.where(positive, root, 0.0)
 
 
 def reduced(xp: Any, x: Any, name: str, axes: Axes, keepdims: bool) -> Any:
@@ -112,7 +112,7 @@ def top(xp: Any, ascending: Any, k: float) -> Any:
 
 def geometric_mean(xp: Any, x: Any, weight: Array, axes: Axes, keepdims: bool) -> Any:
     """The product of powers of entries; those of weight zero are left out, whatever their value."""
-    counted = xp.where(xp.asarray(weight != 0.0), x, xp.asarray(np.array(1.0)))
+    counted = xp.where(xp.asarray(weight != 0.0), x, 1.0)
     return reduced(xp, counted ** xp.asarray(weight), "prod", axes, keepdims)
 
 
@@ -161,7 +161,7 @@ def matrix_fraction(xp: Any, X: Any, P: Any, shapes: tuple[Shape, ...]) -> Any:
 
 def log_determinant(xp: Any, x: Any) -> Any:
     sign, value = xp.slogdet(symmetric(xp, x))
-    return xp.where(sign > 0.0, value, xp.asarray(np.array(-np.inf)))
+    return xp.where(sign > 0.0, value, -np.inf)
 
 
 def eigenvalues(xp: Any, x: Any, kind: str, k: float = 1.0) -> Any:
