@@ -128,5 +128,7 @@ class TorchNamespace:
 
 
 def _spectrum(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    if not inside_transform() and _all_finite([x]):
+        return function(x)
     finite = torch.isfinite(x).all(dim=-1).all(dim=-1)
     return torch.where(finite[..., None], function(torch.where(finite[..., None, None], x, 0.0)), torch.nan)
