@@ -7,11 +7,12 @@ from typing import Any
 
 import cvxpy as cp
 from cvxpy.atoms.affine.binary_operators import DivExpression, MulExpression
+from cvxpy.atoms.quad_form import QuadForm
 from cvxpy.utilities import scopes
 
 from ffo.errors import InputError
 from ffo.program.lift import Lifted, lifted
-from ffo.program.rewriting import hidden_parameters, nested_form, subexpressions, text_of
+from ffo.program.rewriting import HIDING, hidden_parameters, nested_form, subexpressions, text_of
 
 OTHERWISE = "For problems beyond these rules there is ffo.torch.FFOFunctionLayer, which takes functions of tensors."
 
@@ -33,11 +34,12 @@ def lifted_if_needed(problem: cp.Problem, parameters: Sequence[cp.Parameter], gp
 def _disciplined(problem: cp.Problem, gp: bool) -> bool:
     if gp:
         return bool(problem.is_dpp("dgp"))
-    if problem.is_dpp():
-        return not hidden_parameters(problem)
-    if hidden_parameters(problem) or not problem.is_dpp(quad_form_dpp="qp"):
+    if not problem.is_dpp(quad_form_dpp="qp"):
         return False
-    return not nested_form(problem.objective.args[0])
+    atoms = {*problem.atoms()}
+    if QuadForm in atoms and nested_form(problem.objective.args[0]):
+        return False
+    return not HIDING & atoms or not any(map(hidden_parameters, (problem.objective, *problem.constraints)))
 
 
 def _undisciplined(problem: cp.Problem, gp: bool) -> str:

@@ -17,6 +17,8 @@ from cvxpy.atoms.elementwise.huber import huber
 from cvxpy.atoms.quad_form import QuadForm
 from cvxpy.expressions.constants.parameter import is_param_affine
 
+#: atoms in which parameters may meet where CVXPY does not look
+HIDING = frozenset({huber, dotsort})
 #: most characters of an expression that are shown
 SHOWN = 120
 
@@ -121,10 +123,7 @@ def nested_form(e: Any, term: bool = True) -> bool:
 def hidden_parameters(part: Any) -> bool:
     """Whether parameters meet where CVXPY does not look: in a bound of `huber` that is not affine in them, or in both
     arguments of `dotsort`."""
-    if not {huber, dotsort} & {*part.atoms()}:
-        return False
-    parts = [part.objective, *part.constraints] if isinstance(part, cp.Problem) else [part]
-    return any(_hides(e) for one in parts for e in subexpressions(one))
+    return not HIDING.isdisjoint(part.atoms()) and any(map(_hides, subexpressions(part)))
 
 
 def _hides(e: Any) -> bool:
