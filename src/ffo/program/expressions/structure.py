@@ -77,9 +77,7 @@ def operands(atom: Any) -> list[Any]:
     return own if any(arg.shape == atom.shape for arg in own) else list(atom.args)
 
 
-def gather(
-    xp: Any, *values: Any, places: Array, held: Array | None, shapes: tuple[Shape, ...], shape: Shape
-) -> Any:
+def gather(xp: Any, *values: Any, places: Array, held: Array | None, shapes: tuple[Shape, ...], shape: Shape) -> Any:
     """Entries of the values, one after the other in C order, at some places; zero where nothing is `held`."""
     flat = [v if len(s) == 1 else xp.reshape(v, (*lead(v, s), prod(s))) for v, s in zip(values, shapes, strict=True)]
     joined = flat[0]
