@@ -324,7 +324,9 @@ def warn_of_doubt(info: Info) -> None:
     doubtful = np.flatnonzero(~certificate.good & info.answered)
     if len(doubtful):
         first = int(doubtful[0])
-        reasons = certificate.reasons(first) + [info.detail[first]] * bool(certificate.irregular[first])
+        reasons = certificate.reasons(first)
+        if certificate.irregular[first]:
+            reasons.append(info.detail[first])
         warnings.warn(
             f"the gradient of {len(doubtful)} of {len(info.status)} samples is in doubt (see "
             f"layer.info.certificate); sample {first}: {'; '.join(reasons)}",
