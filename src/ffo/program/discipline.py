@@ -27,7 +27,7 @@ def lifted_if_needed(problem: cp.Problem, parameters: Sequence[cp.Parameter], gp
     if not _disciplined(found.problem, gp):
         # Of an expression of parameters, CVXPY says whether it may occur in a geometric program only if it has a value.
         whole = found.problem.is_dgp() if gp else True
-        raise InputError(_not_rewritten(problem, found.problem, gp) if whole else _undisciplined(found.problem, gp))
+        raise InputError(_not_rewritten(found.problem, gp) if whole else _undisciplined(found.problem, gp))
     return found
 
 
@@ -72,13 +72,8 @@ def _reason(e: Any, gp: bool) -> str:
     return "CVXPY cannot tell that it is convex or concave for every value of the parameters"
 
 
-def _not_rewritten(problem: cp.Problem, found: cp.Problem, gp: bool) -> str:
+def _not_rewritten(found: cp.Problem, gp: bool) -> str:
     head = "Problem must be DPP for geometric programming." if gp else "Problem must be DPP."
-    for v in problem.variables():
-        if not v.is_dpp("dgp" if gp else "dcp"):
-            return (
-                f"{head} The bounds of {v.name()} are not affine in parameters: write them as constraints. {OTHERWISE}"
-            )
     with scopes.quad_form_dpp_scope():
         for part in (found.objective, *found.constraints):
             for e in (e for arg in part.args for e in subexpressions(arg)):
