@@ -195,8 +195,25 @@ def test_positive_parameters_of_geometric_programs() -> None:
     assert found.item() == pytest.approx(np.exp(0.3) / 1.5, rel=1e-8)
     q = cp.Problem(cp.Minimize(x), [x * cp.power(b - 1, 1) >= 1 / (b + 1)])
     other = FFOLayer(q, [b], [x], gp=True)
-    with pytest.raises(InputError, match=r"b .*1.* of a geometric program must be positive"):
+    with pytest.raises(SolverError, match=r"expression .*b .*1.* of a geometric program must be positive, .* -0.5"):
         other(torch.tensor(0.5, dtype=torch.float64))
+
+
+def test_samples_of_geometric_programs_fail_alone() -> None:
+    """Outside of the domain of an expression, and where a parameter is not positive."""
+    x, y, a, b = cp.Variable(pos=True), cp.Variable(pos=True), cp.Parameter(name="a"), cp.Parameter(pos=True, name="b")
+    p = cp.Problem(cp.Minimize(x), [x >= y * b, y >= cp.exp(cp.sqrt(a))])
+    layer = FFOLayer(p, [a, b], [x], gp=True, on_fail="nan")
+    a_t = torch.tensor([4.0, -1.0, 1.0, 1.0], dtype=torch.float64, requires_grad=True)
+    b_t = torch.tensor([1.0, 1.0, 0.0, 2.0], dtype=torch.float64, requires_grad=True)
+    (found,) = layer(a_t, b_t)
+    assert torch.isnan(found).tolist() == [False, True, True, False]
+    assert found[0].item() == pytest.approx(np.exp(2))
+    found.nansum().backward()
+    assert a_t.grad.tolist() == pytest.approx([np.exp(2) / 4, 0.0, 0.0, np.exp(1)])
+    assert b_t.grad.tolist() == pytest.approx([np.exp(2), 0.0, 0.0, np.exp(1)])
+    _, along = torch.func.jvp(lambda b: layer(a_t.detach(), b)[0], (b_t.detach(),), (torch.ones_like(b_t),))
+    assert along.tolist() == pytest.approx([np.exp(2), 0.0, 0.0, np.exp(1)])
 
 
 def test_infeasible_constraints_keep_their_names_and_may_be_relaxed() -> None:
