@@ -14,6 +14,7 @@ from ffo.errors import InputError, UnsupportedProblemError
 from ffo.ghost.direct import Direct
 from ffo.ghost.oracle import Linearization, linearize
 from ffo.program.cvxpy import CanonicalProblem, canonicalize
+from ffo.program.declared import refused
 
 Array = np.ndarray
 
@@ -196,8 +197,12 @@ def test_parameters_of_geometric_programs_are_positive(value: float) -> None:
     case = make("geometric_program")
     values = case.values
     values[0] = np.full_like(values[0], value)
-    with pytest.raises(InputError, match="Parameter 0 of a geometric program must be positive"):
-        reduce(case).map.apply(values)
+    canonical = reduce(case)
+    assert not canonical.map.apply(values).finite.any()
+    said = refused(canonical.declared, [np.ravel(v) for v in values], 2)
+    assert [*said] == [0, 1]
+    assert "the parameter 0" in said[0]
+    assert f"of a geometric program must be positive, and has the entry {value:.4g}" in said[0]
 
 
 def not_dcp() -> tuple[cp.Problem, list, list]:

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from ffo.errors import UnsupportedProblemError
 from ffo.program.expressions.evaluate import TABLE, Expressions, compiled
-from ffo.program.expressions.namespace import NUMPY
+from ffo.program.expressions.namespace import HostNamespace
 from ffo.torch.expressions import TorchNamespace
 
 Array = np.ndarray
@@ -231,7 +231,7 @@ def check(e: cp.Expression, seed: int, flat: bool = False) -> None:
     assert tuple(found.shape) == e.shape
     scale = 1 + np.abs(expected).max(initial=0.0)
     assert np.abs(found.detach().numpy() - expected).max(initial=0.0) <= 1e-10 * scale
-    (plain,) = function(NUMPY, list(values.values()))
+    (plain,) = function(HostNamespace(), list(values.values()))
     assert np.abs(plain - expected).max(initial=0.0) <= 1e-10 * scale
     rng = np.random.default_rng(seed + 1)
     directions = symmetric_directions(rng)
@@ -267,7 +267,9 @@ def test_batches_are_single_values_side_by_side(name: str) -> None:
         batched = [q.id not in shared for q in ALL]
         stacked = [np.stack([v[q] for v in several]) if q.id not in shared else several[0][q] for q in ALL]
         (found,) = function(XP, [torch.tensor(v) for v in stacked])
-        singles = [function(NUMPY, [v[q] if q.id not in shared else several[0][q] for q in ALL])[0] for v in several]
+        singles = [
+            function(HostNamespace(), [v[q] if q.id not in shared else several[0][q] for q in ALL])[0] for v in several
+        ]
         (has_batch,) = function.batched(batched)
         assert (len(found.shape) > len(e.shape)) == has_batch
         assert np.allclose(found.numpy(), np.stack(singles) if has_batch else singles[0], rtol=1e-10, atol=1e-12)

@@ -13,7 +13,14 @@ import zoo
 from layers import make_layer, tensors
 
 from ffo.engine import Smoothing
-from ffo.errors import FFOError, InputError, MissingSolverError, UnknownSettingError, UnsupportedProblemError
+from ffo.errors import (
+    FFOError,
+    InputError,
+    InvalidDataError,
+    MissingSolverError,
+    UnknownSettingError,
+    UnsupportedProblemError,
+)
 from ffo.torch import FFOLayer
 
 peer = pytest.mark.skipif(importlib.util.find_spec("cvxpylayers") is None, reason="cvxpylayers is not installed")
@@ -147,7 +154,9 @@ def test_geometric_programs_need_positive_parameters(value: float) -> None:
     case = zoo.build("box_volume")
     params = tensors(case.values)
     params[2] = torch.tensor(value, dtype=torch.float64)
-    with pytest.raises(InputError, match="Parameter 2 of a geometric program must be positive"):
+    with pytest.raises(
+        InvalidDataError, match=r"sample 0 .*the parameter 2 .* of a geometric program must be positive"
+    ):
         make_layer(case)(*params)
 
 

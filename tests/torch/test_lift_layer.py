@@ -125,6 +125,39 @@ def test_problems_that_are_dpp_are_not_touched() -> None:
     assert canonical.given == 2
 
 
+@pytest.mark.parametrize("gp", [False, True])
+def test_bounds_of_variables_are_those_of_constraints(gp: bool) -> None:
+    """CVXPY itself cannot solve problems with such bounds."""
+    a, b = cp.Parameter(name="a"), cp.Parameter(2, pos=True, name="b")
+    lower, upper = cp.exp(a) / 10, cp.multiply(b, b)
+    x, y = cp.Variable(2, pos=gp, bounds=[lower, upper]), cp.Variable(2, pos=gp)
+    found = []
+    for v, rows in ((x, []), (y, [y >= lower, y <= upper])):
+        cost = v[0] + 1 / v[1] if gp else cp.sum_squares(v - np.array([-5, 5])) + b[0] * cp.norm1(v - a)
+        sum_of_two = cp.sum(v) <= 20
+        layer = FFOLayer(cp.Problem(cp.Minimize(cost), [sum_of_two, *rows]), [a, b], [v], gp=gp)
+        params = [torch.tensor(0.3).double().requires_grad_(), torch.tensor([0.9, 0.4]).double().requires_grad_()]
+        (solution,) = layer(*params)
+        (solution * torch.tensor([1.0, 3.0])).sum().backward()
+        found.append([solution, *(v.grad for v in params)])
+    expected = torch.tensor([np.exp(0.3) / 10, 0.16], dtype=torch.float64)
+    assert torch.allclose(found[0][0], expected)
+    assert all(torch.allclose(one, other, atol=1e-8) for one, other in zip(*found, strict=True))
+    assert all(g.abs().max() > 0.1 for g in found[0])
+
+
+def test_bounds_of_variables_are_lifted_and_named() -> None:
+    """Without a cone for the exponential; other declarations of the variable stay."""
+    a = cp.Parameter(name="a")
+    x = cp.Variable((2, 2), symmetric=True, bounds=[cp.exp(a), np.full((2, 2), 2.0)], name="x")
+    layer = FFOLayer(cp.Problem(cp.Minimize(cp.sum_squares(x))), [a], [x])
+    assert all(cone.scalar for cone, _ in layer.canonical.map.cones.blocks)
+    (found,) = layer(torch.tensor(0.1, dtype=torch.float64))
+    assert torch.allclose(found, torch.full((2, 2), np.exp(0.1), dtype=torch.float64))
+    with pytest.raises(SolverError, match="what x was declared to be"):
+        layer(torch.tensor(1.0, dtype=torch.float64))
+
+
 # Signs, failures and names
 
 
@@ -162,8 +195,25 @@ def test_positive_parameters_of_geometric_programs() -> None:
     assert found.item() == pytest.approx(np.exp(0.3) / 1.5, rel=1e-8)
     q = cp.Problem(cp.Minimize(x), [x * cp.power(b - 1, 1) >= 1 / (b + 1)])
     other = FFOLayer(q, [b], [x], gp=True)
-    with pytest.raises(InputError, match=r"b .*1.* of a geometric program must be positive"):
+    with pytest.raises(SolverError, match=r"expression .*b .*1.* of a geometric program must be positive, .* -0.5"):
         other(torch.tensor(0.5, dtype=torch.float64))
+
+
+def test_samples_of_geometric_programs_fail_alone() -> None:
+    """Outside of the domain of an expression, and where a parameter is not positive."""
+    x, y, a, b = cp.Variable(pos=True), cp.Variable(pos=True), cp.Parameter(name="a"), cp.Parameter(pos=True, name="b")
+    p = cp.Problem(cp.Minimize(x), [x >= y * b, y >= cp.exp(cp.sqrt(a))])
+    layer = FFOLayer(p, [a, b], [x], gp=True, on_fail="nan")
+    a_t = torch.tensor([4.0, -1.0, 1.0, 1.0], dtype=torch.float64, requires_grad=True)
+    b_t = torch.tensor([1.0, 1.0, 0.0, 2.0], dtype=torch.float64, requires_grad=True)
+    (found,) = layer(a_t, b_t)
+    assert torch.isnan(found).tolist() == [False, True, True, False]
+    assert found[0].item() == pytest.approx(np.exp(2))
+    found.nansum().backward()
+    assert a_t.grad.tolist() == pytest.approx([np.exp(2) / 4, 0.0, 0.0, np.exp(1)])
+    assert b_t.grad.tolist() == pytest.approx([np.exp(2), 0.0, 0.0, np.exp(1)])
+    _, along = torch.func.jvp(lambda b: layer(a_t.detach(), b)[0], (b_t.detach(),), (torch.ones_like(b_t),))
+    assert along.tolist() == pytest.approx([np.exp(2), 0.0, 0.0, np.exp(1)])
 
 
 def test_infeasible_constraints_keep_their_names_and_may_be_relaxed() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,12 +27,18 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class LayerRecord:
-    """What backward needs from a forward pass."""
+    """What backward needs from a forward pass.
+
+    Attributes:
+        irregular: parameters that are expressions without a derivative in some samples: (batch,) which, or () if all
+            samples share the expression.
+    """
 
     outcome: Outcome
     values: list[Array]
     draws: int
     score: Array | None = None
+    irregular: dict[int, Array] = field(default_factory=dict)
 
     @property
     def solved(self) -> Array | None:
@@ -52,6 +58,7 @@ class LayerCall:
         sampler: draws of a smoothed layer.
         mean: whether gradients of shared parameters are means over the batch instead of sums.
         receive: takes the report on the call, to which derivatives add later.
+        precision: the dtype in which the front end computes expressions of parameters.
     """
 
     engine: Engine
@@ -63,6 +70,7 @@ class LayerCall:
     sampler: Sampler | None
     mean: bool
     receive: Callable[[Info], None]
+    precision: Any = np.float64
 
     def parameter_dims(self) -> list[int]:
         return [len(s) for s in self.canonical.shapes]
@@ -102,9 +110,12 @@ class LayerCall:
             hidden=self.canonical.recovery.hidden,
             names=self.canonical.names,
         )
+        record = LayerRecord(outcome, flat, draws, score, self._irregular(values))
+        if record.irregular:
+            self._doubt(record, dict.fromkeys(record.irregular, np.True_), first=True)
         self.receive(outcome.info)
         outputs = self.canonical.recovery.apply(outcome.x, outcome.y)
-        return [self._averaged(v, draws) for v in outputs], LayerRecord(outcome, flat, draws, score)
+        return [self._averaged(v, draws) for v in outputs], record
 
     def adjoint(
         self, record: LayerRecord, gradients: list[Array | None], wanted: Sequence[bool], per_sample: bool
@@ -113,9 +124,10 @@ class LayerCall:
         spread = [None if g is None else self._spread(g, record.draws) for g in gradients]
         solved = record.solved
         c_x, c_y = recovery.adjoint(spread, only(solved, outcome.x))
-        if record.score is None or self.canonical.map.touches("P", "A", "b", wanted=wanted):
+        first = bool(record.irregular) and not outcome.info.differentiated
+        ghost = record.score is None or self.canonical.map.touches("P", "A", "b", wanted=wanted)
+        if ghost:
             data = outcome.adjoint(only(solved, c_x), only(solved, c_y), lambda g: self.canonical.map.feels(g, wanted))
-            warn_of_doubt(outcome.info)
         else:  # the solutions suffice
             data = DataGradient(outcome.x, outcome.y, np.zeros_like(c_x), np.zeros_like(c_y))
         if record.score is not None:
@@ -124,6 +136,11 @@ class LayerCall:
         if per_sample:  # as if every parameter were batched
             values = [np.broadcast_to(v, (self.batch or 1, v.shape[-1])) for v in values]
         found = self.canonical.map.adjoint(data, values, wanted)
+        if record.irregular:
+            through = {k: found[k] for k in record.irregular}
+            self._doubt(record, {k: g.any(axis=-1) for k, g in through.items() if g is not None}, first)
+        if ghost or record.irregular:
+            warn_of_doubt(outcome.info)
         if self.mean and not per_sample:
             size = self.batch or 1
             found = [g if g is None or b else g / size for g, b in zip(found, self.batched, strict=True)]
@@ -145,9 +162,12 @@ class LayerCall:
             point = (only(outcome.solved, v) for v in (outcome.x, outcome.y))
             change = self.canonical.map.along_forms(change, flat, *point)
         along = None if record.score is None else np.einsum("ij,ij->i", record.score, change.q)
+        first = bool(record.irregular) and not outcome.info.differentiated
         dx, dy = outcome.tangent(
             change if along is None else change.with_vectors(q=np.zeros_like(change.q)), self.canonical.recovery.shows
         )
+        if record.irregular:
+            self._doubt(record, {k: np.True_ for k in record.irregular if flat[k] is not None}, first)
         warn_of_doubt(outcome.info)
         found = self.canonical.recovery.tangent(dx, dy, only(outcome.solved, outcome.x))
         if along is not None:
@@ -157,6 +177,31 @@ class LayerCall:
                 for f, v in zip(found, outputs, strict=True)
             ]
         return [self._averaged(v, record.draws) for v in found]
+
+    def _irregular(self, values: Sequence[Array]) -> dict[int, Array]:
+        lifted, given = self.canonical.lifted, self.canonical.given
+        if lifted is None:
+            return {}
+        return {given + k: at for k, at in lifted.irregular(values[:given], self.precision).items()}
+
+    def _doubt(self, record: LayerRecord, felt: dict[int, Any], first: bool) -> None:
+        """Report the samples in which a derivative goes through an expression that has none.
+
+        Args:
+            felt: for some parameters, whether a derivative goes through them, (batch,) or ().
+            first: whether this is the first derivative, which replaces what the forward pass expected.
+        """
+        info, lifted = record.outcome.info, self.canonical.lifted
+        assert info.certificate is not None
+        assert lifted is not None
+        flags = np.zeros(len(info.status), dtype=bool) if first else info.certificate.irregular.copy()
+        for k, through in felt.items():
+            where = np.broadcast_to(record.irregular[k] & through, self.batch or 1)
+            where = np.repeat(where, record.draws) & info.answered
+            flags |= where
+            text = f"the parameter expression {lifted.texts[k - self.canonical.given]} has no derivative here"
+            info.detail.update({int(i): text for i in np.flatnonzero(where) if int(i) not in info.detail})
+        info.certificate = replace(info.certificate, irregular=flags)
 
     def _score_gradient(self, record: LayerRecord, gradients: Sequence[Array | None]) -> Array:
         """Gradient in the linear term of the mean over perturbed costs (see `engine.smoothing`)."""
@@ -279,9 +324,12 @@ def warn_of_doubt(info: Info) -> None:
     doubtful = np.flatnonzero(~certificate.good & info.answered)
     if len(doubtful):
         first = int(doubtful[0])
+        reasons = certificate.reasons(first)
+        if certificate.irregular[first]:
+            reasons.append(info.detail[first])
         warnings.warn(
             f"the gradient of {len(doubtful)} of {len(info.status)} samples is in doubt (see "
-            f"layer.info.certificate); sample {first}: {'; '.join(certificate.reasons(first))}",
+            f"layer.info.certificate); sample {first}: {'; '.join(reasons)}",
             GradientWarning,
             stacklevel=2,
         )

@@ -73,7 +73,8 @@ class Info:
         rescued: samples whose solver failed but whose point was turned into a solution by Newton steps.
         certificate: how far to trust the gradients; complete once they have been computed. None if no
             derivative can be taken (problems given by functions, called without gradients).
-        detail: the solver's own message about failed samples.
+        detail: the solver's own message about failed samples; for others the expression of parameters, if any, that
+            has no derivative there (`certificate.irregular`).
         proofs: of the samples that provably have no solution; `proofs[k].parts` names the constraints that contradict
             each other with their multipliers, or the variables with their components of the ray.
         violations: of the relaxed samples (`on_fail="relax"`); `violations[k].parts` names the constraints.
@@ -101,6 +102,11 @@ class Info:
     def answered(self) -> Array:
         """(batch,) true where the sample has outputs: it was solved or relaxed."""
         return np.array([s.answered for s in self.status])
+
+    @property
+    def differentiated(self) -> bool:
+        """Whether any derivative has been taken."""
+        return self.certificate is not None and self.certificate.differentiated
 
     @property
     def violation(self) -> Array:

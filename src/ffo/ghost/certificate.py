@@ -45,6 +45,9 @@ class Certificate:
             (`on_fail="relax"`); this is no reason for doubt.
         indefinite: a direction of negative curvature was found on the active constraints: the point is
             stationary but not a minimum (problems given by functions need not be convex).
+        irregular: an expression of parameters (docs/parameters.md) has no derivative at their values: it has a kink
+            (abs at zero), a jump, or an infinite slope (sqrt at zero), and the derivative goes through it. Before any
+            derivative is taken: whether there is such an expression.
     """
 
     unsettled: Array
@@ -57,6 +60,7 @@ class Certificate:
     dependent: Array
     indefinite: Array
     relaxed: Array
+    irregular: Array
 
     @classmethod
     def before_backward(
@@ -84,6 +88,7 @@ class Certificate:
             dependent=nothing.copy() if dependent is None else dependent,
             indefinite=nothing.copy() if indefinite is None else indefinite,
             relaxed=nothing.copy(),
+            irregular=nothing.copy(),
         )
 
     @classmethod
@@ -101,7 +106,7 @@ class Certificate:
     @property
     def all_good(self) -> bool:
         """`good.all()`, in less time."""
-        flags = self.unsettled, self.weakly_active, self.indefinite, self.ambiguous, self.dependent
+        flags = self.unsettled, self.weakly_active, self.indefinite, self.ambiguous, self.dependent, self.irregular
         if any(map(np.count_nonzero, flags)) or np.count_nonzero(self.ghost_residual > RESIDUAL):
             return False
         right = (self.margin_ratio <= MARGIN_RATIO) & (self.error <= ERROR)
@@ -113,7 +118,7 @@ class Certificate:
 
         Read this after the backward pass: only a derivative shows whether the solution is unique.
         """
-        bad = self.unsettled | self.weakly_active | self.indefinite | self.ambiguous | self.dependent
+        bad = self.unsettled | self.weakly_active | self.indefinite | self.ambiguous | self.dependent | self.irregular
         bad |= self.ghost_residual > RESIDUAL  # NaN, and so false, before any backward pass
         return (self.margin_ratio <= MARGIN_RATIO) & (self.error <= ERROR) & ~bad
 
@@ -131,12 +136,17 @@ class Certificate:
         if ambiguous is not None:
             known["ambiguous"] = self.ambiguous | ambiguous
         if kinked is not None and (np.count_nonzero(kinked) or np.count_nonzero(self.weakly_active)):
-            if not np.isnan(self.ghost_residual).all():
+            if self.differentiated:
                 kinked = kinked | self.weakly_active
             known["weakly_active"] = kinked
             # these are nearer to another face than their error, but that face gives the same derivative
             known["margin_ratio"] = np.where(self.weakly_active & ~kinked, 0.0, self.margin_ratio)
         return Certificate(**known)
+
+    @property
+    def differentiated(self) -> bool:
+        """Whether any derivative has been taken."""
+        return not np.isnan(self.ghost_residual).all()
 
     def put(self, samples: Array, other: Certificate) -> Certificate:
         """A copy with some samples (by number) replaced."""
@@ -175,5 +185,10 @@ class Certificate:
             found.append(
                 "the ghost system is inconsistent or nearly singular: the solution is not unique, and the "
                 "gradient is a least-squares one (a small quadratic term makes the solution unique)"
+            )
+        if self.irregular[k]:
+            found.append(
+                "an expression of parameters has no derivative at their values (a kink, a jump, an infinite slope, or "
+                "an overflow on the way; info.detail names it)"
             )
         return found

@@ -173,7 +173,7 @@ def from_nothing(program: ConeProgram) -> Compiled:
 
 def _certificate(state: State) -> Certificate:
     evidence = state.evidence
-    unsettled, weakly_active, ambiguous, dependent, indefinite, relaxed = state.flags.T
+    unsettled, weakly_active, ambiguous, dependent, indefinite, relaxed, irregular = state.flags.T
     return Certificate(
         unsettled,
         evidence[:, columns.RATIO],
@@ -185,4 +185,5 @@ def _certificate(state: State) -> Certificate:
         dependent,
         indefinite,
         relaxed,
+        irregular,
     )

@@ -80,21 +80,22 @@ class LayerBase:
         keys: Any,
         warm_start: bool | None,
         report: bool,
+        dtype: Any,
     ) -> tuple[list[jax.Array], CallReport | None]:
-        """Solve a canonical problem for arrays that have been checked."""
+        """Solve a canonical problem for arrays that have been checked; `dtype`: of the outputs."""
         call = LayerCall(
-            self.engine, canonical, (), None, None, dict(solver_args or {}), self.sampler, False, self._receive
-        )
+            self.engine, canonical, (), None, None, dict(solver_args or {}), self.sampler, False, self._receive,
+            np.dtype(jnp.result_type(float)),
+        )  # fmt: skip
         by_position = self.engine.options.warm_start if warm_start is None else warm_start
         site = Site(call, self.records, by_position, report)
         named = None if keys is None or warm_start is False else as_keys(keys)
         if not values:
-            dtype = jnp.result_type(float)
             *found, _ = site.solve([], None if named is None else np.asarray(named), False, dtype)
             arrays = [jnp.array(v) for v in found]
             outputs, reported = arrays[: len(site.output_shapes)], arrays[len(site.output_shapes) :]
         else:
-            outputs, reported = bind_solve(site, values, named, jnp.result_type(*values))
+            outputs, reported = bind_solve(site, values, named, dtype)
         return outputs, CallReport(*reported) if report else None
 
 
@@ -109,6 +110,11 @@ def as_array(value: Any, label: str) -> jax.Array:
     if jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool:
         return array * 1.0
     raise InputError(f"{label} must be an array of real numbers, got {array.dtype}")
+
+
+def dtype_of(values: Sequence[jax.Array]) -> Any:
+    """The dtype that JAX promotes arrays to, its default one without any."""
+    return jnp.result_type(*values) if values else jnp.result_type(float)
 
 
 def as_keys(keys: Any) -> jax.Array:

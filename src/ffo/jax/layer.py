@@ -12,7 +12,7 @@ from ffo.engine import Options, Smoothing
 from ffo.engine.call import read_batch
 from ffo.engine.options import OnFail, numbered_relaxation
 from ffo.ghost.oracle import Way
-from ffo.jax.base import CallReport, LayerBase, as_array
+from ffo.jax.base import CallReport, LayerBase, as_array, dtype_of
 from ffo.jax.expressions import with_expressions
 from ffo.program.cvxpy import canonicalize
 from ffo.solvers.base import Solver
@@ -120,9 +120,10 @@ class FFOLayer(LayerBase):
     ) -> tuple[tuple[jax.Array, ...], CallReport | None]:
         values = [as_array(p, f"Parameter {i}") for i, p in enumerate(params)]
         read_batch([v.shape for v in values], self.canonical.shapes[: self.canonical.given])
+        dtype = dtype_of(values)
         if self.canonical.lifted is not None:
             values = with_expressions(self.canonical, values)
-        outputs, reported = self._run(self.canonical, values, solver_args, keys, warm_start, report)
+        outputs, reported = self._run(self.canonical, values, solver_args, keys, warm_start, report, dtype)
         return tuple(outputs), reported
 
     def __repr__(self) -> str:

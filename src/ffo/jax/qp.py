@@ -12,7 +12,7 @@ import numpy as np
 from ffo.engine import Options, Smoothing
 from ffo.engine.options import OnFail, check_relaxed
 from ffo.ghost.oracle import Way
-from ffo.jax.base import CallReport, LayerBase, as_array
+from ffo.jax.base import CallReport, LayerBase, as_array, dtype_of
 from ffo.program.blocks import MATRICES, Blocks, check_shapes, is_absent, make_blocks
 from ffo.program.quadratic import MatrixPattern, Name, QPSolution, quadratic_problem
 from ffo.solvers.base import Solver
@@ -126,7 +126,7 @@ class FFOQPLayer(LayerBase):
         blocks = read_blocks(given)
         canonical = quadratic_problem(blocks.structure, self.duals)
         values = [blocks.values[name] for name in blocks.structure.parameters]
-        found, reported = self._run(canonical, values, solver_args, keys, warm_start, report)
+        found, reported = self._run(canonical, values, solver_args, keys, warm_start, report, dtype_of(values))
         return QPSolution(*found) if self.duals else found[0], reported
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ RESIDUAL, ERROR, RATIO, NEAREST, PIVOT, STEPS, IS_SETTLED, START_RESIDUAL, SINGU
 EVIDENCE = 10
 #: columns of the flags; the others are set by derivatives, in the order of `ghost.certificate`
 UNSETTLED, WEAKLY_ACTIVE = range(2)
-FLAGS = 6
+FLAGS = 7
 
 
 @inner_kernel

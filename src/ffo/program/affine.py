@@ -21,7 +21,6 @@ import numpy as np
 import scipy.sparse as sp
 
 from ffo.cones.product import Product
-from ffo.errors import InputError
 from ffo.program.cone import ConeProgram
 from ffo.program.entering import EntryMap
 from ffo.program.factor import Factor
@@ -122,7 +121,6 @@ class AffineMap:
         constants: block name -> z_0 of that block.
         P, A: patterns of the matrices (P: upper triangle).
         cones: the product cone.
-        labels: what parameters are called in messages, from the last one backwards as far as they go.
     """
 
     def __init__(
@@ -133,9 +131,7 @@ class AffineMap:
         P: Pattern,
         A: Pattern,
         cones: Product,
-        labels: Sequence[str] = (),
     ) -> None:
-        self.labels = (*(f"Parameter {i}" for i in range(len(sizes) - len(labels))), *labels)
         self.sizes = tuple(sizes)
         self.entries = tuple(entries)
         self.constants = constants
@@ -156,7 +152,7 @@ class AffineMap:
                 break
         if self._of_matrices:  # matrix parameters that were expanded over the batch cost no more than shared ones
             values = [equal_rows(v) if v.ndim == 2 and k in self._of_matrices else v for k, v in enumerate(values)]
-        logs = self._logarithms(values) if self._logged else {}
+        logs = {i: np.log(_positive(values[i])) for i in self.logged}
         P, q, A, b = [self._once(name, values, logs, last) for name in BLOCKS]
         return ConeProgram(P, _rows(q, batch), A, _rows(b, batch), self.cones)
 
@@ -217,8 +213,8 @@ class AffineMap:
         return frozenset(e.parameter for name in ("P", "A") for e in self._entering[name])
 
     @cached_property
-    def _logged(self) -> frozenset[int]:
-        """The parameters that enter through their logarithm."""
+    def logged(self) -> frozenset[int]:
+        """The parameters that enter through their logarithm; where one is not positive, data are NaN."""
         return frozenset(e.parameter for e in self.entries if e.log)
 
     @cached_property
@@ -233,17 +229,6 @@ class AffineMap:
     def touches(self, *names: Block, wanted: Sequence[bool] | None = None) -> bool:
         """Whether any parameter, or any of the wanted ones, enters one of these blocks."""
         return any(wanted is None or wanted[e.parameter] for name in names for e in self._entering[name])
-
-    def _logarithms(self, values: Sequence[Array]) -> dict[int, Array]:
-        logs = {}
-        for i in self._logged:
-            if not (values[i] > 0).all():
-                raise InputError(
-                    f"{self.labels[i]} of a geometric program must be positive; "
-                    "it has entries that are zero, negative or NaN."
-                )
-            logs[i] = np.log(values[i])
-        return logs
 
     def _block(self, name: Block, thetas: list[Array]) -> Array:
         shared, zero = self.constants[name], not len(self._constant_places[name])
@@ -282,7 +267,7 @@ class AffineMap:
                 if not shared and len(term) > len(values[i]):
                     term = term.reshape(len(values[i]), len(term) // len(values[i]), self.sizes[i]).sum(axis=1)
                 if entry.log:
-                    term = term / values[i]
+                    term = np.where(values[i] > 0.0, term / _positive(values[i]), 0.0)
                 before = out[i]
                 out[i] = term if before is None else before + term
         return [np.zeros(v.shape) if w and g is None else g for g, v, w in zip(out, values, wanted, strict=True)]
@@ -331,7 +316,8 @@ class AffineMap:
                 if name not in entry.maps or tangent is None or entry.factor is not None:
                     continue
                 if entry.log:
-                    tangent = tangent / values[entry.parameter]
+                    theta = values[entry.parameter]
+                    tangent = np.where(theta > 0.0, tangent / _positive(theta), 0.0)
                 total = total + entry.into[name].apply(np.atleast_2d(tangent))
             blocks.append(np.broadcast_to(total, (batch, total.shape[1])))
         dP, dq, dA, db = blocks
@@ -357,6 +343,10 @@ class AffineMap:
             q[:, factor.columns] += dq
             b[:, factor.rows] += db
         return change.with_vectors(q=q, b=b)
+
+
+def _positive(v: Array) -> Array:
+    return v if (v > 0.0).all() else np.where(v > 0.0, v, np.nan)
 
 
 def _rows(v: Array, batch: int) -> Array:

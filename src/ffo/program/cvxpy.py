@@ -127,7 +127,7 @@ def canonicalize(
     whole = lift.problem if lift else problem
     chain, program, stuffing = _reduce(whole, gp, canon_backend or cp.settings.COO_CANON_BACKEND)
     every = [*given, *(form.M for form in lift.forms)] if lift else given
-    canonical = _affine_map(program, stuffing, _parameter_columns(program, chain, every), every, len(parameters))
+    canonical = _affine_map(program, stuffing, _parameter_columns(program, chain, every), every)
     if lift and lift.forms:
         canonical = _with_factors(canonical, lift.forms, program, chain, given)
     n, m = canonical.P.shape[0], canonical.A.shape[0]
@@ -137,7 +137,7 @@ def canonicalize(
         canonical,
         Recovery(outputs, n, m),
         tuple(p.shape for p in given),
-        declared=declarations(given, [own == {"P"} for own in blocks], len(parameters)),
+        declared=declarations(given, [own == {"P"} for own in blocks], canonical.logged, len(parameters)),
         names=names_of(problem, program, chain, [(v, _columns(v, program, chain)) for v in problem.variables()]),
         lifted=lift.expressions if lift else None,
     )
@@ -204,10 +204,9 @@ def _parameter_columns(
 
 
 def _affine_map(
-    program: ParamConeProg, stuffing: _Stuffing, columns: list[Columns], parameters: Sequence[cp.Parameter], given: int
+    program: ParamConeProg, stuffing: _Stuffing, columns: list[Columns], parameters: Sequence[cp.Parameter]
 ) -> AffineMap:
-    """The map, block by block; the memory for one block is freed before the next. The first `given` parameters are the
-    user's."""
+    """The map, block by block; the memory for one block is freed before the next."""
     n, last = program.x.size, program.total_param_size
     constants: dict[Block, Array] = {}
     maps: list[dict[Block, sp.csc_array]] = [{} for _ in columns]
@@ -223,8 +222,7 @@ def _affine_map(
     P = _quadratic(stuffing, n, take)
     A = _constraints(program, stuffing, n, take)
     entries = [Entry(c.parameter, c.log, own) for c, own in zip(columns, maps, strict=True)]
-    labels = [f"The parameter expression {p.name()}" for p in parameters[given:]]
-    return AffineMap([p.size for p in parameters], entries, constants, P, A, _cones(program), labels)
+    return AffineMap([p.size for p in parameters], entries, constants, P, A, _cones(program))
 
 
 def _with_factors(

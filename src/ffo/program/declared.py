@@ -6,7 +6,7 @@ the declaration gives a different problem, which may not be convex.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ class Declaration:
         symmetric, diagonal: whether it must be.
         definite: +1 if it must be positive semidefinite, -1 if negative, 0 if neither, or if that is checked elsewhere.
             For asymmetric values the symmetric part is checked.
+        positive: whether it must be positive, because its logarithm is taken.
         derived: whether it is an expression of the user's parameters, named by its text, in which case CVXPY concluded
             what was said.
     """
@@ -44,14 +45,23 @@ class Declaration:
     symmetric: bool
     diagonal: bool
     definite: int
+    positive: bool = False
     derived: bool = False
 
     def refused(self, value: Array) -> dict[int, str]:
         """Samples whose value (batch, size) breaks the declaration, and why; 0 if all samples share the value."""
         found: dict[int, str] = {}
+        matrix = self.symmetric or self.diagonal or self.definite
+        wrong = [(s, word) for s, word in self.signs if np.count_nonzero(value < 0.0 if s > 0 else value > 0.0)]
+        if self.positive:
+            for k in np.flatnonzero(~(value > 0.0).all(axis=1)):
+                found[int(k)] = self._not_positive(value[k])
+            wrong = []
+        if not (wrong or matrix or self.bounds is not None):
+            return found
         size = np.abs(value).max(axis=1, initial=0.0)
         least = -TOLERANCE * size
-        for sign, word in self.signs:
+        for sign, word in wrong:
             extreme = (sign * value).min(axis=1, initial=np.inf)
             for k in np.flatnonzero(extreme < least):
                 found[int(k)] = self._text(word, f"has the entry {sign * extreme[k]:.4g}")
@@ -60,7 +70,7 @@ class Declaration:
             beyond = np.maximum(low - value, value - high).max(axis=1, initial=-np.inf)
             for k in np.flatnonzero(beyond > -least):
                 found[int(k)] = self._text("bounded", f"is outside its bounds by {beyond[k]:.4g}")
-        if self.symmetric or self.diagonal or self.definite:
+        if matrix:
             self._refuse_matrices(value.reshape(-1, *self.shape[-2:]), size, found)
         return found
 
@@ -86,6 +96,11 @@ class Declaration:
                     word = "PSD" if self.definite > 0 else "NSD"
                     found[int(k)] = self._text(word, f"has the eigenvalue {self.definite * smallest:.4g}")
 
+    def _not_positive(self, value: Array) -> str:
+        worst = value[~(value > 0.0)][0]
+        what = f"parameter expression {self.name}" if self.derived else f"parameter {self.parameter} ({self.name})"
+        return f"the {what} of a geometric program must be positive, and has the entry {worst:.4g}"
+
     def _text(self, declared: str, fact: str) -> str:
         if self.derived:
             return f"the parameter expression {self.name} must be {declared} for the problem to be convex, and {fact}"
@@ -100,11 +115,14 @@ def _have_factors(matrices: Array) -> bool:
     return True
 
 
-def declarations(parameters: Sequence[cp.Parameter], only_in_P: Sequence[bool], given: int) -> tuple[Declaration, ...]:
+def declarations(
+    parameters: Sequence[cp.Parameter], only_in_P: Sequence[bool], logged: Collection[int], given: int
+) -> tuple[Declaration, ...]:
     """What is to be checked.
 
     Args:
         only_in_P: parameters of the quadratic term alone, whose convexity is checked anyway.
+        logged: numbers of the parameters whose logarithm is taken.
         given: how many of the parameters are the user's.
     """
     found = []
@@ -117,9 +135,9 @@ def declarations(parameters: Sequence[cp.Parameter], only_in_P: Sequence[bool], 
         definite = 0 if quadratic else int(bool(said["PSD"])) - int(bool(said["NSD"]))
         one = Declaration(
             i, parameter.name(), parameter.shape, signs, None if bounds is None else tuple(bounds),
-            bool(said["symmetric"]), bool(said["diag"]), definite, i >= given,
+            bool(said["symmetric"]), bool(said["diag"]), definite, i in logged, i >= given,
         )  # fmt: skip
-        if signs or bounds is not None or one.symmetric or one.diagonal or definite:
+        if one.positive or signs or bounds is not None or one.symmetric or one.diagonal or definite:
             found.append(one)
     return tuple(found)
 

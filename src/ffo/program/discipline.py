@@ -7,11 +7,12 @@ from typing import Any
 
 import cvxpy as cp
 from cvxpy.atoms.affine.binary_operators import DivExpression, MulExpression
+from cvxpy.atoms.quad_form import QuadForm
 from cvxpy.utilities import scopes
 
 from ffo.errors import InputError
 from ffo.program.lift import Lifted, lifted
-from ffo.program.rewriting import hidden_parameters, nested_form, subexpressions, text_of
+from ffo.program.rewriting import HIDING, hidden_parameters, nested_form, subexpressions, text_of
 
 OTHERWISE = "For problems beyond these rules there is ffo.torch.FFOFunctionLayer, which takes functions of tensors."
 
@@ -26,18 +27,19 @@ def lifted_if_needed(problem: cp.Problem, parameters: Sequence[cp.Parameter], gp
     if not _disciplined(found.problem, gp):
         # Of an expression of parameters, CVXPY says whether it may occur in a geometric program only if it has a value.
         whole = found.problem.is_dgp() if gp else True
-        raise InputError(_not_rewritten(problem, found.problem, gp) if whole else _undisciplined(found.problem, gp))
+        raise InputError(_not_rewritten(found.problem, gp) if whole else _undisciplined(found.problem, gp))
     return found
 
 
 def _disciplined(problem: cp.Problem, gp: bool) -> bool:
     if gp:
         return bool(problem.is_dpp("dgp"))
-    if problem.is_dpp():
-        return not hidden_parameters(problem)
-    if hidden_parameters(problem) or not problem.is_dpp(quad_form_dpp="qp"):
+    if not problem.is_dpp(quad_form_dpp="qp"):
         return False
-    return not nested_form(problem.objective.args[0])
+    atoms = {*problem.atoms()}
+    if QuadForm in atoms and nested_form(problem.objective.args[0]):
+        return False
+    return not HIDING & atoms or not any(map(hidden_parameters, (problem.objective, *problem.constraints)))
 
 
 def _undisciplined(problem: cp.Problem, gp: bool) -> str:
@@ -70,13 +72,8 @@ def _reason(e: Any, gp: bool) -> str:
     return "CVXPY cannot tell that it is convex or concave for every value of the parameters"
 
 
-def _not_rewritten(problem: cp.Problem, found: cp.Problem, gp: bool) -> str:
+def _not_rewritten(found: cp.Problem, gp: bool) -> str:
     head = "Problem must be DPP for geometric programming." if gp else "Problem must be DPP."
-    for v in problem.variables():
-        if not v.is_dpp("dgp" if gp else "dcp"):
-            return (
-                f"{head} The bounds of {v.name()} are not affine in parameters: write them as constraints. {OTHERWISE}"
-            )
     with scopes.quad_form_dpp_scope():
         for part in (found.objective, *found.constraints):
             for e in (e for arg in part.args for e in subexpressions(arg)):

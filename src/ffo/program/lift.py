@@ -11,7 +11,8 @@ Three rewritings suffice, each as rarely as possible:
 3. A quadratic form z'Pz with a parametric P, other than as a term of the objective, becomes a variable t and the cone
    |(1 - t, 2Mz)| <= 1 + t, M'M = P (`factor` has M and the derivatives).
 
-Expressions and constraints that are DPP stay the user's own objects.
+Bounds of variables that contain parameters become constraints. Expressions and constraints that are DPP stay the user's
+own objects.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from ffo.program.expressions.evaluate import Expressions, Signatures, compiled
 from ffo.program.rewriting import (
     DefinedVariable,
     Multiplication,
+    Unbounded,
     hidden_parameters,
     nested_form,
     plain,
@@ -50,6 +52,7 @@ from ffo.program.rewriting import (
     spread,
     text_of,
     toeplitz,
+    with_arguments,
 )
 
 
@@ -81,12 +84,13 @@ class Lifted:
 
 def lifted(problem: cp.Problem, parameters: Sequence[cp.Parameter], gp: bool) -> Lifted:
     """The problem, rewritten; it is DCP (DGP if `gp`); the caller checks whether all of it became DPP."""
-    rewriter = Geometric() if gp else Rewriter()
-    objective = rewriter.part(problem.objective)
-    constraints = [rewriter.part(c) for c in problem.constraints]
+    rewriter, free = Geometric() if gp else Rewriter(), Unbounded(problem.variables())
+    objective = rewriter.part(free.part(problem.objective))
+    constraints = [rewriter.part(free.part(c)) for c in problem.constraints]
+    bounds = [with_arguments(c, [rewriter.of(arg) for arg in c.args]) for c in free.bounds]
     phi = rewriter.lifted
     expressions = compiled([e for e, _ in phi], parameters, [text_of(e) for e, _ in phi])
-    whole = cp.Problem(objective, [*constraints, *rewriter.definitions])
+    whole = cp.Problem(objective, [*constraints, *bounds, *rewriter.definitions])
     return Lifted(whole, tuple(p for _, p in phi), expressions, tuple(rewriter.forms))
 
 
@@ -125,11 +129,8 @@ class Rewriter:
         for self.signs in (False, True):
             self._parameters, self._variables, *lists = (copy(one) for one in before)
             self.lifted, self.definitions, self.forms = lists
-            if isinstance(part, cp.Minimize | cp.Maximize):
-                found = type(part)(self.of(part.args[0], term=True))
-            else:
-                found = part.copy([self.of(arg) for arg in part.args])
-                found.label = part.label
+            inside = isinstance(part, cp.Minimize | cp.Maximize)
+            found = with_arguments(part, [self.of(arg, inside) for arg in part.args])
             if all(self.disciplined(one) for one in (found, *self.definitions[len(before[3]) :])):
                 break
         return found
@@ -173,11 +174,7 @@ class Rewriter:
             return huber(args[0], self.parameter(e.M, {"nonneg": True}))
         if isinstance(e, gmatmul) and e.A.parameters() and not is_param_affine(e.A):
             return gmatmul(self.parameter(e.A, {}), args[0])
-        if all(new is old for new, old in zip(args, e.args, strict=True)):
-            return e
-        if isinstance(e, AddExpression):
-            return AddExpression(list(args))
-        return e.copy(list(args))
+        return with_arguments(e, args)
 
     def repaired(self, e: Any, term: bool = False) -> Any:
         """An atom whose arguments are DPP, made so itself: by variables for those that have parameters."""

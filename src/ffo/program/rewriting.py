@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import cvxpy as cp
 import numpy as np
+from cvxpy.atoms.affine.add_expr import AddExpression
 from cvxpy.atoms.affine.affine_atom import AffAtom
 from cvxpy.atoms.affine.binary_operators import MulExpression, multiply
 from cvxpy.atoms.affine.kron import kron
@@ -17,6 +18,8 @@ from cvxpy.atoms.elementwise.huber import huber
 from cvxpy.atoms.quad_form import QuadForm
 from cvxpy.expressions.constants.parameter import is_param_affine
 
+#: atoms in which parameters may meet where CVXPY does not look
+HIDING = frozenset({huber, dotsort})
 #: most characters of an expression that are shown
 SHOWN = 120
 
@@ -35,6 +38,53 @@ class DefinedVariable(cp.Variable):
 
     def is_nonpos(self) -> bool:
         return self.known[1]
+
+
+class Unbounded:
+    """Variables without the bounds that contain parameters, with the same ids; `bounds` has these as constraints.
+
+    CVXPY counts parameters in bounds as parameters of every expression that contains the variable.
+    """
+
+    def __init__(self, variables: Sequence[cp.Variable]) -> None:
+        self.bounds: list[cp.Constraint] = []
+        self._free: dict[int, cp.Variable] = {}
+        self._done: dict[int, tuple[Any, Any]] = {}
+        for v in variables:
+            if v.parameters() and v.id not in self._free:
+                self._free[v.id] = self._without_bounds(v)
+
+    def _without_bounds(self, v: cp.Variable) -> cp.Variable:
+        low, high = (None if isinstance(b, cp.Expression) and b.parameters() else b for b in v.bounds)
+        said = v.attributes | {"bounds": None if low is None and high is None else [low, high]}
+        free = cp.Variable(v.shape, name=v.name(), var_id=v.id, **said)
+        self.bounds += [free >= v.bounds[0]] if low is None else []
+        self.bounds += [free <= v.bounds[1]] if high is None else []
+        return free
+
+    def part(self, e: Any) -> Any:
+        """An objective, constraint or expression, with these variables in place of the user's."""
+        if isinstance(e, cp.Variable):
+            return self._free.get(e.id, e)
+        if not self._free or not getattr(e, "args", ()):
+            return e
+        if id(e) not in self._done:  # which keeps e, so that nothing else gets its id
+            self._done[id(e)] = e, with_arguments(e, [self.part(arg) for arg in e.args])
+        return self._done[id(e)][1]
+
+
+def with_arguments(e: Any, args: Sequence[Any]) -> Any:
+    """An expression, objective or constraint with other arguments; itself if they are its own."""
+    if all(new is old for new, old in zip(args, e.args, strict=True)):
+        return e
+    if isinstance(e, cp.Minimize | cp.Maximize):
+        return type(e)(args[0])
+    if isinstance(e, AddExpression):
+        return AddExpression(list(args))
+    found = e.copy(list(args))
+    if isinstance(e, cp.Constraint):
+        found.label = e.label
+    return found
 
 
 @dataclass(frozen=True)
@@ -121,10 +171,7 @@ def nested_form(e: Any, term: bool = True) -> bool:
 def hidden_parameters(part: Any) -> bool:
     """Whether parameters meet where CVXPY does not look: in a bound of `huber` that is not affine in them, or in both
     arguments of `dotsort`."""
-    if not {huber, dotsort} & {*part.atoms()}:
-        return False
-    parts = [part.objective, *part.constraints] if isinstance(part, cp.Problem) else [part]
-    return any(_hides(e) for one in parts for e in subexpressions(one))
+    return not HIDING.isdisjoint(part.atoms()) and any(map(_hides, subexpressions(part)))
 
 
 def _hides(e: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from math import isfinite
 
 import numpy as np
 import torch
@@ -22,38 +23,60 @@ def with_expressions(
     """The tensors of a problem's own parameters after the user's: in double precision, as all data of a solve."""
     lifted = canonical.lifted
     assert lifted is not None
-    double = [p.to(torch.float64) for p in parameters]
+    double = [p if p.dtype is torch.float64 else p.to(torch.float64) for p in parameters]
     xp = _namespace(parameters[0].device)
-    values, own = lifted(xp, double), list(batched)
-    if any(v.requires_grad for v in values) and not inside_transform():
-        finite = [torch.isfinite(v) for v in values]
-        if not all(bool(f.all()) for f in finite):
-            double, own = _without_failed(lifted, double, batched, finite)
-            values = lifted(xp, double)
+    values = lifted(xp, double)
+    # Inside of torch.func, code must not depend on values.
+    if inside_transform() or (any(v.requires_grad for v in values) and not _all_finite(values)):
+        values = _failing_alone(xp, lifted, double, batched, values)
     entering = canonical.map.entering
     kept = [p if k in entering else p.detach() for k, p in enumerate(parameters)]
-    return [*kept, *values], (*batched, *lifted.batched(own))
+    return [*kept, *values], (*batched, *lifted.batched(batched))
 
 
-def _without_failed(
-    lifted: Expressions, parameters: Sequence[Tensor], batched: Sequence[bool], finite: Sequence[Tensor]
-) -> tuple[list[Tensor], list[bool]]:
-    """Parameters without a gradient in samples whose expressions are not finite, and which of them are batched now.
+def _all_finite(values: Sequence[Tensor]) -> bool:
+    """Whether all entries are finite, told by their sums; false, too, where these overflow."""
+    return all(isfinite(v.detach().sum().item()) for v in values)
 
-    Such a sample fails. The gradient of its solution is zero, but zero times the derivative of a logarithm of a
-    negative number is NaN, which a shared parameter would hand on to the other samples.
+
+def _failing_alone(
+    xp: TorchNamespace,
+    lifted: Expressions,
+    parameters: Sequence[Tensor],
+    batched: Sequence[bool],
+    values: Sequence[Tensor],
+) -> list[Tensor]:
+    """The values, without a derivative in samples outside of the domain of an expression.
+
+    Such a sample fails, and the gradient of its solution is zero. But zero times the derivative of a logarithm at -1 is
+    NaN, which a parameter that the batch shares would hand on to all samples. So the expression is computed again, for
+    the values of a sample inside; then NaN replaces the result.
     """
-    failed = torch.zeros((), dtype=torch.bool, device=parameters[0].device)
-    involved: set[int] = set()
-    for one, many, depends in zip(finite, lifted.batched(batched), lifted.depends, strict=True):
-        failed = failed | ~(one.reshape(len(one), -1).all(dim=1) if many else one.all())
-        involved |= frozenset() if bool(one.all()) else depends
-    found, own = list(parameters), list(batched)
-    for k in involved:
-        p, shape = parameters[k], lifted.shapes[k]
-        found[k] = torch.where(failed.reshape((*failed.shape, *(1,) * len(shape))), p.detach(), p)
-        own[k] = batched[k] or failed.ndim == 1
-    return found, own
+    found = list(values)
+    for numbers, group in lifted.groups:
+        own = sorted(group.depends[0])
+        lead = int(any(batched[k] for k in own))
+        finite = [torch.isfinite(values[k]) for k in numbers]
+        inside = torch.stack([f.reshape((*f.shape[:lead], -1)).all(dim=-1) for f in finite]).all(dim=0)
+        arrays = list(parameters)
+        for k in own:
+            arrays[k] = _moved_inside(parameters[k], inside, batched[k])
+        for k, v in zip(numbers, group(xp, arrays), strict=True):
+            found[k] = torch.where(_beside(inside, v), v, torch.nan)
+    return found
+
+
+def _moved_inside(p: Tensor, inside: Tensor, batched: bool) -> Tensor:
+    """A parameter, with the value of the first sample inside for those that are not; none at all: without gradient."""
+    fixed = p.detach()
+    if not batched:
+        return torch.where(inside.any(), p, fixed)
+    first = torch.arange(len(inside), device=p.device) == inside.to(torch.int8).argmax()
+    return torch.where(_beside(inside, p), p, torch.where(_beside(first, p), fixed, 0.0).sum(dim=0))
+
+
+def _beside(where: Tensor, v: Tensor) -> Tensor:
+    return where.reshape((*where.shape, *(1,) * (v.ndim - where.ndim)))
 
 
 @lru_cache(maxsize=16)
@@ -119,9 +142,12 @@ class TorchNamespace:
         return torch.where((info != 0)[..., None, None], torch.nan, found)
 
     def cholesky(self, x: Tensor) -> Tensor:
-        return torch.linalg.cholesky_ex(x)[0]
+        found, info = torch.linalg.cholesky_ex(x)
+        return torch.where((info != 0)[..., None, None], torch.nan, found)
 
 
 def _spectrum(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    if not inside_transform() and _all_finite([x]):
+        return function(x)
     finite = torch.isfinite(x).all(dim=-1).all(dim=-1)
     return torch.where(finite[..., None], function(torch.where(finite[..., None, None], x, 0.0)), torch.nan)

@@ -41,14 +41,22 @@ def named(xp: Any, x: Any, name: str) -> Any:
 
 
 def power(xp: Any, x: Any, exponent: float) -> Any:
+    """Powers; the infinite derivative of a root at zero is taken for zero (`edges` reports it)."""
     if exponent == 0:
         return x * 0.0 + 1.0
+    if 0 < exponent < 1:
+        at_zero = x == 0.0
+        x = xp.where(at_zero, 1.0, x)
+        return xp.where(at_zero, 0.0, xp.sqrt(x) if exponent == 0.5 else x**exponent)
     return x ** (int(exponent) if exponent == int(exponent) else exponent)
 
 
 def parametric_power(xp: Any, x: Any, exponent: Any, shapes: tuple[Shape, ...]) -> Any:
+    """The same with any exponent; there is no derivative at zero, neither in the base nor in the exponent."""
     x, exponent = aligned(xp, (x, exponent), shapes)
-    return x**exponent
+    at_zero = x == 0.0
+    limit = xp.where(exponent > 0.0, 0.0, xp.where(exponent == 0.0, 1.0, np.inf))
+    return xp.where(at_zero, limit, xp.where(at_zero, 1.0, x) ** exponent)
 
 
 def _power(atom: Any) -> Function:
@@ -67,22 +75,23 @@ def extreme(xp: Any, *values: Any, shapes: tuple[Shape, ...], largest: bool) -> 
 def huber_loss(xp: Any, x: Any, bound: Any, shapes: tuple[Shape, ...]) -> Any:
     x, bound = aligned(xp, (x, bound), shapes)
     size = xp.abs(x)
-    return xp.where(size <= bound, x * x, 2.0 * bound * size - bound * bound)
+    value = xp.where(size <= bound, x * x, 2.0 * bound * size - bound * bound)
+    return xp.where(bound < 0.0, np.inf, value)
 
 
 def x_log_x(xp: Any, x: Any) -> Any:
-    return x * xp.log(xp.where(x == 0.0, xp.asarray(np.array(TINY)), x))
+    return x * xp.log(xp.where(x == 0.0, TINY, x))
 
 
 def entropy(xp: Any, x: Any) -> Any:
-    value = -x_log_x(xp, xp.where(x < 0.0, xp.asarray(np.array(1.0)), x))
-    return xp.where(x < 0.0, xp.asarray(np.array(-np.inf)), value)
+    value = -x_log_x(xp, xp.where(x < 0.0, 1.0, x))
+    return xp.where(x < 0.0, -np.inf, value)
 
 
 def relative_entropy(xp: Any, x: Any, y: Any, shapes: tuple[Shape, ...], proper: bool) -> Any:
     """x log(x / y), and y - x beside it if the divergence is to be proper."""
     x, y = aligned(xp, (x, y), shapes)
-    value = x_log_x(xp, x) - x * xp.log(y)
+    value = x_log_x(xp, x) - x * xp.log(xp.where((x == 0.0) & (y == 0.0), 1.0, y))
     return value - x + y if proper else value
 
 
@@ -104,8 +113,8 @@ def rounded(xp: Any, x: Any, up: bool) -> Any:
 
 
 def side(xp: Any, x: Any) -> Any:
-    """CVXPY's sign: -1 at zero, too."""
-    return xp.sign(xp.sign(x) - 0.5)
+    """CVXPY's sign: -1 at zero, too. Not all libraries have NaN as the sign of NaN."""
+    return xp.where(x == x, xp.sign(xp.sign(x) - 0.5), x)
 
 
 def _named(name: str) -> Rule:

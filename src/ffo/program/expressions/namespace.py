@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import scipy.special
 
+Array = np.ndarray
+
 
 class Namespace:
     """A library that spells like NumPy (NumPy itself, `jax.numpy`), and an error function beside it.
@@ -44,4 +46,40 @@ class Namespace:
         return self._module.linalg.cholesky(x)
 
 
-NUMPY = Namespace(np, scipy.special.erf)
+class HostNamespace(Namespace):
+    """NumPy in one precision. A matrix without a spectrum, an inverse or a factor has NaN instead, and raises nothing.
+
+    Args:
+        precision: to which constants are converted.
+    """
+
+    def __init__(self, precision: Any = np.float64) -> None:
+        super().__init__(np, scipy.special.erf)
+        self.precision = precision
+
+    def asarray(self, value: Array) -> Array:
+        return value.astype(self.precision, copy=False) if value.dtype.kind == "f" else value
+
+    def eigvalsh(self, x: Array) -> Array:
+        return _each(np.linalg.eigvalsh, x)
+
+    def eigvals(self, x: Array) -> Array:
+        return _each(np.linalg.eigvals, x)
+
+    def svdvals(self, x: Array) -> Array:
+        return _each(super().svdvals, x)
+
+    def inv(self, x: Array) -> Array:
+        return _each(np.linalg.inv, x)
+
+    def cholesky(self, x: Array) -> Array:
+        return _each(np.linalg.cholesky, x)
+
+
+def _each(function: Callable[[Array], Array], x: Array) -> Array:
+    try:
+        return function(x)
+    except np.linalg.LinAlgError:
+        if x.ndim > 2:
+            return np.stack([_each(function, one) for one in x])
+        return np.full_like(function(np.eye(*x.shape, dtype=x.dtype)), np.nan)

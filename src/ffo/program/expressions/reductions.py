@@ -37,18 +37,19 @@ from cvxpy.atoms.sum_largest import sum_largest
 from cvxpy.atoms.tr_inv import tr_inv
 from cvxpy.atoms.von_neumann_entr import von_neumann_entr
 
-from ffo.program.expressions.elementwise import entropy
+from ffo.program.expressions.elementwise import entropy, power
 from ffo.program.expressions.structure import Function, Rule, Shape, aligned, axes_of, lead, matrix_product, shapes_of
 
 Array = np.ndarray
 Axes = tuple[int, ...]
 
+#: eigenvalues of this size, relative to the largest, may be zero
+ROUNDING = 1e-14
+
 
 def positive_root(xp: Any, square: Any) -> Any:
-    """The square root of sums of squares, whose derivative at zero is taken for zero: a subgradient of the norm."""
-    positive = square > 0.0
-    root = xp.sqrt(xp.where(positive, square, xp.asarray(np.array(1.0))))
-    return xp.where(positive, root, xp.asarray(np.array(0.0)))
+    """The root of sums of squares, whose derivative at zero is taken for zero: a subgradient of the norm."""
+    return power(xp, square, 0.5)
 
 
 def norm(xp: Any, x: Any, p: float, axes: Axes, keepdims: bool) -> Any:
@@ -58,12 +59,10 @@ def norm(xp: Any, x: Any, p: float, axes: Axes, keepdims: bool) -> Any:
         return xp.sum(xp.abs(x), axis=axes, keepdims=keepdims)
     if p == np.inf:
         return xp.max(xp.abs(x), axis=axes, keepdims=keepdims)
-    total = xp.sum((xp.abs(x) if p > 1 else x) ** p, axis=axes, keepdims=keepdims)
     if p < 1:
-        return total ** (1.0 / p)
-    positive = total > 0.0
-    root = xp.where(positive, total, xp.asarray(np.array(1.0))) ** (1.0 / p)
-    return xp.where(positive, root, xp.asarray(np.array(0.0)))
+        x = xp.where(x < 0.0, np.nan, x)  # outside of the domain
+        return xp.sum(power(xp, x, p), axis=axes, keepdims=keepdims) ** (1.0 / p)
+    return power(xp, xp.sum(xp.abs(x) ** p, axis=axes, keepdims=keepdims), 1.0 / p)
 
 
 def reduced(xp: Any, x: Any, name: str, axes: Axes, keepdims: bool) -> Any:
@@ -101,28 +100,42 @@ def largest_entries(xp: Any, x: Any, k: float, axes: Axes, keepdims: bool) -> An
 
 
 def top(xp: Any, ascending: Any, k: float) -> Any:
-    weight = np.zeros(ascending.shape[-1])
-    whole = int(k)
+    if k == 1:
+        return ascending[..., -1]
+    return xp.sum(ascending * xp.asarray(top_weights(ascending.shape[-1], k)), axis=-1)
+
+
+def top_weights(size: int, k: float) -> Array:
+    """Of entries in ascending order: how much each counts."""
+    weight, whole = np.zeros(size), int(k)
     if whole:
         weight[-whole:] = 1.0
-    if whole < len(weight):
-        weight[len(weight) - whole - 1] = k - whole
-    return xp.sum(ascending * xp.asarray(weight), axis=-1)
+    if whole < size:
+        weight[size - whole - 1] = k - whole
+    return weight
 
 
 def geometric_mean(xp: Any, x: Any, weight: Array, axes: Axes, keepdims: bool) -> Any:
-    """The product of powers of entries; those of weight zero are left out, whatever their value."""
-    counted = xp.where(xp.asarray(weight != 0.0), x, xp.asarray(np.array(1.0)))
-    return reduced(xp, counted ** xp.asarray(weight), "prod", axes, keepdims)
+    """The product of powers of entries; those of weight zero are left out, whatever their value. Where the derivative
+    of a power is infinite, it is taken for zero."""
+    at_zero = (x == 0.0) & xp.asarray(weight < 1.0)
+    counted = xp.where(xp.asarray(weight == 0.0) | at_zero, 1.0, x)
+    powers = xp.where(at_zero & xp.asarray(weight > 0.0), 0.0, counted ** xp.asarray(weight))
+    return reduced(xp, powers, "prod", axes, keepdims)
 
 
-def _geometric_mean(atom: Any) -> Function:
+def weights_of_mean(atom: Any) -> Array:
+    """The weight of each entry, in a shape that broadcasts against the argument's."""
     shape, axes = atom.args[0].shape, axes_of(atom)
     weight = np.zeros(prod(shape[a] for a in axes))
     weight[atom._keep] = [float(w) for w in atom.w]
     weight = weight.reshape([shape[a] for a in axes], order="F").transpose(np.argsort(axes))
     full = [n if k - len(shape) in axes else 1 for k, n in enumerate(shape)]
-    return partial(geometric_mean, weight=weight.reshape(full), axes=axes, keepdims=bool(atom.keepdims))
+    return weight.reshape(full)
+
+
+def _geometric_mean(atom: Any) -> Function:
+    return partial(geometric_mean, weight=weights_of_mean(atom), axes=axes_of(atom), keepdims=bool(atom.keepdims))
 
 
 def cumulative(xp: Any, x: Any, axis: int, name: str) -> Any:
@@ -161,7 +174,7 @@ def matrix_fraction(xp: Any, X: Any, P: Any, shapes: tuple[Shape, ...]) -> Any:
 
 def log_determinant(xp: Any, x: Any) -> Any:
     sign, value = xp.slogdet(symmetric(xp, x))
-    return xp.where(sign > 0.0, value, xp.asarray(np.array(-np.inf)))
+    return xp.where(sign > 0.0, value, -np.inf)
 
 
 def eigenvalues(xp: Any, x: Any, kind: str, k: float = 1.0) -> Any:
@@ -170,16 +183,22 @@ def eigenvalues(xp: Any, x: Any, kind: str, k: float = 1.0) -> Any:
     if kind == "largest":
         return top(xp, w, k)
     if kind == "inverses":
-        return xp.sum(1.0 / w, axis=-1)
+        return xp.where(w[..., 0] > 0.0, xp.sum(1.0 / w, axis=-1), np.inf)
     if kind == "entropy":
-        return xp.sum(entropy(xp, w), axis=-1)
+        rounded = (w < 0.0) & (w > -ROUNDING * w[..., -1:])
+        return xp.sum(entropy(xp, xp.where(rounded, 0.0, w)), axis=-1)
     return w[..., -1] / w[..., 0]  # the condition number
 
 
-def generalized_eigenvalue(xp: Any, A: Any, B: Any) -> Any:
+def generalized(xp: Any, A: Any, B: Any) -> Any:
+    """The symmetric matrix whose eigenvalues are the generalized ones of A and B."""
     L = xp.inv(xp.cholesky(symmetric(xp, B)))
     ndim = len(L.shape)
-    return eigenvalues(xp, L @ symmetric(xp, A) @ xp.transpose(L, (*range(ndim - 2), ndim - 1, ndim - 2)), "largest")
+    return L @ symmetric(xp, A) @ xp.transpose(L, (*range(ndim - 2), ndim - 1, ndim - 2))
+
+
+def generalized_eigenvalue(xp: Any, A: Any, B: Any) -> Any:
+    return eigenvalues(xp, generalized(xp, A, B), "largest")
 
 
 def singular_values(xp: Any, x: Any, all_of_them: bool) -> Any:
@@ -215,9 +234,13 @@ def distance_ratio(xp: Any, x: Any, a: Any, b: Any, shapes: tuple[Shape, ...]) -
     return positive_root(xp, xp.sum((x - a) ** 2, axis=axes)) / positive_root(xp, xp.sum((x - b) ** 2, axis=axes))
 
 
+def order_of(atom: Any) -> float:
+    """p of a norm."""
+    return float(getattr(atom, "original_p", 1 if isinstance(atom, norm1) else np.inf))
+
+
 def _norm(atom: Any) -> Function:
-    p = float(getattr(atom, "original_p", 1 if isinstance(atom, norm1) else np.inf))
-    return partial(norm, p=p, axes=axes_of(atom), keepdims=bool(atom.keepdims))
+    return partial(norm, p=order_of(atom), axes=axes_of(atom), keepdims=bool(atom.keepdims))
 
 
 def _reduced(name: str) -> Rule:
