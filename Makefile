@@ -2,7 +2,7 @@
 #
 #   make demo    train a small decision-focused model, print loss and speed, save a picture
 #   make test    the whole test suite
-#   make lint    ruff and mypy
+#   make lint    ruff, mypy and import-linter
 #   make bench   the benchmarks; BENCH="families cores latency forms" selects some
 #   make fuzz    random programs through every layer, judged exactly; MINUTES=20
 #
@@ -51,6 +51,7 @@ lint: $(STAMP)-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(STAMP)-dev
 	$(BIN)/ruff check --fix .
