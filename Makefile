@@ -2,6 +2,7 @@
 #
 #   make demo    train a small decision-focused model, print loss and speed, save a picture
 #   make test    the whole test suite
+#   make lowest  the same with the lowest versions that pyproject.toml declares, in .venv-lowest
 #   make lint    ruff, mypy and import-linter
 #   make bench   the benchmarks; BENCH="families cores latency forms" selects some
 #   make fuzz    random programs through every layer, judged exactly; MINUTES=20
@@ -15,14 +16,16 @@ TESTS ?= tests
 BENCH ?= --all
 MINUTES ?= 5
 FUZZ ?=
+TRY ?=
 
 BIN := $(VENV)/bin
 RUN := $(BIN)/python
+LOWEST := $(VENV)-lowest
 STAMP := $(VENV)/.installed
 INSTALL := $(RUN) -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser lint format bench bench-peers fuzz clean
+.PHONY: help demo test lowest browser lint format bench bench-peers fuzz clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -42,6 +45,13 @@ demo: $(STAMP)-demo
 
 test: $(STAMP)-test browser
 	$(RUN) -m pytest -n $(WORKERS) $(TESTS)
+
+# Compiled kernels of other versions of Numba have a cache of their own. TRY="scipy==1.13.1 daqp==0.8.0" tries other bounds.
+lowest:
+	$(PYTHON) -m venv $(LOWEST)
+	$(PYTHON) scripts/lowest.py $(TRY) > $(LOWEST)/constraints.txt
+	$(LOWEST)/bin/python -m pip install --disable-pip-version-check --quiet -c $(LOWEST)/constraints.txt -e '.[test]'
+	NUMBA_CACHE_DIR=$(abspath $(LOWEST))/numba $(LOWEST)/bin/python -m pytest -n $(WORKERS) $(TESTS)
 
 # The report's pages are tested in a real browser; without one those tests are skipped.
 browser:
@@ -69,4 +79,4 @@ bench-peers: $(STAMP)-bench
 	$(INSTALL) --no-deps qpth
 
 clean:
-	rm -rf $(VENV) build dist examples/output benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) build dist examples/output benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
