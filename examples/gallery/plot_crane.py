@@ -131,9 +131,7 @@ with torch.no_grad():
 for name, run in runs.items():
     print(f"{name}: true cost {float(true_cost(*run)):.3f}")
 swing = [run[0][STEPS // 2 :, 0, 2].abs().max().item() for run in runs.values()]
-print(
-    f"largest angle after four seconds: {np.degrees(swing[0]):.1f}° before, {np.degrees(swing[1]):.1f}° after"
-)
+print("largest angle after four seconds, before and after:", np.degrees(swing).round(1))
 assert swing[1] < 0.25 * swing[0]  # checked whenever this page is built
 
 # %%
