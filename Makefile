@@ -4,6 +4,7 @@
 #   make test    the whole test suite
 #   make lowest  the same with the lowest versions that pyproject.toml declares, in .venv-lowest
 #   make lint    ruff, mypy and import-linter
+#   make docs    the documentation site, with its gallery, in build/docs/index.html
 #   make bench   the benchmarks; BENCH="families cores latency forms" selects some
 #   make fuzz    random programs through every layer, judged exactly; MINUTES=20
 #
@@ -25,7 +26,7 @@ STAMP := $(VENV)/.installed
 INSTALL := $(RUN) -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lowest browser lint format bench bench-peers fuzz clean
+.PHONY: help demo test lowest browser lint format docs linkcheck bench bench-peers fuzz clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -67,6 +68,15 @@ format: $(STAMP)-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Every example of the gallery runs; a warning, or a link to a page or section that does not exist, is an error.
+docs: $(STAMP)-docs
+	$(RUN) -m sphinx -W --keep-going -q -b html -d build/doctrees docs build/docs
+	$(RUN) scripts/check_links.py build/docs
+
+# Links to other sites; needs a network.
+linkcheck: $(STAMP)-docs
+	$(RUN) -m sphinx -b linkcheck -D plot_gallery=0 -d build/doctrees docs build/linkcheck
+
 bench: $(STAMP)-bench
 	$(RUN) -m benchmarks $(BENCH)
 
@@ -79,4 +89,4 @@ bench-peers: $(STAMP)-bench
 	$(INSTALL) --no-deps qpth
 
 clean:
-	rm -rf $(VENV) $(LOWEST) build dist examples/output benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) build dist docs/gallery examples/output benchmarks/results .pytest_cache .mypy_cache .ruff_cache .hypothesis
