@@ -97,3 +97,9 @@ def test_the_address_of_the_repository_is_written_once() -> None:
     patterns = ("*.md", "*.cff", "docs/**/*.md", ".github/**/*", "src/**/*.py")
     files = [path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()]
     assert [path for path in files if REPOSITORY.split("://")[1] in path.read_text(encoding="utf-8")] == []
+
+
+def test_every_requirement_has_one_lower_bound() -> None:
+    pins = dict(line.split("==") for line in run(sys.executable, ROOT / "scripts" / "lowest.py").splitlines())
+    assert {"numpy", "scipy", "cvxpy", "torch", "jax", "pytest"} <= set(pins)
+    assert run(sys.executable, ROOT / "scripts" / "lowest.py", "scipy==9").count("scipy==9\n") == 1
