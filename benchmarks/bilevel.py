@@ -71,7 +71,7 @@ def by_theory(problem: Problem, progress: Progress) -> list[Run]:
     while live:
         calls += 1
         if calls % 500 == 0:
-            progress(f"{problem.name}: theory, {calls} calls, {len(live)} walks left")
+            progress(f"{problem.name}: theory, {calls} calls, {len(live)} runs left")
         for _, _, _, _, walk in live:
             walk.to_random_point()
         points = torch.stack([x.detach() for _, _, _, x, _ in live])
@@ -279,7 +279,7 @@ def _figures(runs: Sequence[Run], slopes: Sequence[Slope], errors: hypergradient
     for make in PROBLEMS:
         problem = make()
         own = next(s for s in slopes if (s.problem, s.contender) == (problem.name, "theory"))
-        figures.append(Figure(f"{problem.name}: slope of the theory's walk", own.slope, 3.0 + FIT, "", False))
+        figures.append(Figure(f"{problem.name}: slope of the theory's steps", own.slope, 3.0 + FIT, "", False))
         shares = [
             r.calls / plan(problem.delta, r.epsilon, problem.lipschitz, problem.gap).steps
             for r in runs

@@ -1,7 +1,7 @@
-"""Ten problems given by functions, and their derivatives by differences of tight solves.
+"""Ten problems given by functions, and reference derivatives: finite differences of tight solves.
 
-The reference shares no code with the package: Newton's method on the optimality conditions with dense
-second derivatives, on the active set of a first solve, whose signs and slacks are then checked.
+The reference shares no code with the package. It runs Newton's method on the optimality conditions, with dense second
+derivatives and the active set of a first solve, and then checks the signs of the multipliers and of the slacks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STEP = 1e-4
 
 @dataclass(frozen=True)
 class FunctionCase:
-    """g, h, e for one sample, values of theta (which carry no batch dimension), and where to start."""
+    """g, h and e for one sample, values of theta without a batch dimension, and a starting point."""
 
     name: str
     objective: Function
@@ -35,13 +35,13 @@ class FunctionCase:
         return tuple(t.ndim for t in self.theta)
 
     @property
-    def moving(self) -> list[Tensor]:
-        """All that has a gradient: theta, then the parameters of the modules."""
+    def differentiated(self) -> list[Tensor]:
+        """All tensors that have a gradient: theta, then the parameters of the modules."""
         return [*self.theta, *(p for module in self.modules for p in module.parameters())]
 
 
 def cases(condition: float = 1e4, n: int = 24, seed: int = 0) -> list[FunctionCase]:
-    """Ten kinds of problems; `condition` is that of the matrices in them."""
+    """One problem of each of ten kinds; `condition` is the condition number of the matrices in them."""
     source = torch.Generator().manual_seed(seed)
     make = _Make(source, condition, n)
     return [
@@ -71,7 +71,7 @@ class _Make:
         return torch.rand(*shape, generator=self.source, dtype=torch.float64)
 
     def matrix(self) -> Tensor:
-        """Symmetric, eigenvalues from 1 to the condition number on a logarithmic scale."""
+        """A symmetric matrix with eigenvalues from 1 to the condition number, evenly spaced on a logarithmic scale."""
         vectors, _ = torch.linalg.qr(self.normal(self.n, self.n))
         top = float(np.log10(self.condition))
         return (vectors * torch.logspace(0, top, self.n, dtype=torch.float64)) @ vectors.T
@@ -195,25 +195,25 @@ class _Make:
 
 
 class Reference:
-    """Tight solutions of a case near a first one, and differences of them."""
+    """Tight solutions of a case, computed from a first solution y, and finite differences of them."""
 
     def __init__(self, case: FunctionCase, y: Tensor) -> None:
         self.case, self.y = case, y.detach().clone()
-        self.held = torch.zeros(0, dtype=torch.bool)
+        self.active = torch.zeros(0, dtype=torch.bool)
         if case.inequality is not None:
             slack = -case.inequality(*case.theta, self.y).detach()
-            self.held = slack <= 1e-7 * (1 + slack.abs().max())
+            self.active = slack <= 1e-7 * (1 + slack.abs().max())
 
     def _constraints(self, theta: Sequence[Tensor], y: Tensor) -> Tensor:
         parts = []
         if self.case.inequality is not None:
-            parts.append(self.case.inequality(*theta, y)[self.held])
+            parts.append(self.case.inequality(*theta, y)[self.active])
         if self.case.equality is not None:
             parts.append(self.case.equality(*theta, y))
         return torch.cat([*parts, y.new_zeros(0)])
 
     def solve(self, theta: Sequence[Tensor]) -> Tensor:
-        """Newton's method on the optimality conditions; raises if it does not end in a solution."""
+        """Newton's method on the optimality conditions; raises if it does not converge to a solution."""
         y = self.y.clone()
         objective = self.case.objective
         gradient = torch.func.grad(lambda y: objective(*theta, y))(y)
@@ -237,15 +237,15 @@ class Reference:
             y, multipliers = y + step[: len(y)], multipliers + step[len(y) :]
             if float(step[: len(y)].abs().max()) <= 1e-14 * float(y.abs().max()):
                 break
-        count = int(self.held.sum())
+        count = int(self.active.sum())
         assert (multipliers[:count] > 0).all(), f"{self.case.name}: an inequality is not active"
         if self.case.inequality is not None:
-            assert (self.case.inequality(*theta, y)[~self.held] < 0).all(), f"{self.case.name}: violated"
+            assert (self.case.inequality(*theta, y)[~self.active] < 0).all(), f"{self.case.name}: violated"
         assert float(step[: len(y)].abs().max()) <= 1e-11 * float(y.abs().max()), f"{self.case.name}: not tight"
         return y
 
     def condition(self) -> float:
-        """Of the Hessian of the Lagrangian on the tangent space."""
+        """Condition number of the Hessian of the Lagrangian on the tangent space of the active constraints."""
         theta, y = self.case.theta, self.solve(self.case.theta)
         slope = torch.func.grad(lambda y: self.case.objective(*theta, y))(y)
         J = torch.func.jacrev(lambda y: self._constraints(theta, y))(y)
@@ -260,15 +260,17 @@ class Reference:
         return float(values[-1] / values[0])
 
     def differences(self, weights: Tensor, count: int = 4, seed: int = 1) -> tuple[list[list[Tensor]], np.ndarray]:
-        """Random directions of every moving tensor, and the derivative of weights'y along each."""
+        """Random directions, `count` for each tensor in turn, and the derivative of weights'y along each."""
         source = torch.Generator().manual_seed(seed)
         directions, found = [], []
-        for which, tensor in enumerate(self.case.moving):
+        for which, tensor in enumerate(self.case.differentiated):
             for _ in range(count):
                 d = torch.randn(tensor.shape, generator=source, dtype=torch.float64) * float(
                     tensor.detach().abs().mean()
                 )
-                directions.append([d if k == which else torch.zeros_like(t) for k, t in enumerate(self.case.moving)])
+                directions.append(
+                    [d if k == which else torch.zeros_like(t) for k, t in enumerate(self.case.differentiated)]
+                )
                 values = [float(weights @ self._moved(directions[-1], s * STEP)) for s in (1, -1, 2, -2)]
                 found.append((8 * (values[0] - values[1]) - (values[2] - values[3])) / (12 * STEP))
         return directions, np.array(found)
@@ -276,7 +278,7 @@ class Reference:
     def _moved(self, direction: Sequence[Tensor], step: float) -> Tensor:
         count = len(self.case.theta)
         theta = [t + step * d for t, d in zip(self.case.theta, direction, strict=False)]
-        parameters = self.case.moving[count:]
+        parameters = self.case.differentiated[count:]
         with torch.no_grad():
             for p, d in zip(parameters, direction[count:], strict=True):
                 p += step * d
@@ -289,7 +291,7 @@ class Reference:
 
 
 def gradient_error(case: FunctionCase, layer: torch.nn.Module) -> tuple[float, Reference]:
-    """Relative error of a layer's gradients against differences along random directions."""
+    """Relative error of a layer's gradients, compared with finite differences along random directions."""
     theta = [t.clone().requires_grad_() for t in case.theta]
     parameters = [p for module in case.modules for p in module.parameters()]
     for p in parameters:

@@ -1,7 +1,7 @@
 """Nonsmooth constrained bilevel problems whose Goldstein stationary points are known.
 
-All lower levels are quadratic programs, solved for a batch of x at once; all hyperobjectives have the
-Lipschitz constant 1 (the projection: up to the start's distance from the target).
+All lower levels are quadratic programs, solved for a batch of x at once. All hyperobjectives have the Lipschitz
+constant 1 (on the simplex: at most the distance of the start from the target).
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ Array = np.ndarray
 D = torch.float64
 #: half width of the perturbation of right-hand sides in the smoothed problem
 RHO = 0.5
-#: how much of epsilon the floor of the valley falls by, and how far
+#: slope of the valley's floor as a multiple of epsilon, and the total drop along it
 FALL, DEPTH = 1.2, 0.5
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A bilevel problem, for a batch of rows (x, epsilon).
+    """A bilevel problem. Each row of a batch has its own x and epsilon.
 
     Attributes:
-        layer: x (batch, d), epsilon (batch,) -> y (batch, n), by a layer of this package.
+        layer: x (batch, d), epsilon (batch,) -> y (batch, n), computed by a layer of this package.
         upper: x, y, epsilon -> values (batch,).
-        distance: x (d,), delta, epsilon -> dist(0, Goldstein subdifferential of radius delta at x), known.
-        start: a random start (d,).
-        gap: bound on F(start) - inf F.
-        family: whether the problem is another one for each epsilon.
+        distance: x (d,), delta, epsilon -> distance of 0 from the Goldstein subdifferential of radius delta at x,
+            computed without a layer.
+        start: a random starting point (d,).
+        gap: upper bound on F(start) - inf F.
+        family: whether the problem depends on epsilon.
         noisy: whether gradients are random (smoothing with one draw).
     """
 
@@ -57,9 +58,9 @@ class Problem:
 
 def least_norm(gradients: Array) -> float:
     """Distance of 0 from the convex hull of the rows."""
-    heavy = 1e4  # of the row that makes the weights sum to one
-    A = np.vstack([gradients.T, np.full((1, len(gradients)), heavy)])
-    weights, _ = nnls(A, np.concatenate([np.zeros(gradients.shape[1]), [heavy]]))
+    penalty = 1e4  # weight of the row that makes the coefficients sum to one
+    A = np.vstack([gradients.T, np.full((1, len(gradients)), penalty)])
+    weights, _ = nnls(A, np.concatenate([np.zeros(gradients.shape[1]), [penalty]]))
     return float(np.linalg.norm(gradients.T @ (weights / weights.sum())))
 
 
@@ -68,17 +69,17 @@ def distance_by_cells(
 ) -> Callable[[Array, float], float]:
     """Goldstein distance of a separable piecewise linear function.
 
-    cuts[i] are the kinks of coordinate i, slopes[i] its slopes between them. The gradients within delta
-    of x are those of the cells (products of intervals) that are no farther.
+    cuts[i] are the kinks of coordinate i, slopes[i] the slopes between them. The gradients within distance delta of x
+    are those of the cells (products of intervals) within this distance.
     """
     edges = [np.concatenate([[-np.inf], c, [np.inf]]) for c in cuts]
 
     def distance(x: Array, delta: float) -> float:
-        apart = [np.maximum(np.maximum(e[:-1] - t, t - e[1:]), 0.0) for e, t in zip(edges, x, strict=True)]
+        distances = [np.maximum(np.maximum(e[:-1] - t, t - e[1:]), 0.0) for e, t in zip(edges, x, strict=True)]
         near = [
             cell
             for cell in itertools.product(*(range(len(s)) for s in slopes))
-            if sum(a[k] ** 2 for a, k in zip(apart, cell, strict=True)) <= delta**2
+            if sum(a[k] ** 2 for a, k in zip(distances, cell, strict=True)) <= delta**2
         ]
         return least_norm(np.array([[s[k] for s, k in zip(slopes, cell, strict=True)] for cell in near]))
 
@@ -138,7 +139,7 @@ def simplex() -> Problem:
         return qp(eye, -x, ones, one, lb=_rows([0.0] * 3, x))
 
     def distance(x: Array, delta: float, epsilon: float) -> float:
-        """From gradients at 4000 points of the ball: an upper bound that is close in three dimensions."""
+        """From the gradients at 4000 points of the ball: an upper bound, and a close one in three dimensions."""
         points = torch.tensor(x + delta * around, dtype=D, requires_grad=True)
         y = _simplex_by_hand(points)
         (g,) = torch.autograd.grad(0.5 * (y - t).square().sum(), points)
@@ -158,7 +159,7 @@ def simplex() -> Problem:
 
 
 def _simplex_by_hand(x: torch.Tensor) -> torch.Tensor:
-    """Projection of rows on {y >= 0, sum y <= 1}, by the sorted thresholds."""
+    """Projection of each row on {y >= 0, sum y <= 1}, by sorting."""
     ordered = x.sort(dim=1, descending=True).values
     count = torch.arange(1, x.shape[1] + 1, dtype=D)
     shifts = (ordered.cumsum(1) - 1) / count
@@ -169,10 +170,11 @@ def _simplex_by_hand(x: torch.Tensor) -> torch.Tensor:
 
 
 def valley() -> Problem:
-    """The worst of its class: a valley of slope 1 whose floor falls by FALL epsilon, over DEPTH in all.
+    """A worst case for the theory: a valley with walls of slope about 1, whose floor has the slope FALL epsilon.
 
-    y = min(x, (0, R)) with R = DEPTH / (FALL epsilon): F(x) = c |x_1| - FALL epsilon min(x_2, R). Every
-    window of the floor is barely not stationary, and the theory's number of windows is needed.
+    y = min(x, (0, R)) with R = DEPTH / (FALL epsilon): F(x) = c |x_1| - FALL epsilon min(x_2, R). The floor falls by
+    DEPTH in total. No window on it is stationary, though only just, so that as many windows are needed as the theory
+    allows.
     """
     qp, eye = FFOQPLayer(), torch.eye(2, dtype=D)
 
@@ -203,7 +205,7 @@ def valley() -> Problem:
 
 
 def smoothed_kink() -> Problem:
-    """The kink with its right-hand side perturbed by U(-RHO, RHO), one draw a call: F' = 2 (x - 1) / RHO."""
+    """The kink with its right-hand side perturbed by U(-RHO, RHO), one draw per call: F' = 2 (x - 1) / RHO."""
     qp = FFOQPLayer(smoothing=Smoothing(RHO, draws=1, seed=0))
     plain, one = kink(), torch.ones(1, 1, dtype=D)
 

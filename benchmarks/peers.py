@@ -1,6 +1,6 @@
-"""Who takes part: each contender turns a case into a step that can be timed.
+"""The packages that are compared. Each contender turns a case into a training step that can be timed.
 
-A contender is a function `(case) -> Step`. One that cannot run raises, and its row says why.
+A contender is a function `(case) -> Step`. If it cannot run it raises, and its row contains the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Step:
     differentiate: tuple[str, ...]
 
     def tensors(self, data: Mapping[str, Array]) -> Tensors:
-        """Leaves of the graph, with gradients where the case asks for them."""
+        """Leaf tensors; those to differentiate require a gradient."""
         return {k: torch.tensor(v, dtype=torch.float64, requires_grad=k in self.differentiate) for k, v in data.items()}
 
     def backward(self, tensors: Tensors, solution: torch.Tensor, weights: torch.Tensor) -> Tensors:
@@ -60,11 +60,11 @@ def cvxpylayers(case: Case, **options: Any) -> Step:
 
 
 def cvxpylayers_lean(case: Case) -> Step:
-    """cvxpylayers, helped through its build; its steps are its own.
+    """cvxpylayers with a patch that lets it build large layers; its steps are not changed.
 
-    While building, CVXPY multiplies a sparse matrix with (variables x parameters) columns, nearly all of
-    them empty, for which SciPy takes more than 24 GB of scratch at n=800. Here the product is taken over
-    the occupied columns alone. The layers that come out are the same, entry by entry.
+    While building, CVXPY multiplies a sparse matrix with (variables x parameters) columns, nearly all of them empty,
+    for which SciPy allocates more than 24 GB at n=800. With the patch, only the columns that are not empty are
+    multiplied. The resulting layers are the same, entry by entry.
     """
     from cvxpy.reductions.solvers.conic_solvers import conic_solver
 
@@ -92,13 +92,13 @@ def _occupied_product(M: Any, X: Any) -> sp.coo_array:
 
 
 def moreau(case: Case) -> Step:
-    """Moreau called directly on the sparse values of the decision QP, interior point, CPU."""
+    """Moreau's interior-point method on the CPU, called directly on the sparse values of the decision QP."""
     import moreau as mo
     from moreau.torch import Solver
 
     Q, G = sp.csr_array(case.shared["Q"]), sp.csr_array(case.shared["G"])
     if not case.name.startswith("QP"):
-        raise NotImplementedError("written for the QP only")
+        raise NotImplementedError("only the decision QP is implemented")
     m, n = G.shape
     batch = len(case.draw(0)["q"])
     settings = mo.Settings(solver="ipm", device="cpu", batch_size=batch, enable_grad=True)
@@ -133,9 +133,9 @@ def cvxpylayers_moreau(case: Case) -> Step:
 
 
 def qpth(case: Case) -> Step:
-    """qpth's QPFunction on the dense values (`make bench-peers` installs it); bounds as rows of G.
+    """qpth's QPFunction on the dense values (`make bench-peers` installs it), with bounds as rows of G.
 
-    Its gradients of blocks that the batch shares are means: they are turned into sums here.
+    Its gradients of shared blocks are means over the batch. Here they are converted to sums.
     """
     from qpth.qp import QPFunction
 
@@ -160,8 +160,8 @@ def _times_in_backward(v: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def qplayer(case: Case) -> Step:
-    """ProxSuite's QPLayer on the dense values; bounds as rows of G, in parallel where it was built for that
-    (over half of the CPUs, its own rule)."""
+    """ProxSuite's QPLayer on the dense values, with bounds as rows of G. It runs in parallel, on half of the CPUs, if
+    the installed build supports that."""
     import proxsuite
     from proxsuite.torch.qplayer import QPFunction
 

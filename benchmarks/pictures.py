@@ -1,4 +1,4 @@
-"""Pictures of the bilevel benchmark, in colours that colour-blind readers can tell apart."""
+"""Pictures of the bilevel benchmark, in colours that colour-blind readers can distinguish."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from benchmarks.hypergradient import Errors
 
 Array = np.ndarray
-#: contender -> colour (Okabe and Ito's), marker, label
+#: contender -> colour (from Okabe and Ito's palette), marker, label
 STYLES = {
-    "theory": ("#0072B2", "o", "theory's walk"),
+    "theory": ("#0072B2", "o", "steps of the theory"),
     "minimize": ("#009E73", "s", "ffo.bilevel.minimize"),
     "SGD": ("#E69F00", "^", "SGD, best step size"),
     "Adam": ("#CC79A7", "v", "Adam, best step size"),
@@ -44,7 +44,7 @@ def _save(figure: Any, name: str) -> Path:
 
 
 def calls(runs: Sequence[Run], slopes: Sequence[Slope], counts: Array, by_draws: Array) -> Path:
-    """Oracle calls against epsilon, a panel for each problem; and the smoothed gradient against draws."""
+    """Oracle calls over epsilon, one panel per problem, and the error of the smoothed gradient over the draws."""
     plt = _pyplot()
     names = list(dict.fromkeys(r.problem for r in runs))
     figure, axes = plt.subplots(2, 3, figsize=(10.5, 6.4), layout="constrained")
@@ -85,7 +85,7 @@ def _calls_panel(axis: Any, runs: Sequence[Run], slopes: Sequence[Slope]) -> Non
 
 
 def errors(found: Errors) -> Path:
-    """Error of the hypergradient against delta, and against gradient evaluations."""
+    """Error of the hypergradient over delta, and over the number of gradient evaluations."""
     from benchmarks.hypergradient import DELTAS
 
     plt = _pyplot()

@@ -1,8 +1,8 @@
 """The problems that are timed and checked.
 
-A `Case` writes its problem once, as a function of named data. Given CVXPY parameters it is what a
-layer is built from; given the values themselves it is a plain CVXPY problem, which the accuracy
-check solves tightly without any code of the package under test.
+A `Case` writes its problem once, as a function of named data. With CVXPY parameters as the data, the result is the
+problem of a layer. With the values themselves, it is a plain CVXPY problem, which the accuracy check solves tightly
+without any code of the package under test.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Case:
         shared: values of the unbatched parameters, in the order of the layer's arguments.
         draw: seed -> values of the batched parameters, each (batch, ...).
         attributes: CVXPY attributes of parameters, by name.
-        differentiate: the parameters whose gradient is asked for.
-        exact: data of one sample -> solution to rounding error, by a method special to this problem
-            (interior points leave 1e-5 in x on curved cones, too much for a reference).
+        differentiate: names of the parameters whose gradients are computed.
+        exact: data of one sample -> solution, accurate to rounding, by a method for this problem alone (on curved cones
+            an interior-point method has an error of 1e-5 in x, too much for a reference).
     """
 
     name: str
@@ -44,11 +44,11 @@ class Case:
     exact: Callable[[Mapping[str, Array]], Array] | None = None
 
     def data(self, seed: int) -> dict[str, Array]:
-        """All values by parameter name: shared ones as they are, batched ones drawn afresh."""
+        """All values by parameter name: the shared ones, and batched ones drawn with this seed."""
         return {**self.shared, **self.draw(seed)}
 
     def parametrised(self) -> tuple[cp.Problem, list[cp.Parameter], cp.Variable]:
-        """The problem over CVXPY parameters, as a layer wants it."""
+        """The problem with CVXPY parameters, as a layer takes it."""
         shapes = {name: value.shape for name, value in self.shared.items()}
         shapes |= {name: value.shape[1:] for name, value in self.draw(0).items()}
         parameters = {
@@ -58,7 +58,7 @@ class Case:
         return problem, list(parameters.values()), variable
 
     def concrete(self, data: Mapping[str, Array]) -> tuple[cp.Problem, cp.Variable]:
-        """The problem of one sample with its values put in."""
+        """The problem of one sample, with its values as constants."""
         return self.formulate({name: _constant(value) for name, value in data.items()})
 
     def sample(self, data: Mapping[str, Array], k: int) -> dict[str, Array]:
@@ -84,10 +84,10 @@ def decision_qp(
 
         minimize 1/2 y'Qy - q'y   subject to   Gy <= h   (and |y|_2 <= 1 for the SOCP)
 
-    with Q = I and G = [I; -I; 1'], all declared as dense parameters; only q is batched. The box
-    [0, 1] and the sum row are both active at the solution. `quad_form=False` passes the factor R of
-    Q = R'R and writes |Ry|^2, which is the form that cvxpylayers accepts. `constant=True` makes the
-    matrices constants of the problem: an easier one, for peers that cannot build the real one.
+    with Q = I and G = [I; -I; 1'], all declared as dense parameters; only q is batched. Bounds of the box [0, 1] and
+    the row of the sum are active at the solution. `quad_form=False` passes the factor R of Q = R'R and writes |Ry|^2,
+    the form that cvxpylayers accepts. `constant=True` makes the matrices constants of the problem, which is easier, for
+    packages that cannot build the problem with parameters.
     """
     budget = 0.5 * np.sqrt(n) if norm_ball else 0.2 * n
     identity = np.eye(n)
@@ -239,8 +239,8 @@ def sudoku(clues: int = 35, batch: int = 8) -> Case:
 
         minimize tau/2 |y|^2 + p'y   subject to   Ay = b, y >= 0,   tau = 0.1
 
-    A (249, 729), as many rows as the rules of the game have rank, is dense; b = A exp(log z0); p marks
-    the clues of each puzzle. A and b are shared by the batch and differentiated.
+    A (249, 729) is dense, with as many rows as the rank of the rules of the game; b = A exp(log z0); p marks the clues
+    of each puzzle. A and b are shared by the batch and differentiated.
     """
     rows, cells, n = 249, 81, 729
     rng = np.random.default_rng(rows)
@@ -262,7 +262,7 @@ def sudoku(clues: int = 35, batch: int = 8) -> Case:
 
 
 def dense_qp(n: int, batch: int = 128) -> Case:
-    """minimize 1/2 y'Qy + p'y subject to Gy <= h, n rows; all dense, all batched, all differentiated."""
+    """minimize 1/2 y'Qy + p'y subject to Gy <= h, with n rows; every block is dense, batched and differentiated."""
 
     def draw(seed: int) -> dict[str, Array]:
         rng = np.random.default_rng(seed)

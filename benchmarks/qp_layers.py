@@ -1,10 +1,9 @@
-"""FFOQPLayer against the other layers for quadratic programs.
+"""FFOQPLayer compared with other layers for quadratic programs.
 
-Contenders whose step takes seconds are timed together, one after the other in every repetition. Those
-that take longer (qpth on hundreds of variables, Moreau through cvxpylayers) run a step or two in a
-process of their own, `python -m benchmarks.qp_layers CONTENDER CASE N GRADIENTS START`, which is ended after
-`LIMIT` seconds: its row then says so, and the limit counts as its time. Gradients of all of them are held
-against dense linear algebra on the active set of a tight solve.
+Contenders whose step takes at most a few seconds are timed in turn, in every repetition. Slower ones (qpth on hundreds
+of variables, Moreau through cvxpylayers) run one or two steps in a separate process, `python -m benchmarks.qp_layers
+CONTENDER CASE N GRADIENTS START`, which is stopped after `LIMIT` seconds: its row then says so, and the limit counts as
+its time. All gradients are compared with dense linear algebra on the active set of a tight solve.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from benchmarks.report import Figure
 from benchmarks.timing import Entry, Timing, measure
 
 Array = np.ndarray
-#: seconds after which a slow contender is ended, and steps it takes if there is time
+#: seconds after which a slow contender is stopped, and steps that it runs if there is time
 LIMIT, STEPS = 60.0, 2
 #: GB of address space for a slow contender (Moreau through cvxpylayers takes 6 GB at n=500)
 MEMORY = 12
-#: relative error of a gradient
+#: largest relative error of a gradient
 ACCURACY = 1e-6
 SEED = 0
 
@@ -57,12 +56,12 @@ CASES: dict[str, Callable[[int], Case]] = {
 
 @dataclass(frozen=True)
 class Match:
-    """One problem, who meets on it, and what is to be reached.
+    """One problem, the contenders compared on it, and the targets.
 
     Attributes:
-        together: contenders beside ours that are timed in turn; slow: those that run on their own.
-        targets: (how many times faster, than the fastest of which).
-        checked: samples whose gradients are checked.
+        together: contenders that are timed in turn with this package; slow: those that run in a process of their own.
+        targets: pairs of a ratio and contenders: how many times faster this package is to be than the fastest of them.
+        checked: number of samples whose gradients are checked.
     """
 
     case: str
@@ -98,7 +97,7 @@ MATCHES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a match: figures with their targets, and a row for every contender."""
+    """Result of a match: figures with their targets, and a row for every contender."""
 
     figures: list[Figure] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -110,39 +109,39 @@ def play(match: Match, repeats: int, progress: Callable[[str], None]) -> Outcome
     progress(f"{case.name}: reference")
     reference = _reference(case, match.checked)
     entries = [Entry(label, CONTENDERS[label], case) for label in (OURS, *match.together)]
-    # Small problems take milliseconds: more repetitions cost nothing and steady the medians.
+    # Small problems take milliseconds: more repetitions cost little, and make the medians more stable.
     count = match.repeats or (4 * repeats if match.n <= 10 else repeats)
     timings = {t.label: t for t in measure(entries, count, match.warmup, lambda what: progress(f"{case.name}: {what}"))}
     errors = {label: _error(label, case, reference) for label in timings}
     for label in match.slow:
-        progress(f"{case.name}: {label}, on its own")
+        progress(f"{case.name}: {label}, in a process of its own")
         timings[label], errors[label] = _alone(label, match, reference)
     figures = [_figure(case.name, timings, target, rivals) for target, rivals in match.targets]
     name = f"{case.name}: gradient error"
     figures.append(Figure(name, errors[OURS], ACCURACY, "", False, timings[OURS].reason))
     ours = timings[OURS].total
     rows = [
-        {"case": case.name, "against ours": t.total / ours, "gradient error": errors[label], **t.as_dict()}
+        {"case": case.name, "time relative to ffo": t.total / ours, "gradient error": errors[label], **t.as_dict()}
         for label, t in timings.items()
     ]
     return Outcome(figures, rows)
 
 
 def _figure(case: str, timings: Mapping[str, Timing], target: float, rivals: Sequence[str]) -> Figure:
-    """Against the fastest of some rivals: the smaller of the ratios of medians and of best times."""
+    """Compare with the fastest of some contenders: the smaller of the ratio of medians and the ratio of best times."""
     ours = timings[OURS]
     ran = [timings[label] for label in rivals if not np.isnan(timings[label].total)]
-    fastest = min(ran, key=lambda t: t.total, default=Timing("none of them ran"))
+    fastest = min(ran, key=lambda t: t.total, default=Timing("none could run"))
     ratio = min(fastest.total / ours.total, fastest.best / ours.best)
     missing = "; ".join(f"{label}: {timings[label].reason}" for label in rivals if timings[label].reason)
     among = f"the fastest of {len(rivals)}, {fastest.label}" if len(rivals) > 1 else rivals[0]
     return Figure(
-        f"{case}: step against {among}", ratio, target, reason="; ".join(filter(None, (ours.reason, missing)))
+        f"{case}: step compared with {among}", ratio, target, reason="; ".join(filter(None, (ours.reason, missing)))
     )
 
 
 def _reference(case: Case, samples: int) -> dict[str, Array]:
-    """Gradients of the first samples, by block: summed where the batch shares a block, else stacked."""
+    """Gradients of the first samples for each block: the sum over samples if the block is shared, else stacked."""
     data, weights = case.data(SEED), case.weights(SEED)
     found = []
     for k in range(samples):
@@ -167,7 +166,7 @@ def _error(label: str, case: Case, reference: Mapping[str, Array]) -> float:
     try:
         return _difference(_gradients(label, case), reference)
     except Exception:
-        return np.nan  # its row says why
+        return np.nan  # the row of its timing says why
 
 
 def _gradients(label: str, case: Case) -> dict[str, Array]:
@@ -178,7 +177,7 @@ def _gradients(label: str, case: Case) -> dict[str, Array]:
 
 
 def _difference(gradients: Mapping[str, Array], reference: Mapping[str, Array]) -> float:
-    """Over all blocks together; the reference may know the first samples only."""
+    """Relative error over all blocks together; the reference may cover only the first samples."""
     pairs = [
         (gradients[k][: len(v)] if gradients[k].shape != v.shape else gradients[k], v) for k, v in reference.items()
     ]
@@ -187,7 +186,7 @@ def _difference(gradients: Mapping[str, Array], reference: Mapping[str, Array]) 
 
 
 def _alone(label: str, match: Match, reference: Mapping[str, Array]) -> tuple[Timing, float]:
-    """A slow contender's times, the fastest of its steps, and its gradient error."""
+    """Run a slow contender in a process of its own: the time of its fastest step, and the error of its gradients."""
     case = "dfl-factor" if label == THROUGH else match.case
     with tempfile.TemporaryDirectory() as folder:
         gradients = Path(folder) / "gradients.npz"
@@ -208,8 +207,9 @@ def _alone(label: str, match: Match, reference: Mapping[str, Array]) -> tuple[Ti
         return Timing(label, found[0]["build"], best["forward"], best["backward"], total, total, words), error
     if stopped:
         at_least = LIMIT - found[0]["ready"] if found else np.nan
-        return Timing(label, total=at_least, best=at_least, reason=f"ended in its first step, after {LIMIT:g} s"), error
-    lines = [line for line in errors.strip().splitlines() if line] or ["no word"]
+        reason = f"stopped in its first step, after {LIMIT:g} s"
+        return Timing(label, total=at_least, best=at_least, reason=reason), error
+    lines = [line for line in errors.strip().splitlines() if line] or ["no message"]
     return Timing(label, reason=lines[-1][:160]), error
 
 

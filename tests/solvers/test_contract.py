@@ -12,7 +12,7 @@ from residuals import residuals
 from solver_problems import KINDS, crossed_bounds, crossed_rows, infeasible, known_program, unbounded
 
 from ffo.cones import Nonneg, Product, Zero
-from ffo.errors import MissingSolverError, Status, UnsupportedProblemError
+from ffo.errors import Status, UnsupportedProblemError
 from ffo.program.cone import ConeProgram
 from ffo.solvers import get_solver, solve_checked
 from ffo.solvers.base import Solver
@@ -87,10 +87,7 @@ def entry(request: pytest.FixtureRequest) -> Entry:
 
 
 def make(entry: Entry, **settings: object) -> Solver:
-    try:
-        return get_solver(entry.name, settings)
-    except MissingSolverError as error:
-        pytest.skip(f"{entry.name} is not usable here: {error}")
+    return get_solver(entry.name, settings)
 
 
 def supported(solver: Solver, kind: str) -> None:

@@ -12,7 +12,7 @@ import zoo
 from front_ends import FRONT_ENDS, with_torch
 from layers import gradients, make_layer, relative_error, tensors
 
-from ffo.errors import InputError, MissingSolverError, SettingWarning, UnknownSettingError, UnsupportedProblemError
+from ffo.errors import InputError, SettingWarning, UnknownSettingError, UnsupportedProblemError
 from ffo.solvers import get_solver
 from ffo.solvers.table import adapters
 
@@ -54,17 +54,9 @@ def test_every_native_solver_is_in_the_list() -> None:
     assert set(adapters()) <= {entry.name for entry in SOLVERS}
 
 
-def usable(name: str) -> None:
-    try:
-        get_solver(name)
-    except MissingSolverError as error:
-        pytest.skip(f"{name} is not usable here: {error}")
-
-
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 @pytest.mark.parametrize(("entry", "problem"), PAIRS, ids=[f"{e.name}-{p}" for e, p in PAIRS])
 def test_gradients_do_not_depend_on_the_solver(entry: Entry, problem: str, front_end: str) -> None:
-    usable(entry.name)
     case = zoo.build(problem)
     _, found, info = FRONT_ENDS[front_end](case, case.batch(2, np.random.default_rng(0)), solver=entry.name)
     assert info.solver == (entry.name,) * 2
@@ -81,7 +73,6 @@ def _expected(problem: str) -> list[np.ndarray]:
 @pytest.mark.parametrize("entry", [e for e in SOLVERS if "general_qp" in e.problems], ids=lambda e: e.name)
 def test_any_parameter_may_be_the_only_batched_one(entry: Entry) -> None:
     """Adapters pass only what changes between samples; each block in turn does."""
-    usable(entry.name)
     case = zoo.build("general_qp")
     layer, around = make_layer(case, solver=entry.name), case.batch(3, np.random.default_rng(3))
     for which, values in enumerate(around):

@@ -52,7 +52,8 @@ class Result:
             deterministic problem, x is certain to be (radius, stationarity)-Goldstein stationary. An oracle
             with an error of alpha adds alpha; random gradients add their standard error over the window.
         radius: total length of the steps in that window, at most `delta`.
-        delta, epsilon: as requested.
+        delta: as requested.
+        epsilon: as requested.
         reason: why it stopped.
         calls: oracle calls, each one forward and one backward pass of the layer.
         seconds: time taken.

@@ -35,10 +35,10 @@ _AS_IT_IS = Presolve()
 
 @lru_cache(maxsize=8)
 def _nothing(batch: int) -> tuple[Array, ...]:
-    """Status or iterations, solver, residual, and whether something was done, of samples of which nothing is known:
-    copies are made several times faster than these."""
-    nobody, unmeasured = np.full(batch, "", dtype=object), np.full(batch, np.nan)
-    return np.full(batch, OPEN, dtype=int), nobody, unmeasured, np.zeros(batch, dtype=bool)
+    """Initial values for each sample: status or iterations, solver, residual, and a flag. Cached, because copying them
+    is several times faster than making them."""
+    no_solver, unmeasured = np.full(batch, "", dtype=object), np.full(batch, np.nan)
+    return np.full(batch, OPEN, dtype=int), no_solver, unmeasured, np.zeros(batch, dtype=bool)
 
 
 @dataclass
@@ -147,12 +147,12 @@ class Batch:
         return whole
 
     def answered_by(self, name: str, samples: Array, iterations: Array) -> None:
-        """Note who answered about some samples."""
+        """Record which solver answered for some samples."""
         at = self._at(samples)
         self.solver[at], self.iterations[at] = name, iterations
 
     def _at(self, samples: Array) -> Array | slice:
-        """Places of some samples."""
+        """Index of some samples; a slice, which is faster, if these are all of them."""
         return samples if len(samples) < len(self.status) else slice(None)
 
     def only(self, kept: Array) -> Batch:

@@ -35,7 +35,8 @@ class Violation:
     """By how much a relaxed sample violates its constraints.
 
     Attributes:
-        vector: (m,) violation of the program's rows; names: the user's names of them.
+        vector: (m,) violation of the program's rows.
+        names: the user's names of these rows.
     """
 
     vector: Array

@@ -70,7 +70,8 @@ class Proof:
     Attributes:
         status: INFEASIBLE or UNBOUNDED.
         vector: multipliers y (m,) of constraints that contradict each other, or a ray d (n,).
-        program, names: the program of this sample, and the user's names of its constraints and variables.
+        program: the program of this sample.
+        names: the user's names of its constraints and variables.
     """
 
     status: Status

@@ -237,14 +237,14 @@ def _own_choice(program: ConeProgram) -> Iterator[Solver]:
 
 
 def _steepest(program: ConeProgram) -> dict[int, Proof]:
-    """A proof that the objective of one sample falls for ever, from its steepest ray."""
+    """A proof that the objective of one sample is unbounded below, from its steepest ray."""
     steepest = _by_own_choice(steepest_ray(program))
     return _proofs(program, steepest.point[0], np.zeros((1, program.m)))[0]
 
 
 def _buried(program: ConeProgram, x: Array) -> Array:
-    """(batch,) whether all costs q are rounding beside the terms of Px, so that Px + q = 0 does not say that the
-    objective has a lower end: P may vanish along x."""
+    """(batch,) whether all costs q are rounding beside the terms of Px. Then Px + q = 0 does not show that the
+    objective is bounded below: P may vanish along x."""
     if not program.P.nnz:
         return np.zeros(len(x), dtype=bool)
     costs, root = np.abs(program.q), np.sqrt(np.abs(program.P.diagonal))  # bounds the rest: |P_ij| <= root_i root_j

@@ -140,7 +140,7 @@ class Site:
         """The record of a token, or a new one: the same solve again.
 
         A mapped `lax.cond` stacks tokens, one for each part of the batch, and leaves zeros in the tokens and parameters
-        of samples that took another branch. Nobody looks at their derivatives. None: all samples did.
+        of samples that took another branch, whose derivatives are not used. None if all samples took another branch.
         """
         tokens = token.reshape(-1, 2)
         used = (tokens != NOTHING).any(axis=1)

@@ -26,9 +26,7 @@ class FFOLayer(LayerBase):
     `vmap`, `grad`, `jacrev`, `jacfwd`, `jvp`, `checkpoint`, `lax.scan` and `shard_map`, with any solver; a second
     derivative is a `DerivativeError`. The layer itself is a pytree without leaves.
 
-    Args:
-        problem, parameters, variables, solver, gp, verbose, canon_backend, solver_args, backward, delta, on_fail,
-            warm_start, retry, smoothing, time_limit: as in `ffo.torch.FFOLayer`.
+    The arguments are those of `ffo.torch.FFOLayer`.
 
     After a call, `layer.info` holds statuses, residuals, times and the gradient certificate.
 

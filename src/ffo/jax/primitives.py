@@ -98,7 +98,7 @@ def _batch(values: Sequence[Any], site: Site) -> int | None:
 
 
 def _aval(avals: Sequence[ShapedArray], shape: tuple[int, ...], dtype: Any) -> ShapedArray:
-    """Like the first argument but for shape and dtype: inside `jax.shard_map` types also tell the mesh."""
+    """Like the first argument except for shape and dtype: inside `jax.shard_map`, types also contain the mesh."""
     like = avals[0]
     sharding = NamedSharding(like.sharding.mesh, PartitionSpec(*(None,) * len(shape)))
     return like.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
@@ -125,7 +125,7 @@ def _device(arguments: Sequence[Any]) -> Any:
     return None
 
 
-try:  # on which of several devices a callback runs, of which JAX has no public word
+try:  # on which of several devices a callback runs; JAX has no public function for it
     from jax._src.callback import _callback_op_sharding as _placement
 except ImportError:  # another release of JAX
     _placement = None  # type: ignore[assignment]
