@@ -27,8 +27,9 @@ class FFOLayer(LayerBase):
     derivative is a `DerivativeError`. The layer itself is a pytree without leaves.
 
     Args:
-        problem, parameters, variables, solver, gp, verbose, canon_backend, solver_args, backward, delta, on_fail,
-            warm_start, retry, smoothing, time_limit: as in `ffo.torch.FFOLayer`.
+        problem, parameters, variables, solver, gp, verbose, canon_backend, solver_args, backward, delta,
+            backward_eps, backward_solver, on_fail, warm_start, retry, smoothing, time_limit: as in
+            `ffo.torch.FFOLayer`.
 
     After a call, `layer.info` holds statuses, residuals, times and the gradient certificate.
 
@@ -54,6 +55,8 @@ class FFOLayer(LayerBase):
         *,
         backward: str | Way = "auto",
         delta: float | None = None,
+        backward_eps: float | None = None,
+        backward_solver: str | Solver | None = None,
         on_fail: OnFail = "raise",
         warm_start: bool = False,
         retry: Sequence[str | Solver] | None = None,
@@ -65,6 +68,8 @@ class FFOLayer(LayerBase):
             solver_args=dict(solver_args or {}),
             backward=backward,
             delta=delta,
+            backward_eps=backward_eps,
+            backward_solver=backward_solver,
             on_fail=on_fail,
             warm_start=warm_start,
             retry=retry,
