@@ -318,6 +318,8 @@ class _Call:
     def _perturbed(self, problem: Problem) -> Problem:
         """Every sample `draws` times, the right-hand sides of its inequalities perturbed."""
         smoothing, source = self.layer.runner.options.smoothing, self.layer._random
+        if not problem.inequalities:
+            raise InputError("smoothing perturbs the inequalities, of which this problem has none: omit smoothing=")
         assert smoothing is not None
         assert source is not None
         shift = source.uniform(-smoothing.radius, smoothing.radius, (problem.batch * self.draws, problem.inequalities))
