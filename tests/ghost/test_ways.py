@@ -120,6 +120,54 @@ def test_ghosts_of_a_batch_are_solved_together() -> None:
     assert len(asked) <= 3
 
 
+@pytest.mark.parametrize(("cone", "case"), FACES, ids=[f"{n} {c}" for n, c in FACES])
+def test_a_single_re_solve_is_as_accurate_as_its_eps(cone: str, case: str) -> None:
+    """Algorithm 1 and nothing else: one call of the solver, at the solver's own answer, to the accuracy asked for."""
+    known = known_program(beside(cone, case), 10, batch=2)
+    answer = get_solver("CLARABEL", {"eps": 1e-10}).solve(known.program)
+    loss = Loss.random(known.program)
+    expected, _ = gradient(known, Direct(), loss)
+    asked = []
+
+    def solve(program: ConeProgram) -> Solution:
+        asked.append(program.batch)
+        return get_solver("SCS", {"eps": 1e-7}).solve(program)
+
+    derivative = linearize(known.program, answer, Resolve(solve, eps=1e-7))
+    np.testing.assert_array_equal(derivative.x, answer.x)
+    found, residual = derivative.adjoint(*loss.parts)
+    assert asked == [2]
+    assert gradient_error(Entries.of_gradient(found, known.program), expected) <= 1e-3
+    assert 0 < residual.max() <= 1e-4
+
+
+def test_a_single_re_solve_has_the_solvers_error_and_further_ones_remove_it() -> None:
+    known = known_program(MIXED, 40, seed=2)
+    loss, noise = Loss.random(known.program), np.random.default_rng(0)
+    expected, _ = gradient(known, Direct(), loss)
+
+    def error(noisy: float, eps: float | None) -> float:
+        def solve(program: ConeProgram) -> Solution:
+            answer = get_solver("CLARABEL", {"eps": 1e-12}).solve(program)
+            x, y = (v + noisy * np.abs(v).max() * noise.normal(size=v.shape) for v in (answer.x, answer.y))
+            return replace(answer, x=x, y=y)
+
+        return gradient_error(gradient(known, Resolve(solve, eps=eps), loss)[0], expected)
+
+    for eps in (1e-3, 1e-5, 1e-7):
+        assert 0.1 * eps <= error(eps, eps) <= 100 * eps
+        assert error(eps, None) <= max(1e-4 * eps, 1e-10)
+
+
+@pytest.mark.parametrize("good", [False, True], ids=["rough", "exact"])
+def test_a_single_re_solve_is_called_good_only_at_an_accurate_answer(good: bool) -> None:
+    known = known_program(beside("soc3", "boundary"), 10)
+    answer = known.solution if good else get_solver("SCS", {"eps": 1e-6}).solve(known.program)
+    derivative = linearize(known.program, answer, Resolve(black_box, eps=1e-8))
+    _, residual = derivative.adjoint(*Loss.random(known.program).parts)
+    assert bool(derivative.certificate.after_backward(residual, derivative.dependent).good.all()) == good
+
+
 @pytest.mark.parametrize("case", [("exp", "surface"), ("soc3", "boundary"), ("psd3", "rank 1")], ids=" ".join)
 def test_differences_of_the_original_are_not_called_good(case: tuple[str, str]) -> None:
     """Their errors are truncation and the solver's noise, neither of which a residual shows."""
@@ -161,7 +209,7 @@ def test_iterative_stops_at_max_iters() -> None:
     assert (residual <= 1.0).all()
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("name", [*WAYS, "one re-solve"])
 def test_nothing_is_factorized(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither numerically nor symbolically, and no memory is allocated for it."""
 
@@ -171,7 +219,8 @@ def test_nothing_is_factorized(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(kkt, "symbolic", refuse)
     monkeypatch.setattr(kkt, "_ordering", refuse)
     known = known_program([*beside("soc3", "boundary"), ("psd2", "rank 1")], 17)
-    derivative = linearize(known.program, known.solution, WAYS[name][0])
+    way = WAYS[name][0] if name in WAYS else Resolve(black_box, eps=1e-8)
+    derivative = linearize(known.program, known.solution, way)
     derivative.adjoint(*Loss.random(known.program).parts)
     _, _, Lx, Dinv, _ = derivative.state.factors
     assert Lx.size == Dinv.size == 0

@@ -9,8 +9,8 @@ import torch
 import zoo
 from layers import loss_of, make_layer, tensors
 
-from ffo.errors import InfeasibleError
-from ffo.torch import FFOLayer, Smoothing
+from ffo.errors import InfeasibleError, InputError
+from ffo.torch import FFOFunctionLayer, FFOLayer, Smoothing
 
 A = 1.0  # the paper's a > 0
 
@@ -139,3 +139,34 @@ def test_smoothing_and_keys_together() -> None:
     layer(x, keys=["a", "b"])
     layer(x.flip(0), keys=["b", "a"])
     assert layer.info.warm_hits == 8
+
+
+def test_semidefinite_constraints_are_refused() -> None:
+    """Alone, and beside an inequality: its perturbation would leave the kinks of the matrix as they are."""
+    X, C = cp.Variable((2, 2), symmetric=True), cp.Parameter((2, 2))
+    for more in ([], [cp.trace(X) <= 1]):
+        problem = cp.Problem(cp.Minimize(cp.sum_squares(X - C)), [X >> 0, *more])
+        with pytest.raises(InputError, match="semidefinite constraints, whose kinks would remain"):
+            FFOLayer(problem, [C], [X], smoothing=0.1)(torch.eye(2))
+        FFOLayer(problem, [C], [X], smoothing=Smoothing(costs=0.1, draws=2))(torch.eye(2))
+
+
+def test_functions_without_inequalities_are_refused() -> None:
+    def objective(a: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (y - a).square().sum()
+
+    layer = FFOFunctionLayer(objective, None, lambda a, y: y.sum() - 1, shape=2, dims=(1,), smoothing=0.1)
+    with pytest.raises(InputError, match="of which this problem has none"):
+        layer(torch.ones(2))
+
+
+def test_rows_are_not_normalised() -> None:
+    """A constraint written ten times larger is perturbed ten times less, as documented."""
+    y, x = cp.Variable(), cp.Parameter()
+    at = torch.tensor(1.0, dtype=torch.float64)
+    spread = []
+    for factor in (1.0, 10.0):
+        problem = cp.Problem(cp.Minimize(0.5 * cp.square(y - 2.0)), [factor * y <= factor * x])
+        layer = FFOLayer(problem, [x], [y], smoothing=Smoothing(0.5, draws=64, average=False))
+        spread.append(float(layer(at)[0].std()))
+    assert spread[0] == pytest.approx(10 * spread[1], rel=1e-6)

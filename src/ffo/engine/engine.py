@@ -83,7 +83,7 @@ class Engine:
             self._configured(named, settings)
         elif named is not None:
             get_solver(named, settings)
-        for other in options.retry or ():
+        for other in (*(options.retry or ()), *filter(None, [options.backward_solver])):
             get_solver(other)
 
     def __getstate__(self) -> dict[str, object]:
@@ -129,7 +129,15 @@ class Engine:
             return _DIRECT
         if choice == "iterative":
             return Iterative()
-        return Resolve(find_solver().solve, delta=self.options.delta)
+        eps = self.options.backward_eps
+        return Resolve(self._backward_solver(find_solver()).solve, delta=self.options.delta, eps=eps)
+
+    def _backward_solver(self, forward: Solver) -> Solver:
+        """The solver of re-solves: by default that of the forward pass, with its accuracy."""
+        named, eps = self.options.backward_solver, self.options.backward_eps or forward.eps
+        if isinstance(named, str):
+            return self._configured(named, {"eps": eps})
+        return (named or forward).at(self.options.backward_eps)
 
     def run(
         self,

@@ -22,7 +22,11 @@ class Smoothing:
 
     Right-hand sides of inequalities (and radii of second-order cones) are perturbed by independent
     U(-radius, radius) draws; outputs and gradients are means over `draws` perturbed problems. The
-    derivative of that mean exists even where the solution itself has a kink.
+    derivative of that mean exists even where the solution itself has a kink. Semidefinite constraints cannot be
+    perturbed this way: a radius is refused where there are any, and where there are neither inequalities nor norms.
+
+    Rows are not normalised: every right-hand side, as it is written, moves by up to `radius`. The same constraint
+    multiplied by ten is therefore perturbed ten times less. Scale rows to unit norm if they should move alike.
 
     The solution of a linear program jumps as its costs change, and no derivative of a vertex sees the jumps.
     With `costs`, the linear term is perturbed too, by normal draws, and the derivative with respect to it is
@@ -110,13 +114,16 @@ OnFail = Literal["raise", "nan", "relax"] | Relax
 class Options:
     """How to solve, how to differentiate, and what to do if either fails.
 
-    `time_limit`: seconds for a call; `verbose`: a number counts as its sign, as qpth's -1 for silence does.
+    `backward_eps` and `backward_solver`: of the re-solves of `backward="resolve"`; `time_limit`: seconds for a call;
+    `verbose`: a number counts as its sign, as qpth's -1 for silence does.
     """
 
     solver: str | Solver | None = None
     solver_args: Mapping[str, Any] = field(default_factory=dict)
     backward: str | Way = "auto"
     delta: float | None = None
+    backward_eps: float | None = None
+    backward_solver: Any = None
     on_fail: OnFail = "raise"
     warm_start: bool = False
     retry: Sequence[str | Solver] | None = None
@@ -134,6 +141,11 @@ class Options:
             raise InputError(f"on_fail must be 'raise', 'nan', 'relax' or a Relax object, not {self.on_fail!r}")
         if self.delta is not None and not self.delta > 0:
             raise InputError(f"delta must be positive, not {self.delta!r}")
+        if self.backward_eps is not None and not 0 < self.backward_eps < np.inf:
+            raise InputError(f"backward_eps must be positive and finite, not {self.backward_eps!r}")
+        for name in ("backward_eps", "backward_solver"):
+            if getattr(self, name) is not None and self.backward != "resolve":
+                raise InputError(f"{name} is for backward='resolve': other ways call no solver in the backward pass")
         if self.time_limit is not None and not (isinstance(self.time_limit, (int, float)) and self.time_limit > 0):
             raise InputError(f"time_limit must be a positive number of seconds, not {self.time_limit!r}")
         if isinstance(self.retry, str):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ffo.cones.nonneg import Nonneg
+from ffo.cones.psd import PSD
 from ffo.cones.soc import SecondOrder
 from ffo.engine.options import Smoothing
 from ffo.errors import InputError
@@ -30,17 +31,29 @@ class Sampler:
         repeated = program.repeat(self.smoothing.draws)
         rows = perturbed_rows(program)
         radius, costs = self.smoothing.radius, self.smoothing.costs
-        if radius and not len(rows):
-            raise InputError(
-                "smoothing perturbs the right-hand sides of inequalities and the radii of norms; this problem has "
-                "neither: omit smoothing=, or perturb the costs with Smoothing(costs=...)"
-            )
+        if radius:
+            refuse_what_it_cannot_smooth(program, rows)
         b = repeated.b.copy()
         b[:, rows] += self._random.uniform(-radius, radius, size=(len(b), len(rows)))
         if not costs:
             return repeated.with_vectors(b=b), None
         noise = self._random.normal(size=repeated.q.shape)
         return repeated.with_vectors(q=repeated.q + costs * noise, b=b), noise / costs
+
+
+def refuse_what_it_cannot_smooth(program: ConeProgram, rows: Array) -> None:
+    """Raise if a perturbation of these rows would leave kinks as they are, or has nothing to act on."""
+    if PSD in program.cones.kinds:
+        raise InputError(
+            "smoothing perturbs the right-hand sides of inequalities and the radii of norms; this problem has "
+            "semidefinite constraints, whose kinks would remain: omit smoothing=, or perturb the costs with "
+            "Smoothing(costs=...)"
+        )
+    if not len(rows):
+        raise InputError(
+            "smoothing perturbs the right-hand sides of inequalities and the radii of norms; this problem has "
+            "neither: omit smoothing=, or perturb the costs with Smoothing(costs=...)"
+        )
 
 
 def centred(values: Array, draws: int) -> Array:

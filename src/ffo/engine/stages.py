@@ -15,6 +15,7 @@ from ffo.errors import SOLVED, Status
 from ffo.ghost.direct import Direct, from_nothing
 from ffo.ghost.oracle import Linearization, Way
 from ffo.kernels.deadline import current, expired
+from ffo.kernels.point import VANISHING
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.convexity import NOT_CONVEX
 from ffo.program.presolve import Triple
@@ -280,13 +281,17 @@ def _verify(batch: Batch, samples: Array, answer: Solution, solver: Solver, way:
     If Newton's method does not converge, the solver's own point is kept if it holds to its tolerance; the certificate
     says so. The residual of an answer may be the square root of the tolerance (a slack and a multiplier of that size:
     solvers measure their product). An answer with a larger residual is rejected, even if Newton's method converges from
-    it.
+    it. Where the way does not polish, the point keeps the solver's errors, which may be larger by 1 / VANISHING in the
+    units of small rows.
     """
     found = batch.linearized(samples, answer, way)
     natural, start = found.certificate.natural_residual, found.start_residual
-    good = (natural <= tolerance) & (start <= math.sqrt(tolerance))
-    if way.polishes and np.count_nonzero(coarse := good & (natural > ACCEPT)):
-        good[coarse] = _rows_hold(found.x[coarse], batch.part(samples[coarse]))
+    if way.polishes:
+        good = (natural <= tolerance) & (start <= math.sqrt(tolerance))
+        if np.count_nonzero(coarse := good & (natural > ACCEPT)):
+            good[coarse] = _rows_hold(found.x[coarse], batch.part(samples[coarse]))
+    else:
+        good = (natural <= min(tolerance / VANISHING, FAR)) & (start <= tolerance)
     done = _accept(batch, samples, found, good)
     if np.count_nonzero(done) < len(done):
         done |= batch.proven[samples]

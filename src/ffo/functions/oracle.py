@@ -12,17 +12,55 @@ of O(d^2). With exact Hessian products the difference is a derivative, grad_thet
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
 from ffo.functions.active import generator, largest
 from ffo.functions.ghost import GhostStep, GhostSystem
+from ffo.functions.polish import Polished, certificate
 from ffo.functions.problem import Problem, Tensor, pull
 from ffo.functions.products import SHORTER, difference_step
+from ffo.ghost.certificate import Certificate
 
 #: derivative of dependent rows with respect to a parameter, relative to its terms, that counts as rounding
 TURNED = 1e-6
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """Gradients in theta and weights, None where not wanted; and (batch,) evidence about them: the relative residual of
+    the ghost solve, whether negative curvature was found, whether parameters turn dependent constraints."""
+
+    gradients: list[Tensor | None]
+    residual: Tensor
+    indefinite: Tensor
+    dependent: Tensor
+
+
+class SolvedGhost(Protocol):
+    """The ghost problems of solved samples, ready for loss gradients."""
+
+    def certificate(self, polished: Polished) -> Certificate: ...
+
+    def pull(self, c: Tensor, wanted: Sequence[bool], delta: float | None) -> Pulled: ...
+
+
+@dataclass(frozen=True)
+class LinearGhost:
+    """The ghost as a linear system, solved by projected conjugate gradients."""
+
+    system: GhostSystem
+
+    def certificate(self, polished: Polished) -> Certificate:
+        return certificate(polished, self.system)
+
+    def pull(self, c: Tensor, wanted: Sequence[bool], delta: float | None) -> Pulled:
+        """Gradients for loss gradients c (batch, n)."""
+        step = self.system.solve(-c)
+        found = hypergradient(self.system, step, wanted, delta)
+        return Pulled(found, step.residual, step.indefinite, turns_dependent_rows(self.system, step, wanted))
 
 
 class Leaves:

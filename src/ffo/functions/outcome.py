@@ -8,7 +8,7 @@ points that need it get Newton steps. A sample has failed unless the optimality 
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,9 +26,10 @@ from ffo.functions.augmented import Answer
 from ffo.functions.feasibility import infeasible
 from ffo.functions.ghost import GhostSystem, Local
 from ffo.functions.multipliers import recover
-from ffo.functions.oracle import hypergradient, turns_dependent_rows
-from ffo.functions.polish import Polished, certificate, polish
+from ffo.functions.oracle import LinearGhost, SolvedGhost
+from ffo.functions.polish import Polished, polish
 from ffo.functions.problem import Problem, Tensor
+from ffo.functions.resolve import ACCURACY, ResolvedGhost
 from ffo.functions.solvers import FunctionSolver, choose, get_solver
 from ffo.ghost.certificate import Certificate
 from ffo.kernels.deadline import Deadline, expired
@@ -48,14 +49,14 @@ FAR = 1e8
 class FunctionOutcome:
     """A solved batch: y (batch, n), NaN where a sample failed, and its derivative if requested.
 
-    `solved` are the numbers of solved samples; `system` is their ghost system.
+    `solved` are the numbers of solved samples; `ghost` are their ghost problems.
     """
 
     problem: Problem
     y: Tensor
     info: Info
     solved: Tensor
-    system: GhostSystem | None
+    ghost: SolvedGhost | None
 
     def adjoint(self, c: Tensor, wanted: Sequence[bool], delta: float | None, use: Tensor) -> list[Tensor | None]:
         """Loss gradients (batch, n) -> gradients in theta and weights; samples outside `use` (batch,) add zero."""
@@ -65,10 +66,10 @@ class FunctionOutcome:
             torch.zeros_like(t) if w else None
             for t, w in zip([*problem.theta, *problem.weights.values()], wanted, strict=True)
         ]
-        if self.system is not None:
+        if self.ghost is not None:
             kept = torch.where(use[self.solved].unsqueeze(1), c[self.solved], 0.0)
-            step = self.system.solve(-kept)
-            for k, part in enumerate(hypergradient(self.system, step, wanted, delta)):
+            pulled = self.ghost.pull(kept, wanted, delta)
+            for k, part in enumerate(pulled.gradients):
                 if part is None:
                     continue
                 whole = total[k]
@@ -78,9 +79,9 @@ class FunctionOutcome:
                 else:
                     whole += part
             residual, indefinite = torch.full_like(self.y[:, 0], torch.nan), torch.zeros_like(use)
-            residual[self.solved], indefinite[self.solved] = step.residual, step.indefinite
+            residual[self.solved], indefinite[self.solved] = pulled.residual, pulled.indefinite
             dependent = torch.zeros_like(use)
-            dependent[self.solved] = turns_dependent_rows(self.system, step, wanted)
+            dependent[self.solved] = pulled.dependent
             given = self.info.certificate
             assert given is not None
             self.info.certificate = replace(given, indefinite=given.indefinite | indefinite.cpu().numpy())
@@ -102,6 +103,24 @@ class Runner:
             get_solver(self.options.solver, self.options.solver_args)
         for other in self.options.retry or ():
             get_solver(other, {})
+        self._named_solver(self.options.backward_solver or self.options.solver)
+
+    def _named_solver(self, named: Any) -> FunctionSolver | None:
+        """The solver of re-solves, if it is named: with the settings of the forward one if it is the same."""
+        if named is None:
+            return None
+        eps = self.options.backward_eps
+        settings = dict(self.options.solver_args) if self.options.backward_solver is None else {}
+        return get_solver(named, settings if eps is None else {**settings, "eps": eps})
+
+    def ghost(self, local: Local) -> SolvedGhost:
+        """The ghost problems at solutions, by the way that the options name."""
+        if self.options.backward != "resolve":
+            return LinearGhost(GhostSystem(local))
+        named = self.options.backward_solver or self.options.solver
+        solver = self._named_solver(named or choose(local.problem, local.y, local.active.held.shape[1]))
+        assert solver is not None
+        return ResolvedGhost(local, solver, self.options.backward_eps or ACCURACY)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"options": self.options, "exact": self.exact}
@@ -125,7 +144,7 @@ class Runner:
         with nullcontext() if limit is None else Deadline(limit):
             run.reject()
             constraints = run.points.multipliers.shape[1]
-            if keys is not None:
+            if keys is not None and run.polishes:
                 run.from_memory(*self._memory.recall(keys, y.shape[1], constraints))
             named = self.options.solver if self.options.solver is not None else choose(problem, y, constraints)
             run.solve(get_solver(named, {**self.options.solver_args, **(overrides or {})}), derivative)
@@ -134,7 +153,7 @@ class Runner:
             if expired():
                 run.out_of_time()
         run.raise_failures(copies)
-        outcome = run.outcome(derivative)
+        outcome = run.outcome(self.ghost if derivative else None)
         if keys is not None:
             good = outcome.solved.cpu().numpy()
             y_np, m_np = (v[outcome.solved].cpu().numpy() for v in (run.points.y, run.points.multipliers))
@@ -156,6 +175,11 @@ class _FunctionRun:
         self.detail: dict[int, str] = {}
         self.hits = 0
         self.times = Times()
+
+    @property
+    def polishes(self) -> bool:
+        """Whether Newton's method may be used: re-solves take the solver's answers as they are."""
+        return self.options.backward != "resolve"
 
     def reject(self) -> None:
         """Set aside samples whose parameters, or functions at the starting point, are not finite."""
@@ -235,7 +259,7 @@ class _FunctionRun:
         points = Polished.unknown(y, local.active.multipliers)
         points.natural, points.last = local.natural.clone(), local
         rough = ~(local.natural <= SOLVED)
-        todo = (rough | derivative).nonzero().squeeze(1)
+        todo = ((rough | derivative) & self.polishes).nonzero().squeeze(1)
         if len(todo):
             better = polish(problem.take(todo), y[todo], local.active.multipliers[todo], self.exact)
             points.put(todo, better, torch.arange(len(todo), device=todo.device))
@@ -259,25 +283,25 @@ class _FunctionRun:
         same = sorted({k // copies for k in failed if self.status[k] is status})
         raise solver_error(status, same, self.answered[first] or "FFOFunctionLayer", self.detail.get(first, ""))
 
-    def outcome(self, derivative: bool) -> FunctionOutcome:
-        """The results; NaN where samples failed."""
+    def outcome(self, ghost_at: Callable[[Local], SolvedGhost] | None) -> FunctionOutcome:
+        """The results; NaN where samples failed. `ghost_at` makes ghost problems, if a derivative is wanted."""
         began = time.perf_counter()
         status = [s if s is not None else Status.NUMERICAL for s in self.status]
         ok = torch.tensor([s.ok for s in status], device=self.start.device)
         solved = ok.nonzero().squeeze(1)
         points = self.points
         y = torch.where(ok.unsqueeze(1), points.y, torch.nan)
-        system, evidence = None, None
-        if derivative:
+        ghost, evidence = None, None
+        if ghost_at is not None:
             evidence = Certificate.unsolved(self.problem.batch)
             if len(solved):
                 problem = self.problem.take(solved)
                 local = points.last if len(solved) == self.problem.batch else None
                 local = local or Local(problem, points.y[solved], points.multipliers[solved], self.exact)
-                system = GhostSystem(local)
+                ghost = ghost_at(local)
                 mine = Polished.unknown(points.y[solved], points.multipliers[solved])
                 mine.put(torch.arange(len(solved), device=solved.device), points, solved)
-                found = certificate(mine, system)
+                found = ghost.certificate(mine)
                 for name, values in vars(found).items():
                     getattr(evidence, name)[solved.cpu().numpy()] = values
         info = Info(
@@ -292,7 +316,7 @@ class _FunctionRun:
             times=replace(self.times, polish=self.times.polish + time.perf_counter() - began),
             detail=self.detail,
         )
-        return FunctionOutcome(self.problem, y, info, solved, system)
+        return FunctionOutcome(self.problem, y, info, solved, ghost)
 
 
 def _retriable(status: Status) -> bool:

@@ -77,7 +77,7 @@ class Functions:
             return y.new_zeros(len(y), 0)
 
         def one(*arguments: Tensor) -> Tensor:
-            return _checked(function(*arguments), which)
+            return checked(function(*arguments), which)
 
         arguments, batched = (*theta, y), (*batched, True)
         if len(y) > 1 and self.mapped:
@@ -116,7 +116,8 @@ class Functions:
         return torch.func.functional_call(self.holder, dict(weights), (function, *arguments))
 
 
-def _checked(value: Any, which: int) -> Tensor:
+def checked(value: Any, which: int) -> Tensor:
+    """What function number `which` returned, in double precision: one number, or a vector of constraints."""
     name = NAMES[which]
     if not isinstance(value, torch.Tensor):
         raise InputError(f"{name} must return a tensor, not {type(value).__name__}; torch.stack joins several")

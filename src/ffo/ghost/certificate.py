@@ -183,8 +183,9 @@ class Certificate:
             )
         if self.ghost_residual[k] > RESIDUAL and not (self.ambiguous[k] or self.dependent[k]):
             found.append(
-                "the ghost system is inconsistent or nearly singular: the solution is not unique, and the "
-                "gradient is a least-squares one (a small quadratic term makes the solution unique)"
+                "the ghost was not solved accurately: the solution is not unique, or nearly so, and the gradient is a "
+                "least-squares one (a small quadratic term makes the solution unique); or a re-solve was asked for "
+                "with a large backward_eps or delta"
             )
         if self.irregular[k]:
             found.append(

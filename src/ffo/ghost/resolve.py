@@ -6,7 +6,9 @@ the solver: rows with curvature become a slack e with cost e^2/2,
     minimize  1/2 u'Pu - r_x'u + 1/2 e'e   subject to  TA u - C k - sqrt(delta) e = T r_s,
 
 whose multipliers are t. The ghost is linear in the perturbation, so there is no truncation error and
-the step `delta` only has to be well above the solver's tolerance.
+the step `delta` only has to be well above the solver's tolerance. The problems of a batch are solved together. Without
+`eps`, solutions are polished first, and ghosts are solved again for what is left, down to rounding. With `eps`, nothing
+is done but Algorithm 1: the ghost at the solver's own answer is solved once, to this accuracy.
 
 `target="original"` perturbs the problem itself, q - delta r_x and b + delta r_s, and takes central
 differences of its solutions: for solvers that return nothing but a solution. Its step balances truncation
@@ -28,7 +30,7 @@ from ffo.cones.zero import Zero
 from ffo.errors import Status
 from ffo.ghost.direct import POLISHING, Compiled, newton
 from ffo.ghost.iterative import Iterative
-from ffo.ghost.oracle import Sensitivity, Way
+from ffo.ghost.oracle import NullVectors, Sensitivity, Way
 from ffo.kernels.batch import State
 from ffo.kernels.kkt import KI, KP, part
 from ffo.kernels.point import WEAK
@@ -59,17 +61,19 @@ class Resolve(Way):
         delta: size of the perturbation, as in the paper; None chooses it: for the ghost the
             perturbation is scaled to unit size, for the original problem to `accuracy` ** (1/3).
         accuracy: relative error to expect of a solution x of the black box.
+        eps: accuracy of a single re-solve of the ghost; None: as accurate as possible, by further re-solves.
     """
 
     solve: BlackBox
     target: Literal["ghost", "original"] = "ghost"
     delta: float | None = None
     accuracy: float = 1e-8
+    eps: float | None = None
 
     @property
     def polishes(self) -> bool:
-        """No for the original problem: its differences use the solver's answers as they are."""
-        return self.target == "ghost"
+        """No for the original problem, and for a single re-solve: they use the solver's answers as they are."""
+        return self.target == "ghost" and self.eps is None
 
     def linearize(self, program: ConeProgram, solution: Solution) -> Resolving:
         full = Iterative().full(program)
@@ -85,9 +89,10 @@ class Resolve(Way):
             unsettled=np.zeros(program.batch, dtype=bool),
             margin_ratio=np.sqrt(residual) / np.maximum(margin, 1e-300),
             weakly_active=margin <= WEAK,
-            error=np.cbrt(residual),
+            error=np.sqrt(residual) if self.target == "ghost" else np.cbrt(residual),
         )
-        return OriginalResolved(**{**vars(found), "certificate": certificate}, way=self)
+        kind = GhostResolvedOnce if self.target == "ghost" else OriginalResolved
+        return kind(**{**vars(found), "certificate": certificate}, way=self)
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,12 @@ class Resolving(Compiled):
 
 class GhostResolved(Resolving):
     def _resolve(self, samples: Array, r_x: Array, r_s: Array) -> Sensitivity:
+        u, w, left_x, left_s, residual = self._solved(samples, r_x, r_s)
+        error = self._error(samples, u, w, left_x, left_s, residual)
+        return self.with_evidence(samples, r_x, r_s, u, w, np.fmax(residual, error))
+
+    def _solved(self, samples: Array, r_x: Array, r_s: Array) -> tuple[Array, Array, Array, Array, Array]:
+        """u and w of some samples, what is left of both right-hand sides, and their relative residuals."""
         n, m, aux = self.program.n, self.program.m, self.state.structure.aux
         r_t = self.plan.onto_face(self.state, samples, r_s)
         rhs = np.concatenate([r_x, r_t, np.zeros((len(samples), aux))], axis=1)
@@ -113,8 +124,7 @@ class GhostResolved(Resolving):
         (u, w), (left_x, left_s) = (
             (v[:, :n], self.plan.from_face(self.state, samples, v[:, n : n + m])) for v in (z, left)
         )
-        error = self._error(samples, u, w, left_x, left_s, residual)
-        return self.with_evidence(samples, r_x, r_s, u, w, np.fmax(residual, error))
+        return u, w, left_x, left_s, residual
 
     def _error(self, samples: Array, u: Array, w: Array, left_x: Array, left_s: Array, residual: Array) -> Array:
         """(samples,) relative errors, estimated by solving for the remaining residual with MINRES.
@@ -132,6 +142,24 @@ class GhostResolved(Resolving):
     @cached_property
     def _problems(self) -> GhostProblems:
         return GhostProblems(self.state)
+
+
+class GhostResolvedOnce(GhostResolved):
+    """One re-solve at the solver's own answer. Evidence that takes further solves (by MINRES) is looked for only where
+    the gradient could be called good."""
+
+    def _resolve(self, samples: Array, r_x: Array, r_s: Array) -> Sensitivity:
+        if self.certificate.good[samples].any():
+            return super()._resolve(samples, r_x, r_s)
+        u, w, _, _, residual = self._solved(samples, r_x, r_s)
+        nothing = np.zeros((len(samples), 4), dtype=bool)
+        return Sensitivity(u, w, residual, self.certificate.weakly_active[samples], nothing)
+
+    @cached_property
+    def null(self) -> NullVectors:
+        if self.certificate.good.any():
+            return super().null
+        return NullVectors(np.zeros(0, dtype=int), self.x[:0], self.y[:0])
 
 
 class GhostProblems:
@@ -175,7 +203,7 @@ class GhostProblems:
         z, left, unit = np.zeros_like(rhs), rhs.copy(), self.unit[samples]
         todo, size = np.flatnonzero(rhs.any(axis=1)), np.linalg.norm(rhs * unit, axis=1)
         residual = np.where(rhs.any(axis=1), np.inf, 0.0)
-        for turn in range(RESOLVES):
+        for turn in range(RESOLVES if way.eps is None else 1):
             if not len(todo):
                 break
             largest = np.maximum(np.abs(left[todo]).max(axis=1, keepdims=True), 1e-300)

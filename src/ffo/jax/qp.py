@@ -28,8 +28,8 @@ class FFOQPLayer(LayerBase):
 
     Args:
         duals: whether to return a `QPSolution` instead of z alone; multipliers are differentiable.
-        solver, solver_args, backward, delta, on_fail, warm_start, retry, smoothing, verbose, time_limit: as in
-            `FFOLayer`.
+        solver, solver_args, backward, delta, backward_eps, backward_solver, on_fail, warm_start, retry, smoothing,
+            verbose, time_limit: as in `FFOLayer`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -47,6 +47,8 @@ class FFOQPLayer(LayerBase):
         solver_args: Mapping[str, Any] | None = None,
         backward: str | Way = "auto",
         delta: float | None = None,
+        backward_eps: float | None = None,
+        backward_solver: str | Solver | None = None,
         on_fail: OnFail = "raise",
         warm_start: bool = False,
         retry: Sequence[str | Solver] | None = None,
@@ -59,6 +61,8 @@ class FFOQPLayer(LayerBase):
             solver_args=dict(solver_args or {}),
             backward=backward,
             delta=delta,
+            backward_eps=backward_eps,
+            backward_solver=backward_solver,
             on_fail=on_fail,
             warm_start=warm_start,
             retry=retry,

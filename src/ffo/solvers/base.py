@@ -71,6 +71,8 @@ class Solver(ABC):
     open_settings: ClassVar[bool] = False
     #: measured residual below which an answer counts as solved, however small eps is
     residual_floor: ClassVar[float] = 1e-5
+    #: smallest accuracy that the solver accepts
+    tightest: ClassVar[float] = 0.0
 
     def __init__(self, settings: Mapping[str, Any] | None = None, *, verbose: bool = False) -> None:
         self.require()
@@ -109,6 +111,15 @@ class Solver(ABC):
     @abstractmethod
     def workspace(self, program: ConeProgram) -> Workspace:
         """Set the solver up for a program."""
+
+    def at(self, eps: float | None) -> Self:
+        """This solver with another accuracy; None: with its own."""
+        if eps is None or eps == self.eps:
+            return self
+        other = copy.copy(self)
+        other.settings = {**self.settings, **dict.fromkeys(self.tolerances, max(eps, self.tightest))}
+        other.eps = eps
+        return other
 
     def in_time(self, deadline: Deadline | None) -> Self:
         """This solver, limited to the remaining time of the call if it supports a limit."""

@@ -49,15 +49,16 @@ class DAQPSolver(Solver):
         rel_subopt abs_subopt sing_tol refactor_tol time_limit eq_reduction""".split()
     )
     tolerances = ("primal_tol",)
+    #: not an accuracy (the method is exact) but the violation at which it pivots; below 1e-6 it cycles, or calls
+    #: feasible problems infeasible, if P is singular or rows are repeated
+    tightest = PIVOT
     iteration_limit = "iter_limit"
     time_limit = "time_limit"
 
     def __init__(self, settings: Mapping[str, Any] | None = None, *, verbose: bool = False) -> None:
         super().__init__(settings, verbose=verbose)
         if "primal_tol" not in (settings or {}):
-            # Not an accuracy (the method is exact) but the violation at which it pivots. Below 1e-6 it cycles,
-            # or calls feasible problems infeasible, if P is singular or rows are repeated.
-            self.settings["primal_tol"] = max(self.eps, PIVOT)
+            self.settings["primal_tol"] = max(self.eps, self.tightest)
 
     def workspace(self, program: ConeProgram) -> Workspace:
         return _DAQPWorkspace(self, program)

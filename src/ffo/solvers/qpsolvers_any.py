@@ -118,10 +118,11 @@ class QpsolversSolver(Solver):
         self.defaults = _DEFAULTS.get(self.inner, {})  # type: ignore[misc]
         if self.inner == "ecos":  # it takes quadratic objectives as second-order cones, which costs half of the digits
             self.residual_floor = 1e-4  # type: ignore[misc]
+        self.tightest = _TIGHTEST.get(self.inner, 0.0)  # type: ignore[misc]
         super().__init__(settings, verbose=verbose)
         for word in self.tolerances:
             if self.settings[word] == self.eps:  # set here, not by the user
-                self.settings[word] = max(self.eps, _TIGHTEST.get(self.inner, 0.0))
+                self.settings[word] = max(self.eps, self.tightest)
 
     def check(self, program: ConeProgram) -> None:
         super().check(program)

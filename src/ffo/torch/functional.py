@@ -22,7 +22,7 @@ from ffo.torch.function import Once, check_kinds, inside_transform, kinds_of
 Tensor = torch.Tensor
 Function = Callable[..., Tensor]
 
-HVP = ("difference", "autograd")
+HVP, BACKWARDS = ("difference", "autograd"), ("auto", "resolve")
 _UNKNOWN = (
     "the functions use a tensor that requires gradients and is not known to the layer{shape}: pass it as theta, "
     "or give its module in modules=, or detach it"
@@ -59,6 +59,10 @@ class FFOFunctionLayer(torch.nn.Module):
         hvp: products with the Hessian of the Lagrangian: "difference" of gradients, or "autograd", exact by
             a second backward pass.
         delta: the perturbation of the paper's finite difference; None chooses it from the scales of the problem.
+        backward: "auto": the ghost as a linear system, by projected conjugate gradients; "resolve": the paper's
+            Algorithm 1 taken literally: the perturbed ghost is passed to the solver, and the difference is one-sided,
+            with an error of O(delta). Answers are then not polished.
+        backward_eps, backward_solver: accuracy and solver of the re-solves of "resolve".
         on_fail, warm_start, retry, smoothing: as in `FFOLayer` (smoothing perturbs inequalities only).
         time_limit: as in `FFOLayer`; a solver function of yours is stopped when it next evaluates the objective.
 
@@ -88,6 +92,9 @@ class FFOFunctionLayer(torch.nn.Module):
         solver_args: Mapping[str, Any] | None = None,
         hvp: Literal["difference", "autograd"] = "difference",
         delta: float | None = None,
+        backward: Literal["auto", "resolve"] = "auto",
+        backward_eps: float | None = None,
+        backward_solver: str | FunctionSolver | Callable[..., Any] | None = None,
         on_fail: Literal["raise", "nan"] = "raise",
         warm_start: bool = False,
         retry: Sequence[Any] = (),
@@ -98,7 +105,10 @@ class FFOFunctionLayer(torch.nn.Module):
         options = Options(
             solver=solver,  # type: ignore[arg-type]
             solver_args=dict(solver_args or {}),
+            backward=backward,
             delta=delta,
+            backward_eps=backward_eps,
+            backward_solver=backward_solver,
             on_fail=on_fail,
             warm_start=warm_start,
             retry=tuple(retry) if not isinstance(retry, str) else retry,
@@ -107,6 +117,8 @@ class FFOFunctionLayer(torch.nn.Module):
         )
         if options.relax is not None:
             raise InputError("on_fail='relax' is for convex problems: add slack to the functions instead")
+        if backward not in BACKWARDS:
+            raise InputError(f"backward must be one of {', '.join(BACKWARDS)}, not {backward!r}")
         if hvp not in HVP:
             raise InputError(f"hvp must be one of {', '.join(HVP)}, not {hvp!r}")
         if options.smoothing is not None and options.smoothing.costs:
@@ -306,6 +318,8 @@ class _Call:
     def _perturbed(self, problem: Problem) -> Problem:
         """Every sample `draws` times, the right-hand sides of its inequalities perturbed."""
         smoothing, source = self.layer.runner.options.smoothing, self.layer._random
+        if not problem.inequalities:
+            raise InputError("smoothing perturbs the inequalities, of which this problem has none: omit smoothing=")
         assert smoothing is not None
         assert source is not None
         shift = source.uniform(-smoothing.radius, smoothing.radius, (problem.batch * self.draws, problem.inequalities))

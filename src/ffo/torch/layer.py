@@ -50,6 +50,10 @@ class FFOLayer(OptimizationLayer):
             way object.
         delta: size of the perturbation in "resolve", as in the paper; None chooses it. The other
             ways solve the ghost exactly, whatever the perturbation.
+        backward_eps: accuracy of the re-solves of "resolve" alone. The ghost at the solver's own answer is then solved
+            once, to this accuracy: the paper's Algorithm 1, and nothing else. Without it, answers are polished, and
+            ghosts are solved again for what is left, down to rounding.
+        backward_solver: solver of the re-solves of "resolve"; by default that of the forward pass.
         on_fail: "raise" an `ffo.errors.SolverError`; "nan": a failed sample has NaN outputs and contributes no
             gradient; "relax", or an `ffo.torch.Relax` with constraints and weight: infeasible samples get the
             solution of the nearest feasible problem and its gradient, and the status RELAXED; other failures raise.
@@ -94,6 +98,8 @@ class FFOLayer(OptimizationLayer):
         *,
         backward: str | Way = "auto",
         delta: float | None = None,
+        backward_eps: float | None = None,
+        backward_solver: str | Solver | None = None,
         on_fail: OnFail = "raise",
         warm_start: bool = False,
         retry: Sequence[str | Solver] | None = None,
@@ -105,6 +111,8 @@ class FFOLayer(OptimizationLayer):
             solver_args=dict(solver_args or {}),
             backward=backward,
             delta=delta,
+            backward_eps=backward_eps,
+            backward_solver=backward_solver,
             on_fail=on_fail,
             warm_start=warm_start,
             retry=retry,

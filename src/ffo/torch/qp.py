@@ -33,9 +33,9 @@ class FFOQPLayer(OptimizationLayer):
     Args:
         duals: whether to return a `QPSolution` instead of z alone; multipliers are differentiable.
         reduction: "sum" or "mean", for gradients of blocks without a batch dimension.
-        solver, solver_args, backward, delta, on_fail, warm_start, retry, smoothing, verbose, time_limit: as in
-            `FFOLayer` (dense programs on a device take a bounded number of steps, which `time_limit` does not
-            interrupt).
+        solver, solver_args, backward, delta, backward_eps, backward_solver, on_fail, warm_start, retry, smoothing,
+            verbose, time_limit: as in `FFOLayer` (dense programs on a device take a bounded number of steps, which
+            `time_limit` does not interrupt).
         eps, maxIter, notImprovedLim, check_Q_spd: arguments of qpth's `QPFunction`. `eps` is the accuracy, as in
             `solver_args`. The others are ignored: iteration limits of another algorithm mean nothing here, and Q is
             always checked. qpth's `solver=QPSolvers.PDIPM_BATCHED` or `QPSolvers.CVXPY` means the default solver, and
@@ -58,6 +58,8 @@ class FFOQPLayer(OptimizationLayer):
         solver_args: Mapping[str, Any] | None = None,
         backward: str | Way = "auto",
         delta: float | None = None,
+        backward_eps: float | None = None,
+        backward_solver: str | Solver | None = None,
         on_fail: OnFail = "raise",
         warm_start: bool = False,
         retry: Sequence[str | Solver] | None = None,
@@ -76,6 +78,8 @@ class FFOQPLayer(OptimizationLayer):
             solver_args={**({} if eps is None else {"eps": eps}), **(solver_args or {})},
             backward=backward,
             delta=delta,
+            backward_eps=backward_eps,
+            backward_solver=backward_solver,
             on_fail=on_fail,
             warm_start=warm_start,
             retry=retry,
