@@ -17,6 +17,7 @@ from ffo.engine.engine import Engine
 from ffo.engine.info import Info
 from ffo.engine.outcome import Outcome, only
 from ffo.engine.smoothing import Sampler, centred
+from ffo.engine.start import Start
 from ffo.errors import GradientWarning, InputError
 from ffo.program.affine import DataGradient
 from ffo.program.canonical import CanonicalProblem
@@ -52,6 +53,7 @@ class LayerCall:
         sampler: draws of a smoothed layer.
         mean: whether gradients of shared parameters are means over the batch instead of sums.
         receive: takes the report on the call, to which derivatives add later.
+        start: the user's guess of each output, (batch, *shape) or None; an empty tuple: there is no guess.
     """
 
     engine: Engine
@@ -63,14 +65,15 @@ class LayerCall:
     sampler: Sampler | None
     mean: bool
     receive: Callable[[Info], None]
+    start: tuple[Array | None, ...] = ()
 
     def parameter_dims(self) -> list[int]:
         return [len(s) for s in self.canonical.shapes]
 
     def folded(self, samples: int, batched: Sequence[bool]) -> LayerCall:
         """The call with a mapped dimension of `samples` joined to the batch."""
-        if self.keys is not None:
-            raise InputError("keys= and warm_start= cannot be used under torch.func.vmap: pass a batch instead")
+        if self.keys is not None or self.start:
+            raise InputError("keys=, warm_start= and start= cannot be used under torch.func.vmap: pass a batch instead")
         self.check_foldable("torch.func.vmap")
         return replace(self, batched=tuple(batched), batch=samples * (self.batch or 1))
 
@@ -101,6 +104,7 @@ class LayerCall:
             open_sides=self.canonical.open_sides,
             hidden=self.canonical.recovery.hidden,
             names=self.canonical.names,
+            start=self._guess(draws),
         )
         self.receive(outcome.info)
         outputs = self.canonical.recovery.apply(outcome.x, outcome.y)
@@ -176,6 +180,12 @@ class LayerCall:
         sizes = self.canonical.map.sizes
         return [v.reshape((len(v), s) if b else (s,)) for v, b, s in zip(values, self.batched, sizes, strict=True)]
 
+    def _guess(self, draws: int) -> Start | None:
+        if not self.start:
+            return None
+        guess = Start(*self.canonical.recovery.guess(self.start, self.batch or 1))
+        return guess.repeat(draws) if draws > 1 else guess
+
     @property
     def _averages(self) -> bool:
         return self.sampler is None or self.sampler.smoothing.average
@@ -239,6 +249,29 @@ def read_batch(
             f"but got: {[s or 0 for s in sizes]}"
         )
     return tuple(s is not None for s in sizes), next(iter(distinct), None)
+
+
+def read_start(
+    start: Sequence[Array | None], shapes: Sequence[tuple[int, ...]], batch: int | None
+) -> tuple[Array | None, ...]:
+    """The guesses of a call as (batch, *shape) arrays, checked.
+
+    Args:
+        start: one array per output, with or without a batch dimension, None where there is no guess.
+        shapes: of the outputs for one sample.
+    """
+    if len(start) != len(shapes):
+        raise InputError(f"start= must have one guess per output: got {len(start)}, expected {len(shapes)}")
+    size, found = batch or 1, list[Array | None]()
+    for i, (guess, shape) in enumerate(zip(start, shapes, strict=True)):
+        if guess is None:
+            found.append(None)
+        elif guess.shape == shape or (batch is not None and guess.shape == (batch, *shape)):
+            found.append(np.broadcast_to(guess, (size, *shape)))
+        else:
+            more = "" if batch is None else f" or {(batch, *shape)}"
+            raise InputError(f"guess {i} in start= must have the shape {shape}{more}, got {guess.shape}")
+    return tuple(found) if any(guess is not None for guess in found) else ()
 
 
 def call_keys(

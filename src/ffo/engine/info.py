@@ -67,7 +67,7 @@ class Info:
         residual: natural residual of the returned point, after polish: how far the optimality conditions are
             from holding, each in its own units; NaN where a sample failed.
         iterations: of the solver, or steps of Newton's method; -1 if unknown, 0 for warm-start hits.
-        warm_hits: number of samples solved from their remembered active set.
+        warm_hits: number of samples solved from their remembered active set, or from that of the user's guess.
         retried: samples that the first solver failed on and another one tried, or that another one solved more
             accurately (see `retry=`).
         rescued: samples whose solver failed but whose point was turned into a solution by Newton steps.

@@ -10,11 +10,15 @@ from typing import Any, Literal, Protocol, Self
 import torch
 
 from ffo.engine import Engine, Info, Options, Smoothing
-from ffo.engine.call import LayerCall
+from ffo.engine.call import LayerCall, read_start
 from ffo.engine.call import warn_of_doubt as warn_of_doubt  # for the dense path
 from ffo.engine.smoothing import Sampler
+from ffo.errors import InputError
 from ffo.program.canonical import CanonicalProblem
-from ffo.torch.function import Slot, Solve, SolveOutside, inside_transform
+from ffo.torch.function import NumpyArray, Slot, Solve, SolveOutside, inside_transform, to_numpy
+
+#: a guess of each output, or of the only one
+Guesses = torch.Tensor | Sequence[torch.Tensor | None]
 
 
 class Report(Protocol):
@@ -75,11 +79,13 @@ class OptimizationLayer(torch.nn.Module):
         solver_args: Mapping[str, Any] | None,
         keys: list[Hashable] | None,
         *,
+        start: Guesses | None = None,
         receive: Callable[[Info], None] | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Solve a canonical problem for tensors and keys that have been checked.
 
         Args:
+            start: the user's guess of the outputs, of the first few at least.
             receive: takes the report instead of the layer; gradients of shared parameters are sums then.
         """
         call = LayerCall(
@@ -92,12 +98,24 @@ class OptimizationLayer(torch.nn.Module):
             self.sampler,
             self.reduction == "mean" and receive is None,
             receive or self._receive,
+            () if start is None else self._guesses(canonical, start, batch),
         )
         if not params:
             outputs, _ = call.solve([])
             return tuple(torch.from_numpy(v).to(torch.get_default_dtype()) for v in outputs)
         function = Solve if inside_transform() else SolveOutside
         return function.apply(Slot(call), *params)
+
+    @staticmethod
+    def _guesses(canonical: CanonicalProblem, start: Guesses, batch: int | None) -> tuple[NumpyArray | None, ...]:
+        shapes = [out.shape for out in canonical.recovery.outputs]
+        listed = [start] if isinstance(start, torch.Tensor) else list(start)
+        for guess in listed:
+            if guess is not None and not isinstance(guess, torch.Tensor):
+                raise InputError(f"start= takes torch tensors shaped like the outputs, got {type(guess).__name__}")
+            if guess is not None and torch._C._functorch.is_functorch_wrapped_tensor(guess):
+                raise InputError("start= cannot be used inside torch.func transforms: pass a batch instead")
+        return read_start([None if g is None else to_numpy(g.detach()) for g in listed], shapes, batch)
 
 
 def call_with_report(layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Info]:

@@ -15,7 +15,7 @@ from ffo.engine.options import OnFail, numbered_relaxation
 from ffo.ghost.oracle import Way
 from ffo.program.cvxpy import canonicalize
 from ffo.solvers.base import Solver
-from ffo.torch.base import OptimizationLayer
+from ffo.torch.base import Guesses, OptimizationLayer
 from ffo.torch.expressions import with_expressions
 from ffo.torch.function import Kind, check_kinds, in_one_dtype, kinds_of
 
@@ -116,6 +116,7 @@ class FFOLayer(OptimizationLayer):
         solver_args: Mapping[str, Any] | None = None,
         keys: Sequence[Hashable] | torch.Tensor | None = None,
         warm_start: bool | None = None,
+        start: Guesses | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Solve for the given parameter values.
 
@@ -127,13 +128,18 @@ class FFOLayer(OptimizationLayer):
             keys: one hashable per sample (say, its index in the data set), by which its solution is
                 remembered between calls whatever the order of batches.
             warm_start: as in the constructor, for this call.
+            start: an initial guess: one tensor per variable, shaped as the outputs, with or without the batch
+                dimension, None where there is none (say, the outputs of another call). Its active constraints are
+                tried before the solver is called, instead of remembered ones: those that it satisfies with equality
+                or violates, and those with a multiplier if it contains duals. Answers are verified in any case, so a
+                wrong guess costs time only. No gradient flows into it.
 
         Returns:
             One tensor per variable, (*batch, *variable.shape), in the (promoted) dtype of the parameters.
         """
         if torch.compiler.is_compiling():  # a solve cannot be part of a graph: torch.compile breaks it here
-            return torch.compiler.disable(self._solve)(params, solver_args, keys, warm_start)
-        return self._solve(params, solver_args, keys, warm_start)
+            return torch.compiler.disable(self._solve)(params, solver_args, keys, warm_start, start)
+        return self._solve(params, solver_args, keys, warm_start, start)
 
     def _solve(
         self,
@@ -141,13 +147,14 @@ class FFOLayer(OptimizationLayer):
         solver_args: Mapping[str, Any] | None,
         keys: Sequence[Hashable] | torch.Tensor | None,
         warm_start: bool | None,
+        start: Guesses | None,
     ) -> tuple[torch.Tensor, ...]:
         params = in_one_dtype(params)
         batched, batch = validate(kinds_of(params), self.canonical.shapes[: self.canonical.given])
         named = call_keys(keys, warm_start, self.engine.options.warm_start, batch)
         if self.canonical.lifted is not None:
             params, batched = with_expressions(self.canonical, params, batched)
-        return self._run(self.canonical, params, batched, batch, solver_args, named)
+        return self._run(self.canonical, params, batched, batch, solver_args, named, start=start)
 
     def extra_repr(self) -> str:
         m = self.canonical.map

@@ -16,7 +16,7 @@ from ffo.ghost.oracle import Way
 from ffo.program.quadratic import Name, QPSolution, quadratic_problem
 from ffo.solvers.base import Solver
 from ffo.torch.base import OptimizationLayer
-from ffo.torch.blocks import Given, read_blocks, read_given
+from ffo.torch.blocks import Form, Given, read_blocks, read_given
 from ffo.torch.dense.answer import UnverifiedError
 from ffo.torch.dense.layer import DensePlan, worthwhile
 from ffo.torch.dense.parts import solve_in_parts
@@ -103,6 +103,7 @@ class FFOQPLayer(OptimizationLayer):
         solver_args: Mapping[str, Any] | None = None,
         keys: Sequence[Hashable] | torch.Tensor | None = None,
         warm_start: bool | None = None,
+        start: torch.Tensor | QPSolution[torch.Tensor] | None = None,
     ) -> torch.Tensor | QPSolution[torch.Tensor]:
         """Solve for the given blocks, each with or without a leading batch dimension.
 
@@ -113,6 +114,8 @@ class FFOQPLayer(OptimizationLayer):
             lb, ub: (n,) bounds; lower: (m,) lower bounds of the rows of G. Infinite bounds are ignored; they may
                 differ between samples.
             solver_args, keys, warm_start: as in `FFOLayer`.
+            start: an initial guess z (n,) or (*batch, n), or a `QPSolution`, used as in `FFOLayer`; its multipliers
+                are used if the layer was made with `duals=True`.
 
         Matrices may be sparse tensors (COO, CSR, CSC); their gradients are then on the nonzeros.
 
@@ -122,8 +125,8 @@ class FFOQPLayer(OptimizationLayer):
         blocks: dict[Name, torch.Tensor | None]
         blocks = {"Q": Q, "p": p, "G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub, "lower": lower}
         if torch.compiler.is_compiling():  # a solve cannot be part of a graph: torch.compile breaks it here
-            return torch.compiler.disable(self._solve)(blocks, solver_args, keys, warm_start)
-        return self._solve(blocks, solver_args, keys, warm_start)
+            return torch.compiler.disable(self._solve)(blocks, solver_args, keys, warm_start, start)
+        return self._solve(blocks, solver_args, keys, warm_start, start)
 
     def _solve(
         self,
@@ -131,14 +134,16 @@ class FFOQPLayer(OptimizationLayer):
         solver_args: Mapping[str, Any] | None,
         keys: Sequence[Hashable] | torch.Tensor | None,
         warm_start: bool | None,
+        start: torch.Tensor | QPSolution[torch.Tensor] | None,
     ) -> torch.Tensor | QPSolution[torch.Tensor]:
         given = read_given(tensors)
         named = call_keys(keys, warm_start, self.engine.options.warm_start, given.form.batch)
+        guesses = None if start is None else self._guess(start, given.form)
         if not solver_args:
-            found = self._dense(given, named)
+            found = self._dense(given, named, guesses)
             if found is not None:
                 return QPSolution(*found) if self.duals else found[0]
-        found = self._core(given, solver_args, named)
+        found = self._core(given, solver_args, named, guesses)
         return QPSolution(*found) if self.duals else found[0]
 
     def _core(
@@ -146,15 +151,27 @@ class FFOQPLayer(OptimizationLayer):
         given: Given,
         solver_args: Mapping[str, Any] | None,
         keys: list[Hashable] | None,
+        start: Sequence[torch.Tensor | None] | None = None,
         receive: Callable[[Info], None] | None = None,
     ) -> tuple[torch.Tensor, ...]:
         blocks = read_blocks(given)
         canonical = quadratic_problem(blocks.structure, self.duals)
         values = [blocks.values[name] for name in blocks.structure.parameters]
         batched = tuple([v.ndim == 2 for v in values])
-        return self._run(canonical, values, batched, blocks.batch, solver_args, keys, receive=receive)
+        return self._run(canonical, values, batched, blocks.batch, solver_args, keys, start=start, receive=receive)
 
-    def _dense(self, given: Given, keys: list[Hashable] | None) -> tuple[torch.Tensor, ...] | None:
+    def _guess(self, start: torch.Tensor | QPSolution[torch.Tensor], form: Form) -> Sequence[torch.Tensor | None]:
+        """A guess of each output."""
+        listed = [start, None, None, None] if isinstance(start, torch.Tensor) else list(start)
+        z = listed[0]
+        if not isinstance(z, torch.Tensor) or tuple(z.shape) not in ((form.n,), (form.batch, form.n)):
+            got = tuple(z.shape) if isinstance(z, torch.Tensor) else type(z).__name__
+            raise InputError(f"start= must be z of shape {(form.n,)} or (batch, {form.n}), or a QPSolution; got {got}")
+        return listed if self.duals else listed[:1]
+
+    def _dense(
+        self, given: Given, keys: list[Hashable] | None, start: Sequence[torch.Tensor | None] | None
+    ) -> tuple[torch.Tensor, ...] | None:
         """The solution by dense batched algebra on a device; None if that does not apply or is not verified."""
         options = self.engine.options
         # exact, whatever eps is
@@ -168,11 +185,12 @@ class FFOQPLayer(OptimizationLayer):
         def core(blocks: dict[Name, torch.Tensor], samples: list[int]) -> tuple[tuple[torch.Tensor, ...], Info]:
             reports: list[Info] = []
             named = None if keys is None else [keys[k] for k in samples]
-            outputs = self._core(read_given(blocks), None, named, reports.append)
+            outputs = self._core(read_given(blocks), None, named, receive=reports.append)
             return outputs, reports[0]
 
         plan = DensePlan(given.form, derivative, self.duals, self.reduction, core)
-        known = None if keys is None else Remembered(self._sets, keys)
+        z = None if start is None else start[0]
+        known = None if keys is None and z is None else Remembered(self._sets, keys, z)
         try:
             return solve_in_parts(plan, known, self._receive, given.tensors)
         except UnverifiedError:

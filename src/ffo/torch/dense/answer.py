@@ -170,7 +170,7 @@ def _guessed(
     solution, hits = solve_guessed(made.program, guess, METHODS.get(structure.kind), derivative)
     if solution is None:
         return None
-    remembered.sets.backoff.record(2 * int(hits.sum()) >= len(hits))
+    remembered.record(hits)
     name = METHODS[structure.kind].NAME if structure.kind in METHODS else INTERIOR_POINT
     return DenseAnswer(Kept((solution, made.owners), None), name, hits)
 

@@ -42,7 +42,7 @@ def solve_in_parts(
             return plan.core(blocks, [numbers[k] for k in samples])
 
         one = replace(plan, form=replace(plan.form, batch=len(numbers)), reduction="sum", core=core)
-        known = remembered and Remembered(remembered.sets, remembered.keys[part])
+        known = remembered and remembered.part(part)
         few = {name: t if name in shared else t[part] for name, t in tensors.items()}
         outputs.append(solve_in_parts(one, known, reports.append, few))
     receive(Parts(*reports))
