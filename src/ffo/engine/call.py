@@ -306,7 +306,7 @@ def sample_keys(keys: Iterable[Hashable] | None, batch: int | None) -> list[Hash
 
 def warn_of_doubt(info: Info) -> None:
     """Warn if a gradient that was just computed cannot be fully trusted."""
-    certificate = info.certificate
+    certificate = info.evidence
     if certificate is None or certificate.all_good:
         return
     doubtful = np.flatnonzero(~certificate.good & info.answered)

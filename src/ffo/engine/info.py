@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from ffo.engine.proof import Proof
-from ffo.errors import Status
+from ffo.errors import DerivativeError, Status
 from ffo.ghost.certificate import Certificate
 from ffo.program.names import Names, parts
 
@@ -71,8 +71,8 @@ class Info:
         retried: samples that the first solver failed on and another one tried, or that another one solved more
             accurately (see `retry=`).
         rescued: samples whose solver failed but whose point was turned into a solution by Newton steps.
-        certificate: how far to trust the gradients; complete once they have been computed. None if no
-            derivative can be taken (problems given by functions, called without gradients).
+        evidence: the certificate; None if no derivative can be taken (problems given by functions, called without
+            gradients).
         detail: the solver's own message about failed samples.
         proofs: of the samples that provably have no solution; `proofs[k].parts` names the constraints that contradict
             each other with their multipliers, or the variables with their components of the ray.
@@ -86,11 +86,21 @@ class Info:
     warm_hits: int = 0
     retried: Array = field(default_factory=lambda: np.zeros(0, dtype=bool))
     rescued: Array = field(default_factory=lambda: np.zeros(0, dtype=bool))
-    certificate: Certificate | None = None
+    evidence: Certificate | None = None
     times: Times = field(default_factory=Times)
     detail: dict[int, str] = field(default_factory=dict)
     proofs: dict[int, Proof] = field(default_factory=dict)
     violations: dict[int, Violation] = field(default_factory=dict)
+
+    @property
+    def certificate(self) -> Certificate:
+        """How far to trust the gradients; complete once they have been computed."""
+        if self.evidence is None:
+            raise DerivativeError(
+                "there is no certificate: the layer was called without gradients, and no derivative can be taken. Pass "
+                "tensors that require gradients"
+            )
+        return self.evidence
 
     @property
     def ok(self) -> Array:
@@ -136,11 +146,10 @@ class Info:
         self.solver, self.warm_hits = tuple(solver), self.warm_hits + other.warm_hits
         for name in ("residual", "iterations", "retried", "rescued"):
             getattr(self, name)[samples] = getattr(other, name)
-        if self.certificate is not None and other.certificate is not None:
-            self.certificate = self.certificate.put(samples, other.certificate)
+        if self.evidence is not None and other.evidence is not None:
+            self.evidence = self.evidence.put(samples, other.evidence)
 
     def add_pass(self, seconds: float, residual: Array, *evidence: Array | None) -> None:
         """Add a backward or forward-mode pass: its time, and the arguments of `Certificate.after_backward`."""
-        assert self.certificate is not None
-        self.certificate = self.certificate.after_backward(residual, *evidence)
+        self.evidence = self.certificate.after_backward(residual, *evidence)
         self.times.backward = seconds

@@ -82,8 +82,7 @@ class FunctionOutcome:
             dependent = torch.zeros_like(use)
             dependent[self.solved] = turns_dependent_rows(self.system, step, wanted)
             given = self.info.certificate
-            assert given is not None
-            self.info.certificate = replace(given, indefinite=given.indefinite | indefinite.cpu().numpy())
+            self.info.evidence = replace(given, indefinite=given.indefinite | indefinite.cpu().numpy())
             self.info.add_pass(time.perf_counter() - start, residual.cpu().numpy(), dependent.cpu().numpy())
         return total
 
@@ -288,7 +287,7 @@ class _FunctionRun:
             warm_hits=self.hits,
             retried=self.retried,
             rescued=self.rescued,
-            certificate=evidence,
+            evidence=evidence,
             times=replace(self.times, polish=self.times.polish + time.perf_counter() - began),
             detail=self.detail,
         )

@@ -201,7 +201,6 @@ def in_dtype(v: Array, dtype: np.dtype) -> Array:
 def report_arrays(info: Info, dtype: np.dtype) -> list[Array]:
     """Status codes, residuals, errors and verdicts, in the order of `CallReport`."""
     certificate = info.certificate
-    assert certificate is not None
     real = report_dtype(dtype)
     return [
         np.array([int(s) for s in info.status], dtype=np.int32),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cvxpy as cp
 import torch
@@ -15,7 +15,7 @@ from ffo.engine.options import OnFail, numbered_relaxation
 from ffo.ghost.oracle import Way
 from ffo.program.cvxpy import canonicalize
 from ffo.solvers.base import Solver
-from ffo.torch.base import Guesses, OptimizationLayer
+from ffo.torch.base import Guesses, OptimizationLayer, reporting
 from ffo.torch.expressions import with_expressions
 from ffo.torch.function import Kind, check_kinds, in_one_dtype, kinds_of
 
@@ -140,6 +140,10 @@ class FFOLayer(OptimizationLayer):
         if torch.compiler.is_compiling():  # a solve cannot be part of a graph: torch.compile breaks it here
             return torch.compiler.disable(self._solve)(params, solver_args, keys, warm_start, start)
         return self._solve(params, solver_args, keys, warm_start, start)
+
+    call = reporting(forward)
+    if TYPE_CHECKING:  # torch declares that calling a module returns Any
+        __call__ = forward
 
     def _solve(
         self,

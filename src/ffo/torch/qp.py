@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, cast, overload
 
 import torch
+from typing_extensions import TypeVar  # torch requires it; typing's has no default before Python 3.13
 
 from ffo.engine import Info, Options, Smoothing
 from ffo.engine.call import call_keys
@@ -15,15 +16,37 @@ from ffo.errors import InputError
 from ffo.ghost.oracle import Way
 from ffo.program.quadratic import Name, QPSolution, quadratic_problem
 from ffo.solvers.base import Solver
-from ffo.torch.base import OptimizationLayer
+from ffo.torch.base import OptimizationLayer, reporting
 from ffo.torch.blocks import Form, Given, read_blocks, read_given
 from ffo.torch.dense.answer import UnverifiedError
 from ffo.torch.dense.layer import DensePlan, worthwhile
 from ffo.torch.dense.parts import solve_in_parts
 from ffo.torch.dense.warm import ActiveSets, Remembered
 
+Found = TypeVar("Found", bound="torch.Tensor | QPSolution[torch.Tensor]", default=torch.Tensor)
 
-class FFOQPLayer(OptimizationLayer):
+
+class QPOptions(TypedDict, total=False):
+    """The arguments of `FFOQPLayer` other than `duals`."""
+
+    reduction: Literal["sum", "mean"]
+    solver: str | Solver | Enum | None
+    solver_args: Mapping[str, Any] | None
+    backward: str | Way
+    delta: float | None
+    on_fail: OnFail
+    warm_start: bool
+    retry: Sequence[str | Solver] | None
+    smoothing: float | Smoothing | None
+    verbose: bool | int
+    time_limit: float | None
+    eps: float | None
+    maxIter: int | None
+    notImprovedLim: int | None
+    check_Q_spd: bool
+
+
+class FFOQPLayer(OptimizationLayer, Generic[Found]):
     """Solves  minimize 1/2 z'Qz + p'z  subject to  Az = b, lower <= Gz <= h, lb <= z <= ub.
 
     The argument order of a call is qpth's. Gradients of blocks shared by the batch are sums over the batch; qpth
@@ -47,6 +70,21 @@ class FFOQPLayer(OptimizationLayer):
         >>> z = qp(Q, p, lb=torch.zeros(3))  # (8, 3), projections onto z >= 0
         >>> z.sum().backward()
     """
+
+    @overload
+    def __init__(
+        self: FFOQPLayer[torch.Tensor], *, duals: Literal[False] = False, **options: Unpack[QPOptions]
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: FFOQPLayer[QPSolution[torch.Tensor]], *, duals: Literal[True], **options: Unpack[QPOptions]
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: FFOQPLayer[torch.Tensor | QPSolution[torch.Tensor]], *, duals: bool, **options: Unpack[QPOptions]
+    ) -> None: ...
 
     def __init__(
         self,
@@ -104,7 +142,7 @@ class FFOQPLayer(OptimizationLayer):
         keys: Sequence[Hashable] | torch.Tensor | None = None,
         warm_start: bool | None = None,
         start: torch.Tensor | QPSolution[torch.Tensor] | None = None,
-    ) -> torch.Tensor | QPSolution[torch.Tensor]:
+    ) -> Found:
         """Solve for the given blocks, each with or without a leading batch dimension.
 
         Args:
@@ -128,6 +166,10 @@ class FFOQPLayer(OptimizationLayer):
             return torch.compiler.disable(self._solve)(blocks, solver_args, keys, warm_start, start)
         return self._solve(blocks, solver_args, keys, warm_start, start)
 
+    call = reporting(forward)
+    if TYPE_CHECKING:  # torch declares that calling a module returns Any
+        __call__ = forward
+
     def _solve(
         self,
         tensors: Mapping[Name, torch.Tensor | None],
@@ -135,16 +177,18 @@ class FFOQPLayer(OptimizationLayer):
         keys: Sequence[Hashable] | torch.Tensor | None,
         warm_start: bool | None,
         start: torch.Tensor | QPSolution[torch.Tensor] | None,
-    ) -> torch.Tensor | QPSolution[torch.Tensor]:
+    ) -> Found:
         given = read_given(tensors)
         named = call_keys(keys, warm_start, self.engine.options.warm_start, given.form.batch)
         guesses = None if start is None else self._guess(start, given.form)
         if not solver_args:
             found = self._dense(given, named, guesses)
             if found is not None:
-                return QPSolution(*found) if self.duals else found[0]
-        found = self._core(given, solver_args, named, guesses)
-        return QPSolution(*found) if self.duals else found[0]
+                return self._as_asked(found)
+        return self._as_asked(self._core(given, solver_args, named, guesses))
+
+    def _as_asked(self, outputs: tuple[torch.Tensor, ...]) -> Found:
+        return cast(Found, QPSolution(*outputs) if self.duals else outputs[0])
 
     def _core(
         self,

@@ -82,7 +82,7 @@ class Parts:
     def _refresh(self) -> None:
         if self._info is not None:
             now = Info.joined([each.info() for each in self.both])
-            self._info.certificate, self._info.times = now.certificate, now.times
+            self._info.evidence, self._info.times = now.evidence, now.times
         self.changed()
 
     def __reduce__(self) -> tuple[object, tuple[Info]]:
