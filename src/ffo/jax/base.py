@@ -13,11 +13,12 @@ import numpy as np
 
 from ffo.engine import Engine, Info, Options, Smoothing
 from ffo.engine.call import LayerCall
+from ffo.engine.records import Records
 from ffo.engine.smoothing import Sampler
 from ffo.errors import SOLVED, InputError, NotCalledError
 from ffo.jax.host import Site
 from ffo.jax.primitives import bind_solve
-from ffo.jax.records import Records
+from ffo.jax.records import SolvedCall
 from ffo.program.canonical import CanonicalProblem
 
 
@@ -49,7 +50,7 @@ class LayerBase:
     def __init__(self, options: Options) -> None:
         self.engine = Engine(options)
         self.sampler = Sampler(options.smoothing) if options.smoothing else None
-        self.records = Records()
+        self.records: Records[SolvedCall] = Records()
         self._last: Info | None = None
 
     @property

@@ -16,6 +16,7 @@ from ffo.engine.smoothing import Sampler
 from ffo.errors import InputError, NotCalledError
 from ffo.program.canonical import CanonicalProblem
 from ffo.torch.function import NumpyArray, Slot, Solve, SolveOutside, inside_transform, to_numpy
+from ffo.torch.graph import number
 
 #: a guess of each output, or of the only one
 Guesses = torch.Tensor | Sequence[torch.Tensor | None]
@@ -59,6 +60,24 @@ class OptimizationLayer(Reporting):
         super().__init__()
         self.engine = Engine(options)
         self.sampler = Sampler(options.smoothing) if options.smoothing else None
+        self._number = number(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._number = number(self)  # a copy is another layer
+
+    @property
+    def smooths(self) -> bool:
+        """Whether every call has its own random draws."""
+        return self.sampler is not None
+
+    def from_graph(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        """The outputs for the tensors of a call (see `ffo.torch.graph`)."""
+        raise NotImplementedError
+
+    def shapes_in_graph(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        """Tensors of the shapes and kinds of these outputs."""
+        raise NotImplementedError
 
     def smoothed(self, smoothing: float | Smoothing | None) -> Self:
         """The same layer with other smoothing, with its own draws and memory."""

@@ -18,6 +18,7 @@ from ffo.functions.problem import Functions, Problem, graph_nodes
 from ffo.functions.solvers import FunctionSolver
 from ffo.torch.base import Reporting, reporting
 from ffo.torch.function import Once, check_kinds, inside_transform, kinds_of
+from ffo.torch.graph import outside_graphs
 
 Tensor = torch.Tensor
 Function = Callable[..., Tensor]
@@ -149,8 +150,8 @@ class FFOFunctionLayer(Reporting):
             y (*batch, *shape).
         """
         arguments = (theta, y0, solver_args, keys, warm_start)
-        if torch.compiler.is_compiling():  # a solve cannot be part of a graph: torch.compile breaks it here
-            return torch.compiler.disable(self._solve)(*arguments)
+        if torch.compiler.is_compiling():
+            return self._outside(*arguments)
         return self._solve(*arguments)
 
     call = reporting(forward)
@@ -174,6 +175,8 @@ class FFOFunctionLayer(Reporting):
         derivative = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
         call = _Call(self, layout, tuple(weights), derivative, given, dict(solver_args or {}))
         return _Solve.apply(call, *inputs)
+
+    _outside = outside_graphs(_solve)
 
     def _layout(self, theta: Sequence[Tensor], y0: Tensor | None) -> _CallLayout:
         """Check the tensors of a call against each other and against the layer's arguments."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import cvxpy as cp
 import torch
@@ -18,6 +18,7 @@ from ffo.solvers.base import Solver
 from ffo.torch.base import Guesses, OptimizationLayer, reporting
 from ffo.torch.expressions import with_expressions
 from ffo.torch.function import Kind, check_kinds, in_one_dtype, kinds_of
+from ffo.torch.graph import fits_into_graphs, outside_graphs, solve_in_graph
 
 
 class FFOLayer(OptimizationLayer):
@@ -61,8 +62,9 @@ class FFOLayer(OptimizationLayer):
     After a call, `layer.info` holds statuses, residuals, times and the gradient certificate.
 
     The layer is differentiable once, in reverse and in forward mode, and works with `torch.func`
-    (`jacrev`, `jacfwd`, `vmap`, and `vmap` of `grad`); a second derivative is a `DerivativeError`. Under
-    `torch.compile` it breaks the graph. Outputs are the same with and without gradients: always polished and
+    (`jacrev`, `jacfwd`, `vmap`, and `vmap` of `grad`); a second derivative is a `DerivativeError`. Plain
+    calls (without the keywords below) can be part of a graph of `torch.compile(fullgraph=True)` and `torch.export`;
+    others break it, and say so. Outputs are the same with and without gradients: always polished and
     verified.
 
     Example:
@@ -137,8 +139,11 @@ class FFOLayer(OptimizationLayer):
         Returns:
             One tensor per variable, (*batch, *variable.shape), in the (promoted) dtype of the parameters.
         """
-        if torch.compiler.is_compiling():  # a solve cannot be part of a graph: torch.compile breaks it here
-            return torch.compiler.disable(self._solve)(params, solver_args, keys, warm_start, start)
+        if torch.compiler.is_compiling():
+            plain = solver_args is None and keys is None and warm_start is None and start is None
+            if plain and params and fits_into_graphs(params):
+                return tuple(solve_in_graph(self._number, list(params)))
+            return self._outside(params, solver_args, keys, warm_start, start)
         return self._solve(params, solver_args, keys, warm_start, start)
 
     call = reporting(forward)
@@ -159,6 +164,18 @@ class FFOLayer(OptimizationLayer):
         if self.canonical.lifted is not None:
             params, batched = with_expressions(self.canonical, params, batched)
         return self._run(self.canonical, params, batched, batch, solver_args, named, start=start)
+
+    _outside = outside_graphs(_solve)
+
+    def from_graph(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        return list(self(*cast(Sequence[torch.Tensor], tensors)))
+
+    def shapes_in_graph(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        params = in_one_dtype(tensors)
+        shapes = self.canonical.shapes[: self.canonical.given]
+        batch = [p.shape[0] for p, shape in zip(params, shapes, strict=True) if p.ndim > len(shape)][:1]
+        draws = () if self.sampler is None or self.sampler.smoothing.average else (self.sampler.smoothing.draws,)
+        return [params[0].new_empty((*draws, *batch, *out.shape)) for out in self.canonical.recovery.outputs]
 
     def extra_repr(self) -> str:
         m = self.canonical.map

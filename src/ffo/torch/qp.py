@@ -14,7 +14,8 @@ from ffo.engine.call import call_keys
 from ffo.engine.options import OnFail, check_relaxed
 from ffo.errors import InputError
 from ffo.ghost.oracle import Way
-from ffo.program.quadratic import Name, QPSolution, quadratic_problem
+from ffo.program.blocks import MATRICES, is_absent
+from ffo.program.quadratic import NAMES, Name, QPSolution, quadratic_problem
 from ffo.solvers.base import Solver
 from ffo.torch.base import OptimizationLayer, reporting
 from ffo.torch.blocks import Form, Given, read_blocks, read_given
@@ -22,6 +23,8 @@ from ffo.torch.dense.answer import UnverifiedError
 from ffo.torch.dense.layer import DensePlan, worthwhile
 from ffo.torch.dense.parts import solve_in_parts
 from ffo.torch.dense.warm import ActiveSets, Remembered
+from ffo.torch.function import in_one_dtype
+from ffo.torch.graph import fits_into_graphs, outside_graphs, solve_in_graph
 
 Found = TypeVar("Found", bound="torch.Tensor | QPSolution[torch.Tensor]", default=torch.Tensor)
 
@@ -162,8 +165,12 @@ class FFOQPLayer(OptimizationLayer, Generic[Found]):
         """
         blocks: dict[Name, torch.Tensor | None]
         blocks = {"Q": Q, "p": p, "G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub, "lower": lower}
-        if torch.compiler.is_compiling():  # a solve cannot be part of a graph: torch.compile breaks it here
-            return torch.compiler.disable(self._solve)(blocks, solver_args, keys, warm_start, start)
+        if torch.compiler.is_compiling():
+            plain = solver_args is None and keys is None and warm_start is None and start is None
+            given = list(blocks.values())
+            if plain and fits_into_graphs(given):
+                return self._as_asked(tuple(solve_in_graph(self._number, given)))
+            return self._outside(blocks, solver_args, keys, warm_start, start)
         return self._solve(blocks, solver_args, keys, warm_start, start)
 
     call = reporting(forward)
@@ -186,6 +193,23 @@ class FFOQPLayer(OptimizationLayer, Generic[Found]):
             if found is not None:
                 return self._as_asked(found)
         return self._as_asked(self._core(given, solver_args, named, guesses))
+
+    _outside = outside_graphs(_solve)
+
+    def from_graph(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        blocks: Any = dict(zip(NAMES, tensors, strict=True))
+        found = self(**blocks)
+        return [found] if isinstance(found, torch.Tensor) else list(found)
+
+    def shapes_in_graph(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        given = {name: t for name, t in zip(NAMES, tensors, strict=True) if t is not None}
+        present = {name: t for name, t in given.items() if not is_absent(name, t.shape)}
+        batch = [t.shape[0] for name, t in present.items() if t.ndim > (2 if name in MATRICES else 1)][:1]
+        p = in_one_dtype([present["p"], *given.values()])[0]
+        n, (equalities, rows) = p.shape[-1], [present[k].shape[-2] if k in present else 0 for k in ("A", "G")]
+        draws = () if self.sampler is None or self.sampler.smoothing.average else (self.sampler.smoothing.draws,)
+        lengths = (n, equalities, rows, n) if self.duals else (n,)
+        return [p.new_empty((*draws, *batch, length)) for length in lengths]
 
     def _as_asked(self, outputs: tuple[torch.Tensor, ...]) -> Found:
         return cast(Found, QPSolution(*outputs) if self.duals else outputs[0])
