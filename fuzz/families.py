@@ -292,7 +292,6 @@ def _run(
         terms = flat([g * d for g, d in zip(gradients, moves, strict=True)])
     info = layer.info
     assert info is not None
-    assert info.certificate is not None
     good, x, terms = info.certificate.good, x.detach().numpy(), terms.detach().numpy()
     return [
         FoundHere(s.name.lower(), x[k], terms[k], bool(good[k]), info.certificate.reasons(k))

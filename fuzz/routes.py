@@ -153,7 +153,7 @@ def _run(
                 dense = g.to_dense() if g.layout is not torch.strided else g
                 gradients[name] = dense.reshape(batch, *np.shape(getattr(samples[0], name))).double().numpy()
     info, values = owner.info, [v.detach().reshape(batch, -1).double().numpy() for v in out]
-    known = info.certificate is not None and route.derivative != "none"
+    known = info.evidence is not None and route.derivative != "none"
     good = info.certificate.good if known else [None] * batch
     copies = len(info.status) // batch  # draws of smoothing
     return [

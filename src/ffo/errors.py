@@ -101,6 +101,10 @@ class DerivativeError(FFOError, RuntimeError):
     """A derivative was requested that this package does not compute."""
 
 
+class NotCalledError(FFOError, RuntimeError):
+    """A report on a layer's last call was requested before any call."""
+
+
 class NotFiniteError(FFOError, ArithmeticError):
     """An objective or its gradient is infinite or NaN where a method needs it."""
 

@@ -8,7 +8,7 @@ import torch
 from bilevel_problems import A, D, kink_by_qp, kink_layer
 
 from ffo.bilevel import Result, minimize
-from ffo.errors import InputError
+from ffo.errors import InputError, NotCalledError
 from ffo.torch import FFOFunctionLayer, FFOQPLayer, Smoothing
 
 RHO = 0.3
@@ -129,7 +129,8 @@ def test_draws_of_functions() -> None:
         smoothing=Smoothing(RHO, draws=4), generator=torch.Generator().manual_seed(0),
     )  # fmt: skip
     assert result.y.shape == (4, 1)
-    assert plain.info is None
+    with pytest.raises(NotCalledError):
+        plain.info  # noqa: B018
 
 
 def test_a_generator_may_be_shared() -> None:

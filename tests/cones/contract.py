@@ -244,6 +244,13 @@ class ConeContract:
         assert not np.isnan(self.cone.project(np.delete(w, 7, axis=0))).any()
         np.testing.assert_allclose(np.delete(found.s, 7, axis=0), np.delete(clean, 7, axis=0), rtol=1e-12)
 
+    def test_a_neighbourhood_of_the_interior_point_lies_in_the_cone(self) -> None:
+        w = self.cone.interior + 0.1 * np.random.default_rng(0).uniform(-1, 1, (COUNT, self.cone.dim))
+        if self.cone.name == "zero":
+            assert not self.cone.interior.any()
+        else:
+            np.testing.assert_allclose(self.cone.project(w), w, rtol=0, atol=1e-12)
+
     def test_cones_compare_by_value(self) -> None:
         twin = dataclasses.replace(self.cone)  # type: ignore[type-var]
         assert twin == self.cone

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ffo.engine import Engine
+from ffo.engine import Engine, records
 from ffo.errors import DerivativeError, InputError
-from ffo.jax import FFOLayer, records
+from ffo.jax import FFOLayer
 
 Arrays = tuple[jax.Array, jax.Array]
 

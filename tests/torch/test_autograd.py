@@ -268,7 +268,7 @@ def gradients_of_batch(layer: FFOLayer, values: list[np.ndarray]) -> list[np.nda
 def test_a_graph_that_is_dropped_frees_its_factors(layer: FFOLayer, case: zoo.Case) -> None:
     (x,) = layer(*tensors(case.values))
     record = weakref.ref(x.grad_fn.slot.record.outcome)
-    layer.info = None
+    layer._last = None
     del x
     gc.collect()
     assert record() is None

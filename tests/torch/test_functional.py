@@ -1,4 +1,4 @@
-"""torch.func, forward mode and torch.compile; second derivatives raise an error."""
+"""torch.func and forward mode; second derivatives raise an error."""
 
 from __future__ import annotations
 
@@ -187,18 +187,5 @@ def test_legacy_vectorization_is_refused_with_advice(strategy: str) -> None:
 
 def test_keys_cannot_be_mapped() -> None:
     subject = Subject("constrained_least_squares")
-    with pytest.raises(InputError, match=r"keys= and warm_start= cannot be used under torch\.func\.vmap"):
+    with pytest.raises(InputError, match=r"keys=, warm_start= and start= cannot be used under torch\.func\.vmap"):
         vmap(lambda A, b: subject.layer(A, b, keys=[1])[0])(*subject.batch)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch")  # torch.compile's own
-def test_compiled_models_break_their_graph_at_the_layer() -> None:
-    subject = Subject("constrained_least_squares")
-    expected = gradients(subject.layer, subject.case.values)
-
-    def model(A: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return loss_of(subject.layer(A * 1.0, b + 0.0)) * 2.0
-
-    params = [v.clone().requires_grad_() for v in subject.values]
-    torch.compile(model, backend="aot_eager")(*params).backward()
-    close([p.grad for p in params], [2 * torch.from_numpy(e) for e in expected])

@@ -11,12 +11,13 @@ import torch
 import zoo
 from layers import loss_of, make_layer, tensors
 
-from ffo.errors import GradientWarning, Status
+from ffo.errors import GradientWarning, NotCalledError, Status
 from ffo.torch import FFOLayer
 
 
 def test_nothing_is_known_before_the_first_call() -> None:
-    assert make_layer(zoo.build("relu")).info is None
+    with pytest.raises(NotCalledError, match="call the layer first"):
+        make_layer(zoo.build("relu")).info  # noqa: B018
 
 
 @pytest.mark.parametrize("name", zoo.CASES)

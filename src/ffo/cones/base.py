@@ -32,6 +32,11 @@ class Cone(ABC):
     def dim(self) -> int:
         """Number of coordinates of one block."""
 
+    @property
+    @abstractmethod
+    def interior(self) -> Array:
+        """(dim,) a point of the relative interior of K, of about unit size."""
+
     @abstractmethod
     def project(self, w: Array) -> Array:
         """Euclidean projection onto K, (N, dim) -> (N, dim)."""

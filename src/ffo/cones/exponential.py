@@ -21,6 +21,10 @@ class Exponential(Cone):
     def dim(self) -> int:
         return 3
 
+    @property
+    def interior(self) -> Array:
+        return np.array([0.0, 1.0, 2.0])
+
     def project(self, w: Array) -> Array:
         s = np.empty(w.shape)
         kernels.project_blocks(contiguous(w), s)

@@ -21,5 +21,9 @@ class Nonneg(Cone):
     def dim(self) -> int:
         return 1
 
+    @property
+    def interior(self) -> Array:
+        return np.ones(1)
+
     def project(self, w: Array) -> Array:
         return np.maximum(w, 0.0)

@@ -28,6 +28,10 @@ class Power(Cone):
         return 3
 
     @property
+    def interior(self) -> Array:
+        return np.array([1.0, 1.0, 0.0])
+
+    @property
     def exponents(self) -> tuple[float, float]:
         return self.alpha, 1.0 - self.alpha
 

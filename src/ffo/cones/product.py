@@ -86,6 +86,14 @@ class Product:
         kinds = np.array([cone.scalar for cone, _ in self.blocks], dtype=bool)
         return np.repeat(kinds, [cone.dim * count for cone, count in self.blocks])
 
+    @cached_property
+    def interior(self) -> Array:
+        """(dim,) a point of the relative interior of K; zero on equalities."""
+        found = np.zeros(self.dim)
+        for g in self.groups:
+            found[g.index] = g.cone.interior
+        return found
+
     def project(self, w: Array) -> Array:
         """(batch, dim) -> (batch, dim), Euclidean projection onto K."""
         out = np.empty_like(w)

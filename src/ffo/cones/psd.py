@@ -54,6 +54,10 @@ class PSD(Cone):
     def dim(self) -> int:
         return self.order * (self.order + 1) // 2
 
+    @property
+    def interior(self) -> Array:
+        return svec(np.eye(self.order))
+
     def project(self, w: Array) -> Array:
         s = np.empty(w.shape)
         kernels.project_blocks(contiguous(w), s)

@@ -27,6 +27,10 @@ class SecondOrder(Cone):
     def dim(self) -> int:
         return self.size
 
+    @property
+    def interior(self) -> Array:
+        return np.eye(1, self.size)[0]
+
     def project(self, w: Array) -> Array:
         s = np.empty(w.shape)
         kernels.project_blocks(contiguous(w), s)

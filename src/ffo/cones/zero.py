@@ -21,5 +21,9 @@ class Zero(Cone):
     def dim(self) -> int:
         return 1
 
+    @property
+    def interior(self) -> Array:
+        return np.zeros(1)
+
     def project(self, w: Array) -> Array:
         return np.where(np.isnan(w), w, 0.0)

@@ -277,7 +277,7 @@ class Batch:
             warm_hits=self.hits,
             retried=self.retried,
             rescued=self.rescued,
-            certificate=certificate,
+            evidence=certificate,
             times=Times(self.setup_time, self.solve_time, self.polish_time, seconds),
             detail=self.detail,
             proofs=self.proofs,

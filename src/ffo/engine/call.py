@@ -17,6 +17,7 @@ from ffo.engine.engine import Engine
 from ffo.engine.info import Info
 from ffo.engine.outcome import Outcome, only
 from ffo.engine.smoothing import Sampler, centred
+from ffo.engine.start import Start
 from ffo.errors import GradientWarning, InputError
 from ffo.program.affine import DataGradient
 from ffo.program.canonical import CanonicalProblem
@@ -59,6 +60,7 @@ class LayerCall:
         mean: whether gradients of shared parameters are means over the batch instead of sums.
         receive: takes the report on the call, to which derivatives add later.
         precision: the dtype in which the front end computes expressions of parameters.
+        start: the user's guess of each output, (batch, *shape) or None; an empty tuple: there is no guess.
     """
 
     engine: Engine
@@ -71,14 +73,15 @@ class LayerCall:
     mean: bool
     receive: Callable[[Info], None]
     precision: Any = np.float64
+    start: tuple[Array | None, ...] = ()
 
     def parameter_dims(self) -> list[int]:
         return [len(s) for s in self.canonical.shapes]
 
     def folded(self, samples: int, batched: Sequence[bool]) -> LayerCall:
         """The call with a mapped dimension of `samples` joined to the batch."""
-        if self.keys is not None:
-            raise InputError("keys= and warm_start= cannot be used under torch.func.vmap: pass a batch instead")
+        if self.keys is not None or self.start:
+            raise InputError("keys=, warm_start= and start= cannot be used under torch.func.vmap: pass a batch instead")
         self.check_foldable("torch.func.vmap")
         return replace(self, batched=tuple(batched), batch=samples * (self.batch or 1))
 
@@ -109,6 +112,7 @@ class LayerCall:
             open_sides=self.canonical.open_sides,
             hidden=self.canonical.recovery.hidden,
             names=self.canonical.names,
+            start=self._guess(draws),
         )
         record = LayerRecord(outcome, flat, draws, score, self._irregular(values))
         if record.irregular:
@@ -192,7 +196,6 @@ class LayerCall:
             first: whether this is the first derivative, which replaces what the forward pass expected.
         """
         info, lifted = record.outcome.info, self.canonical.lifted
-        assert info.certificate is not None
         assert lifted is not None
         flags = np.zeros(len(info.status), dtype=bool) if first else info.certificate.irregular.copy()
         for k, through in felt.items():
@@ -201,7 +204,7 @@ class LayerCall:
             flags |= where
             text = f"the parameter expression {lifted.texts[k - self.canonical.given]} has no derivative here"
             info.detail.update({int(i): text for i in np.flatnonzero(where) if int(i) not in info.detail})
-        info.certificate = replace(info.certificate, irregular=flags)
+        info.evidence = replace(info.certificate, irregular=flags)
 
     def _score_gradient(self, record: LayerRecord, gradients: Sequence[Array | None]) -> Array:
         """Gradient in the linear term of the mean over perturbed costs (see `engine.smoothing`)."""
@@ -220,6 +223,12 @@ class LayerCall:
     def _flat(self, values: list[Array]) -> list[Array]:
         sizes = self.canonical.map.sizes
         return [v.reshape((len(v), s) if b else (s,)) for v, b, s in zip(values, self.batched, sizes, strict=True)]
+
+    def _guess(self, draws: int) -> Start | None:
+        if not self.start:
+            return None
+        guess = Start(*self.canonical.recovery.guess(self.start, self.batch or 1))
+        return guess.repeat(draws) if draws > 1 else guess
 
     @property
     def _averages(self) -> bool:
@@ -286,6 +295,29 @@ def read_batch(
     return tuple(s is not None for s in sizes), next(iter(distinct), None)
 
 
+def read_start(
+    start: Sequence[Array | None], shapes: Sequence[tuple[int, ...]], batch: int | None
+) -> tuple[Array | None, ...]:
+    """The guesses of a call as (batch, *shape) arrays, checked.
+
+    Args:
+        start: one array per output, with or without a batch dimension, None where there is no guess.
+        shapes: of the outputs for one sample.
+    """
+    if len(start) != len(shapes):
+        raise InputError(f"start= must have one guess per output: got {len(start)}, expected {len(shapes)}")
+    size, found = batch or 1, list[Array | None]()
+    for i, (guess, shape) in enumerate(zip(start, shapes, strict=True)):
+        if guess is None:
+            found.append(None)
+        elif guess.shape == shape or (batch is not None and guess.shape == (batch, *shape)):
+            found.append(np.broadcast_to(guess, (size, *shape)))
+        else:
+            more = "" if batch is None else f" or {(batch, *shape)}"
+            raise InputError(f"guess {i} in start= must have the shape {shape}{more}, got {guess.shape}")
+    return tuple(found) if any(guess is not None for guess in found) else ()
+
+
 def call_keys(
     keys: Iterable[Hashable] | None, warm_start: bool | None, by_position: bool, batch: int | None
 ) -> list[Hashable] | None:
@@ -318,7 +350,7 @@ def sample_keys(keys: Iterable[Hashable] | None, batch: int | None) -> list[Hash
 
 def warn_of_doubt(info: Info) -> None:
     """Warn if a gradient that was just computed cannot be fully trusted."""
-    certificate = info.certificate
+    certificate = info.evidence
     if certificate is None or certificate.all_good:
         return
     doubtful = np.flatnonzero(~certificate.good & info.answered)

@@ -4,7 +4,7 @@ One call is a sequence of stages over one record, a `Batch`. Equal matrices are 
 to unit size and removes missing rows. Then, in each reduced program:
 
 - data that cannot be solved is set aside;
-- samples with a remembered solution are tried from their active set;
+- samples with a remembered solution, or a guess of the user's, are tried from its active set;
 - the rest, if it is light and the user named no solver, is tried by Newton's method from zero;
 - the remaining samples go to the solver, whose answers are polished and verified, and samples that fail go on to the
   next solver (`retry=`);
@@ -31,6 +31,7 @@ from ffo.engine.memory import Backoff, Matrices, Memory
 from ffo.engine.options import Options, Relax
 from ffo.engine.outcome import Outcome
 from ffo.engine.stages import REPAIRABLE, ask, from_memory, reject_bad_data, rescue, seek_proofs, solve_from_nothing
+from ffo.engine.start import Start
 from ffo.errors import Status
 from ffo.ghost.direct import Direct
 from ffo.ghost.iterative import Iterative
@@ -150,6 +151,7 @@ class Engine:
         open_sides: bool = False,
         hidden: Array | None = None,
         names: Names | None = None,
+        start: Start | None = None,
     ) -> Outcome:
         """Solve every sample of a program.
 
@@ -164,14 +166,15 @@ class Engine:
                 does not have this row (else it is invalid data).
             hidden: (n,) variables that are not outputs.
             names: the user's names of constraints and variables.
+            start: the user's guesses, which are tried instead of remembered solutions.
         """
-        start = time.perf_counter()
+        begun = time.perf_counter()
         if refused:
             q = np.array(program.q)
             q[list(refused)] = np.nan
             program = program.with_vectors(q=q)
         given = self.matrices.recognized(program)
-        known = None if keys is None else self._memory.recall(keys, given.n, given.m, given.m)
+        known = self._known(given, keys, start)
         deadline = None if self.options.time_limit is None else Deadline(self.options.time_limit, self._pace)
         how = _How(overrides, check_convexity, open_sides, deadline)
         batch = self._solve(given, known, hidden, how)
@@ -183,10 +186,25 @@ class Engine:
                 batch.name_proofs(names)
             if self.options.raises:
                 batch.raise_failures(copies, partial(self.solver, given, overrides))
-        outcome = batch.outcome(time.perf_counter() - start)
+        outcome = batch.outcome(time.perf_counter() - begun)
         if keys is not None:
             self._remember(keys, outcome)
         return outcome
+
+    def _known(
+        self, given: ConeProgram, keys: Sequence[Hashable] | None, start: Start | None
+    ) -> tuple[Array, ...] | None:
+        """Samples with a guess or, failing that, a remembered solution, in order, and these points."""
+        known = None if keys is None else self._memory.recall(keys, given.n, given.m, given.m)
+        if start is None:
+            return known
+        guessed = start.complete(given)
+        if known is None:
+            return guessed
+        rest = ~np.isin(known[0], guessed[0])
+        joined = [np.concatenate([g, k[rest]]) for g, k in zip(guessed, known, strict=True)]
+        order = np.argsort(joined[0])
+        return tuple(v[order] for v in joined)
 
     def _solve(self, given: ConeProgram, known: tuple[Array, ...] | None, hidden: Array | None, how: _How) -> Batch:
         """Every sample through the presolve and the stages, and back; `known`: remembered solutions of some."""

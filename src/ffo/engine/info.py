@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from ffo.engine.proof import Proof
-from ffo.errors import Status
+from ffo.errors import DerivativeError, Status
 from ffo.ghost.certificate import Certificate
 from ffo.program.names import Names, parts
 
@@ -68,12 +68,12 @@ class Info:
         residual: natural residual of the returned point, after polish: how far the optimality conditions are
             from holding, each in its own units; NaN where a sample failed.
         iterations: of the solver, or steps of Newton's method; -1 if unknown, 0 for warm-start hits.
-        warm_hits: number of samples solved from their remembered active set.
+        warm_hits: number of samples solved from their remembered active set, or from that of the user's guess.
         retried: samples that the first solver failed on and another one tried, or that another one solved more
             accurately (see `retry=`).
         rescued: samples whose solver failed but whose point was turned into a solution by Newton steps.
-        certificate: how far to trust the gradients; complete once they have been computed. None if no
-            derivative can be taken (problems given by functions, called without gradients).
+        evidence: the certificate; None if no derivative can be taken (problems given by functions, called without
+            gradients).
         detail: the solver's own message about failed samples; for others the expression of parameters, if any, that
             has no derivative there (`certificate.irregular`).
         proofs: of the samples that provably have no solution; `proofs[k].parts` names the constraints that contradict
@@ -88,11 +88,21 @@ class Info:
     warm_hits: int = 0
     retried: Array = field(default_factory=lambda: np.zeros(0, dtype=bool))
     rescued: Array = field(default_factory=lambda: np.zeros(0, dtype=bool))
-    certificate: Certificate | None = None
+    evidence: Certificate | None = None
     times: Times = field(default_factory=Times)
     detail: dict[int, str] = field(default_factory=dict)
     proofs: dict[int, Proof] = field(default_factory=dict)
     violations: dict[int, Violation] = field(default_factory=dict)
+
+    @property
+    def certificate(self) -> Certificate:
+        """How far to trust the gradients; complete once they have been computed."""
+        if self.evidence is None:
+            raise DerivativeError(
+                "there is no certificate: the layer was called without gradients, and no derivative can be taken. Pass "
+                "tensors that require gradients"
+            )
+        return self.evidence
 
     @property
     def ok(self) -> Array:
@@ -107,7 +117,7 @@ class Info:
     @property
     def differentiated(self) -> bool:
         """Whether any derivative has been taken."""
-        return self.certificate is not None and self.certificate.differentiated
+        return self.evidence is not None and self.evidence.differentiated
 
     @property
     def violation(self) -> Array:
@@ -143,11 +153,10 @@ class Info:
         self.solver, self.warm_hits = tuple(solver), self.warm_hits + other.warm_hits
         for name in ("residual", "iterations", "retried", "rescued"):
             getattr(self, name)[samples] = getattr(other, name)
-        if self.certificate is not None and other.certificate is not None:
-            self.certificate = self.certificate.put(samples, other.certificate)
+        if self.evidence is not None and other.evidence is not None:
+            self.evidence = self.evidence.put(samples, other.evidence)
 
     def add_pass(self, seconds: float, residual: Array, *evidence: Array | None) -> None:
         """Add a backward or forward-mode pass: its time, and the arguments of `Certificate.after_backward`."""
-        assert self.certificate is not None
-        self.certificate = self.certificate.after_backward(residual, *evidence)
+        self.evidence = self.certificate.after_backward(residual, *evidence)
         self.times.backward = seconds

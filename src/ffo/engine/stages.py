@@ -63,14 +63,15 @@ def reject_bad_data(batch: Batch, indefinite: Callable[[SymmetricBatch], dict[in
 
 
 def from_memory(batch: Batch, way: Way, known: Array, point: Triple) -> None:
-    """Newton's method from remembered solutions of some samples; results that are solutions are kept."""
+    """Newton's method from remembered or guessed solutions of some samples; results that are solutions are kept."""
     fresh = batch.status[known] == OPEN
     known, x, y, s = (v if fresh.all() else v[fresh] for v in (known, *point))
     if not len(known) or not way.polishes:
         return
     with np.errstate(all="ignore"):
         found = batch.linearized(known, _unsolved(x, y, s), way)
-        hit = _accept(batch, known, found, found.certificate.natural_residual <= ACCEPT)
+        good = (found.certificate.natural_residual <= ACCEPT) & ~found.certificate.unsettled
+        hit = _accept(batch, known, found, good)
     batch.iterations[known[hit]] = 0
     batch.hits = int(hit.sum())
 

@@ -83,8 +83,7 @@ class FunctionOutcome:
             dependent = torch.zeros_like(use)
             dependent[self.solved] = pulled.dependent
             given = self.info.certificate
-            assert given is not None
-            self.info.certificate = replace(given, indefinite=given.indefinite | indefinite.cpu().numpy())
+            self.info.evidence = replace(given, indefinite=given.indefinite | indefinite.cpu().numpy())
             self.info.add_pass(time.perf_counter() - start, residual.cpu().numpy(), dependent.cpu().numpy())
         return total
 
@@ -312,7 +311,7 @@ class _FunctionRun:
             warm_hits=self.hits,
             retried=self.retried,
             rescued=self.rescued,
-            certificate=evidence,
+            evidence=evidence,
             times=replace(self.times, polish=self.times.polish + time.perf_counter() - began),
             detail=self.detail,
         )

@@ -13,11 +13,12 @@ import numpy as np
 
 from ffo.engine import Engine, Info, Options, Smoothing
 from ffo.engine.call import LayerCall
+from ffo.engine.records import Records
 from ffo.engine.smoothing import Sampler
-from ffo.errors import SOLVED, InputError
+from ffo.errors import SOLVED, InputError, NotCalledError
 from ffo.jax.host import Site
 from ffo.jax.primitives import bind_solve
-from ffo.jax.records import Records
+from ffo.jax.records import SolvedCall
 from ffo.program.canonical import CanonicalProblem
 
 
@@ -49,15 +50,20 @@ class LayerBase:
     def __init__(self, options: Options) -> None:
         self.engine = Engine(options)
         self.sampler = Sampler(options.smoothing) if options.smoothing else None
-        self.records = Records()
+        self.records: Records[SolvedCall] = Records()
         self._last: Info | None = None
 
     @property
-    def info(self) -> Info | None:
-        """Report on the last call that has run; None before any.
+    def info(self) -> Info:
+        """Report on the last call that has run; before any, a `NotCalledError`.
 
         Compiled programs run asynchronously: call `jax.block_until_ready` first.
         """
+        if self._last is None:
+            raise NotCalledError(
+                "info reports on the last call of the layer, and none has run yet: call the layer first, and "
+                "jax.block_until_ready on its outputs if it is compiled"
+            )
         return self._last
 
     def smoothed(self, smoothing: float | Smoothing | None) -> Self:

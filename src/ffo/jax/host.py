@@ -13,16 +13,13 @@ import numpy as np
 
 from ffo.engine.call import LayerCall, sample_keys
 from ffo.engine.info import Info
+from ffo.engine.records import GONE, NOTHING, Records
 from ffo.errors import DerivativeError
-from ffo.jax.records import NOTHING, Records, SolvedCall
+from ffo.jax.records import SolvedCall
 
 Array = np.ndarray
 #: codes of `ffo.errors.Status`, residual, error estimate, certificate
 REPORT = 4
-GONE = (
-    "the draws of this smoothed call are gone, and their derivative with them: take derivatives before other calls of "
-    "the layer, at most a few hundred later"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +33,7 @@ class Site:
     """
 
     call: LayerCall
-    records: Records
+    records: Records[SolvedCall]
     by_position: bool
     report: bool
 
@@ -74,7 +71,7 @@ class Site:
         """Outputs, a token for the derivative, and the report where it is wanted."""
         call = self._shaped_call(values, keys)
         outputs, record = call.solve([owned(v) for v in values])
-        token = self.records.keep(SolvedCall(call, record)) if keep else NOTHING
+        token = self.records.keep(SolvedCall(call, record), record) if keep else NOTHING
         found = [in_dtype(v, dtype) for v in outputs]
         if self.report:
             shape = self.report_shape(call.batch)
@@ -201,7 +198,6 @@ def in_dtype(v: Array, dtype: np.dtype) -> Array:
 def report_arrays(info: Info, dtype: np.dtype) -> list[Array]:
     """Status codes, residuals, errors and verdicts, in the order of `CallReport`."""
     certificate = info.certificate
-    assert certificate is not None
     real = report_dtype(dtype)
     return [
         np.array([int(s) for s in info.status], dtype=np.int32),

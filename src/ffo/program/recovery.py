@@ -41,6 +41,24 @@ class Output:
         """(batch, n or m) -> (batch, size), always a new array."""
         return np.array(v) if self._map.identity else self._map.apply(v)
 
+    @cached_property
+    def _sources(self) -> tuple[Array, Array, Array, Array]:
+        """Entries of the quantity that determine entries of x or y: (entry, place, factor, whether it is one of two
+        multipliers whose difference is shown)."""
+        rows = np.repeat(np.arange(self.select.shape[0]), np.diff(self.select.indptr))
+        several = np.diff(self.select.indptr)[rows] > 1
+        kept = ~several | self.dual
+        return rows[kept], self.select.indices[kept], self.select.data[kept], several[kept]
+
+    def guess(self, values: Array, into: Array) -> None:
+        """Write what values (batch, size) of the quantity say about x or y (batch, n or m) into it."""
+        rows, places, factor, several = self._sources
+        if self.exponential:
+            with np.errstate(all="ignore"):
+                values = np.log(values)
+        found = values[:, rows] / factor
+        into[:, places] = np.where(several, np.maximum(found, 0.0), found)
+
     def to(self, gradient: Array) -> Array:
         """The adjoint: (batch, size) -> (batch, n or m), always a new array."""
         return self._map.back(gradient)
@@ -71,6 +89,14 @@ class Recovery:
                 value = np.exp(value)
             values.append(value.reshape(len(x), *out.shape))
         return values
+
+    def guess(self, values: Sequence[Array | None], batch: int) -> tuple[Array, Array]:
+        """x (batch, n) and y (batch, m) that have these outputs, each (batch, *shape); NaN where they do not say."""
+        x, y = np.full((batch, self.n), np.nan), np.full((batch, self.m), np.nan)
+        for out, value in zip(self.outputs, values, strict=True):
+            if value is not None:
+                out.guess(value.reshape(batch, -1), y if out.dual else x)
+        return x, y
 
     def adjoint(self, gradients: Sequence[Array | None], x: Array) -> tuple[Array, Array]:
         """Loss gradients in the outputs -> gradients in x and y."""

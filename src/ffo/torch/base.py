@@ -5,16 +5,26 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, Self, TypeVar
 
 import torch
 
 from ffo.engine import Engine, Info, Options, Smoothing
-from ffo.engine.call import LayerCall
+from ffo.engine.call import LayerCall, read_start
 from ffo.engine.call import warn_of_doubt as warn_of_doubt  # for the dense path
 from ffo.engine.smoothing import Sampler
+from ffo.errors import InputError, NotCalledError
 from ffo.program.canonical import CanonicalProblem
-from ffo.torch.function import Slot, Solve, SolveOutside, inside_transform
+from ffo.torch.function import NumpyArray, Slot, Solve, SolveOutside, inside_transform, to_numpy
+from ffo.torch.graph import number
+
+#: a guess of each output, or of the only one
+Guesses = torch.Tensor | Sequence[torch.Tensor | None]
+
+
+Arguments = ParamSpec("Arguments")
+Found = TypeVar("Found")
+Layer = TypeVar("Layer", bound="Reporting")
 
 
 class Report(Protocol):
@@ -23,10 +33,26 @@ class Report(Protocol):
     def info(self) -> Info: ...
 
 
-class OptimizationLayer(torch.nn.Module):
-    """A layer that solves a parametrised problem for each sample of a batch."""
+class Reporting(torch.nn.Module):
+    """A layer that reports on its last call."""
 
     _last: Info | Report | None = None
+
+    @property
+    def info(self) -> Info:
+        """Report on the last call; before any, a `NotCalledError`."""
+        last = self._last
+        if last is None:
+            raise NotCalledError("info reports on the last call of the layer: call the layer first")
+        return last if isinstance(last, Info) else last.info()
+
+    def _receive(self, report: Info | Report) -> None:
+        self.__dict__["_last"] = report  # bypasses torch's slower __setattr__
+
+
+class OptimizationLayer(Reporting):
+    """A layer that solves a parametrised problem for each sample of a batch."""
+
     #: whether gradients of parameters shared by the batch are sums or means over it
     reduction: Literal["sum", "mean"] = "sum"
 
@@ -34,28 +60,24 @@ class OptimizationLayer(torch.nn.Module):
         super().__init__()
         self.engine = Engine(options)
         self.sampler = Sampler(options.smoothing) if options.smoothing else None
-        self.info = None
+        self._number = number(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._number = number(self)  # a copy is another layer
 
     @property
-    def info(self) -> Info | None:
-        """Report on the last call; None before any."""
-        last = self._last
-        return last if last is None or isinstance(last, Info) else last.info()
+    def smooths(self) -> bool:
+        """Whether every call has its own random draws."""
+        return self.sampler is not None
 
-    @info.setter
-    def info(self, info: Info | None) -> None:
-        self._last = info
+    def from_graph(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        """The outputs for the tensors of a call (see `ffo.torch.graph`)."""
+        raise NotImplementedError
 
-    def _receive(self, report: Info | Report) -> None:
-        self.__dict__["_last"] = report  # bypasses torch's slower __setattr__
-
-    def call(self, *args: Any, **kwargs: Any) -> tuple[Any, Info]:
-        """The layer's outputs for these arguments, and the report on this call.
-
-        `layer.info` belongs to the last call. The report returned here belongs to this call, even if threads share
-        the layer: every derivative taken through these outputs adds to it.
-        """
-        return call_with_report(self, args, kwargs)
+    def shapes_in_graph(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        """Tensors of the shapes and kinds of these outputs."""
+        raise NotImplementedError
 
     @property
     def _plain(self) -> bool:
@@ -75,7 +97,7 @@ class OptimizationLayer(torch.nn.Module):
         other.engine = Engine(replace(self.engine.options, smoothing=smoothing))  # type: ignore[arg-type]
         chosen = other.engine.options.smoothing
         other.sampler = Sampler(chosen) if chosen else None
-        other.info = None
+        other._last = None
         return other
 
     def _run(
@@ -87,11 +109,13 @@ class OptimizationLayer(torch.nn.Module):
         solver_args: Mapping[str, Any] | None,
         keys: list[Hashable] | None,
         *,
+        start: Guesses | None = None,
         receive: Callable[[Info], None] | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Solve a canonical problem for tensors and keys that have been checked.
 
         Args:
+            start: the user's guess of each output.
             receive: takes the report instead of the layer; gradients of shared parameters are sums then.
         """
         call = LayerCall(
@@ -104,6 +128,7 @@ class OptimizationLayer(torch.nn.Module):
             self.sampler,
             self.reduction == "mean" and receive is None,
             receive or self._receive,
+            () if start is None else self._guesses(canonical, start, batch),
         )
         if not params:
             outputs, _ = call.solve([])
@@ -111,10 +136,32 @@ class OptimizationLayer(torch.nn.Module):
         function = Solve if inside_transform() else SolveOutside
         return function.apply(Slot(call), *params)
 
+    @staticmethod
+    def _guesses(canonical: CanonicalProblem, start: Guesses, batch: int | None) -> tuple[NumpyArray | None, ...]:
+        shapes = [out.shape for out in canonical.recovery.outputs]
+        listed = [start] if isinstance(start, torch.Tensor) else list(start)
+        for guess in listed:
+            if guess is not None and not isinstance(guess, torch.Tensor):
+                raise InputError(f"start= takes torch tensors shaped like the outputs, got {type(guess).__name__}")
+            if guess is not None and torch._C._functorch.is_functorch_wrapped_tensor(guess):
+                raise InputError("start= cannot be used inside torch.func transforms: pass a batch instead")
+        return read_start([None if g is None else to_numpy(g.detach()) for g in listed], shapes, batch)
 
-def call_with_report(layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Info]:
-    """Call a layer, and return its outputs and its report."""
-    alone = copy.copy(layer)  # shares everything but the report; no other thread calls this copy
-    outputs = alone(*args, **kwargs)
-    info = layer.info = alone.info
-    return outputs, info
+
+def reporting(
+    forward: Callable[Concatenate[Layer, Arguments], Found],
+) -> Callable[Concatenate[Layer, Arguments], tuple[Found, Info]]:
+    """The method `call` of a layer, with the arguments of its `forward`."""
+
+    def call(self: Layer, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> tuple[Found, Info]:
+        """The layer's outputs for these arguments, and the report on this call.
+
+        `layer.info` belongs to the last call. The report returned here belongs to this call, even if threads share
+        the layer: every derivative taken through these outputs adds to it.
+        """
+        alone: Any = copy.copy(self)  # shares everything but the report; no other thread calls this copy
+        outputs = alone(*args, **kwargs)
+        self._last = alone._last
+        return outputs, alone.info
+
+    return call

@@ -5,19 +5,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
 
-from ffo.engine import Info, Options, Smoothing
+from ffo.engine import Options, Smoothing
 from ffo.engine.call import call_keys, warn_of_doubt
 from ffo.errors import DerivativeError, InputError
 from ffo.functions.outcome import FunctionOutcome, Runner
 from ffo.functions.problem import Functions, Problem, graph_nodes
 from ffo.functions.solvers import FunctionSolver
-from ffo.torch.base import call_with_report
+from ffo.torch.base import Reporting, reporting
 from ffo.torch.function import Once, check_kinds, inside_transform, kinds_of
+from ffo.torch.graph import outside_graphs
 
 Tensor = torch.Tensor
 Function = Callable[..., Tensor]
@@ -33,7 +34,7 @@ _TRANSFORMED = (
 )
 
 
-class FFOFunctionLayer(torch.nn.Module):
+class FFOFunctionLayer(Reporting):
     """Solves  minimize g(theta, y)  subject to  h(theta, y) <= 0,  e(theta, y) = 0,  and differentiates y.
 
     The functions are plain torch, written for one sample: `objective(*theta, y)` returns a number,
@@ -67,7 +68,7 @@ class FFOFunctionLayer(torch.nn.Module):
         time_limit: as in `FFOLayer`; a solver function of yours is stopped when it next evaluates the objective.
 
     Attributes:
-        info: report on the last call, with the gradient certificate; None before any.
+        info: report on the last call, with the gradient certificate; before any, a `NotCalledError`.
 
     Example:
         >>> import torch
@@ -76,8 +77,6 @@ class FFOFunctionLayer(torch.nn.Module):
         >>> y = layer(a)  # (8, 3)
         >>> y.sum().backward()
     """
-
-    info: Info | None
 
     def __init__(
         self,
@@ -133,11 +132,6 @@ class FFOFunctionLayer(torch.nn.Module):
         self.dims = None if dims is None else tuple(dims)
         self.runner = Runner(options, exact=hvp == "autograd")
         self._random = np.random.default_rng(options.smoothing.seed) if options.smoothing else None
-        self.info = None
-
-    def call(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Info]:
-        """The layer's output for these arguments, and the report on this call (see `FFOLayer.call`)."""
-        return call_with_report(self, args, kwargs)
 
     def smoothed(self, smoothing: float | Smoothing | None) -> Self:
         """The same layer with other smoothing, with its own draws and memory."""
@@ -145,7 +139,7 @@ class FFOFunctionLayer(torch.nn.Module):
         options = replace(self.runner.options, smoothing=smoothing)  # type: ignore[arg-type]
         other.runner = Runner(options, exact=self.runner.exact)
         other._random = np.random.default_rng(options.smoothing.seed) if options.smoothing else None
-        other.info = None
+        other._last = None
         return other
 
     def forward(
@@ -168,9 +162,13 @@ class FFOFunctionLayer(torch.nn.Module):
             y (*batch, *shape).
         """
         arguments = (theta, y0, solver_args, keys, warm_start)
-        if torch.compiler.is_compiling():  # a solve cannot be part of a graph: torch.compile breaks it here
-            return torch.compiler.disable(self._solve)(*arguments)
+        if torch.compiler.is_compiling():
+            return self._outside(*arguments)
         return self._solve(*arguments)
+
+    call = reporting(forward)
+    if TYPE_CHECKING:  # torch declares that calling a module returns Any
+        __call__ = forward
 
     def _solve(
         self,
@@ -189,6 +187,8 @@ class FFOFunctionLayer(torch.nn.Module):
         derivative = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
         call = _Call(self, layout, tuple(weights), derivative, given, dict(solver_args or {}))
         return _Solve.apply(call, *inputs)
+
+    _outside = outside_graphs(_solve)
 
     def _layout(self, theta: Sequence[Tensor], y0: Tensor | None) -> _CallLayout:
         """Check the tensors of a call against each other and against the layer's arguments."""
@@ -307,7 +307,7 @@ class _Call:
             problem, y0 = self._perturbed(problem), y0.repeat_interleave(draws, 0)
             keys = None if keys is None else [(k, d) for k in keys for d in range(draws)]
         outcome = self.layer.runner.run(problem, y0, self.derivative, keys, self.overrides, draws)
-        self.layer.info = outcome.info
+        self.layer._receive(outcome.info)
         y = outcome.y.reshape(-1, draws, *layout.shape)
         if self.averages:
             y = y.mean(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import cvxpy as cp
 import torch
@@ -16,7 +16,7 @@ from ffo.engine.options import OnFail, numbered_relaxation
 from ffo.ghost.oracle import Way
 from ffo.program.cvxpy import canonicalize
 from ffo.solvers.base import Solver
-from ffo.torch.base import OptimizationLayer
+from ffo.torch.base import Guesses, OptimizationLayer, reporting
 from ffo.torch.dense.answer import UnverifiedError
 from ffo.torch.dense.canonical import CanonicalFront, device_map, suited, worthwhile
 from ffo.torch.dense.layer import DensePlan
@@ -24,6 +24,7 @@ from ffo.torch.dense.parts import solve_in_parts
 from ffo.torch.dense.warm import ActiveSets, Remembered
 from ffo.torch.expressions import with_expressions
 from ffo.torch.function import Kind, check_kinds, in_one_dtype, kinds_of
+from ffo.torch.graph import fits_into_graphs, outside_graphs, solve_in_graph
 
 
 class FFOLayer(OptimizationLayer):
@@ -71,8 +72,9 @@ class FFOLayer(OptimizationLayer):
     After a call, `layer.info` holds statuses, residuals, times and the gradient certificate.
 
     The layer is differentiable once, in reverse and in forward mode, and works with `torch.func`
-    (`jacrev`, `jacfwd`, `vmap`, and `vmap` of `grad`); a second derivative is a `DerivativeError`. Under
-    `torch.compile` it breaks the graph. Outputs are the same with and without gradients: always polished and
+    (`jacrev`, `jacfwd`, `vmap`, and `vmap` of `grad`); a second derivative is a `DerivativeError`. Plain
+    calls (without the keywords below) can be part of a graph of `torch.compile(fullgraph=True)` and `torch.export`;
+    others break it, and say so. Outputs are the same with and without gradients: always polished and
     verified.
 
     Example:
@@ -132,6 +134,7 @@ class FFOLayer(OptimizationLayer):
         solver_args: Mapping[str, Any] | None = None,
         keys: Sequence[Hashable] | torch.Tensor | None = None,
         warm_start: bool | None = None,
+        start: Guesses | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Solve for the given parameter values.
 
@@ -143,13 +146,25 @@ class FFOLayer(OptimizationLayer):
             keys: one hashable per sample (say, its index in the data set), by which its solution is
                 remembered between calls whatever the order of batches.
             warm_start: as in the constructor, for this call.
+            start: an initial guess: one tensor per variable, shaped as the outputs, with or without the batch
+                dimension, None where there is none (say, the outputs of another call). Its active constraints are
+                tried before the solver is called, instead of remembered ones: those that it satisfies with equality
+                or violates, and those with a multiplier if it contains duals. Answers are verified in any case, so a
+                wrong guess costs time only. No gradient flows into it.
 
         Returns:
             One tensor per variable, (*batch, *variable.shape), in the (promoted) dtype of the parameters.
         """
-        if torch.compiler.is_compiling():  # a solve cannot be part of a graph: torch.compile breaks it here
-            return torch.compiler.disable(self._solve)(params, solver_args, keys, warm_start)
-        return self._solve(params, solver_args, keys, warm_start)
+        if torch.compiler.is_compiling():
+            plain = solver_args is None and keys is None and warm_start is None and start is None
+            if plain and params and fits_into_graphs(params):
+                return tuple(solve_in_graph(self._number, list(params)))
+            return self._outside(params, solver_args, keys, warm_start, start)
+        return self._solve(params, solver_args, keys, warm_start, start)
+
+    call = reporting(forward)
+    if TYPE_CHECKING:  # torch declares that calling a module returns Any
+        __call__ = forward
 
     def _solve(
         self,
@@ -157,14 +172,16 @@ class FFOLayer(OptimizationLayer):
         solver_args: Mapping[str, Any] | None,
         keys: Sequence[Hashable] | torch.Tensor | None,
         warm_start: bool | None,
+        start: Guesses | None,
     ) -> tuple[torch.Tensor, ...]:
         params = in_one_dtype(params)
         batched, batch = validate(kinds_of(params), self.canonical.shapes[: self.canonical.given])
         named = call_keys(keys, warm_start, self.engine.options.warm_start, batch)
         if self.canonical.lifted is not None:
             params, batched = with_expressions(self.canonical, params, batched)
-        found = None if solver_args else self._dense(params, batched, batch, named)
-        return found or self._run(self.canonical, params, batched, batch, solver_args, named)
+        # the device has no use for a guess of outputs
+        found = None if solver_args or start is not None else self._dense(params, batched, batch, named)
+        return found or self._run(self.canonical, params, batched, batch, solver_args, named, start=start)
 
     def _dense(
         self, params: Sequence[torch.Tensor], batched: tuple[bool, ...], batch: int | None, keys: list[Hashable] | None
@@ -195,6 +212,18 @@ class FFOLayer(OptimizationLayer):
             found, left = None, batch or 1
         self._backoff.record(2 * left <= (batch or 1))
         return found
+
+    _outside = outside_graphs(_solve)
+
+    def from_graph(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        return list(self(*cast(Sequence[torch.Tensor], tensors)))
+
+    def shapes_in_graph(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        params = in_one_dtype(tensors)
+        shapes = self.canonical.shapes[: self.canonical.given]
+        batch = [p.shape[0] for p, shape in zip(params, shapes, strict=True) if p.ndim > len(shape)][:1]
+        draws = () if self.sampler is None or self.sampler.smoothing.average else (self.sampler.smoothing.draws,)
+        return [params[0].new_empty((*draws, *batch, *out.shape)) for out in self.canonical.recovery.outputs]
 
     def extra_repr(self) -> str:
         m = self.canonical.map

@@ -4,27 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, cast, overload
 
 import torch
+from typing_extensions import TypeVar  # torch requires it; typing's has no default before Python 3.13
 
 from ffo.engine import Info, Options, Smoothing
 from ffo.engine.call import call_keys
 from ffo.engine.options import OnFail, check_relaxed
 from ffo.errors import InputError
 from ffo.ghost.oracle import Way
-from ffo.program.quadratic import Name, QPSolution, quadratic_problem
+from ffo.program.blocks import MATRICES, is_absent
+from ffo.program.quadratic import NAMES, Name, QPSolution, quadratic_problem
 from ffo.solvers.base import Solver
-from ffo.torch.base import OptimizationLayer
-from ffo.torch.blocks import Given, read_blocks, read_given
+from ffo.torch.base import OptimizationLayer, reporting
+from ffo.torch.blocks import Form, Given, read_blocks, read_given
 from ffo.torch.dense.answer import UnverifiedError
 from ffo.torch.dense.blocks import BlockFront
 from ffo.torch.dense.layer import DensePlan, accessible
 from ffo.torch.dense.parts import solve_in_parts
 from ffo.torch.dense.warm import ActiveSets, Remembered
+from ffo.torch.function import in_one_dtype
+from ffo.torch.graph import fits_into_graphs, outside_graphs, solve_in_graph
+
+Found = TypeVar("Found", bound="torch.Tensor | QPSolution[torch.Tensor]", default=torch.Tensor)
 
 
-class FFOQPLayer(OptimizationLayer):
+class QPOptions(TypedDict, total=False):
+    """The arguments of `FFOQPLayer` other than `duals`."""
+
+    reduction: Literal["sum", "mean"]
+    solver: str | Solver | Enum | None
+    solver_args: Mapping[str, Any] | None
+    backward: str | Way
+    delta: float | None
+    on_fail: OnFail
+    warm_start: bool
+    retry: Sequence[str | Solver] | None
+    smoothing: float | Smoothing | None
+    verbose: bool | int
+    time_limit: float | None
+    eps: float | None
+    maxIter: int | None
+    notImprovedLim: int | None
+    check_Q_spd: bool
+
+
+class FFOQPLayer(OptimizationLayer, Generic[Found]):
     """Solves  minimize 1/2 z'Qz + p'z  subject to  Az = b, lower <= Gz <= h, lb <= z <= ub.
 
     The argument order of a call is qpth's. Gradients of blocks shared by the batch are sums over the batch; qpth
@@ -48,6 +74,21 @@ class FFOQPLayer(OptimizationLayer):
         >>> z = qp(Q, p, lb=torch.zeros(3))  # (8, 3), projections onto z >= 0
         >>> z.sum().backward()
     """
+
+    @overload
+    def __init__(
+        self: FFOQPLayer[torch.Tensor], *, duals: Literal[False] = False, **options: Unpack[QPOptions]
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: FFOQPLayer[QPSolution[torch.Tensor]], *, duals: Literal[True], **options: Unpack[QPOptions]
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: FFOQPLayer[torch.Tensor | QPSolution[torch.Tensor]], *, duals: bool, **options: Unpack[QPOptions]
+    ) -> None: ...
 
     def __init__(
         self,
@@ -108,7 +149,8 @@ class FFOQPLayer(OptimizationLayer):
         solver_args: Mapping[str, Any] | None = None,
         keys: Sequence[Hashable] | torch.Tensor | None = None,
         warm_start: bool | None = None,
-    ) -> torch.Tensor | QPSolution[torch.Tensor]:
+        start: torch.Tensor | QPSolution[torch.Tensor] | None = None,
+    ) -> Found:
         """Solve for the given blocks, each with or without a leading batch dimension.
 
         Args:
@@ -118,6 +160,8 @@ class FFOQPLayer(OptimizationLayer):
             lb, ub: (n,) bounds; lower: (m,) lower bounds of the rows of G. Infinite bounds are ignored; they may
                 differ between samples.
             solver_args, keys, warm_start: as in `FFOLayer`.
+            start: an initial guess z (n,) or (*batch, n), or a `QPSolution`, used as in `FFOLayer`; its multipliers
+                are used if the layer was made with `duals=True`.
 
         Matrices may be sparse tensors (COO, CSR, CSC); their gradients are then on the nonzeros.
 
@@ -126,9 +170,17 @@ class FFOQPLayer(OptimizationLayer):
         """
         blocks: dict[Name, torch.Tensor | None]
         blocks = {"Q": Q, "p": p, "G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub, "lower": lower}
-        if torch.compiler.is_compiling():  # a solve cannot be part of a graph: torch.compile breaks it here
-            return torch.compiler.disable(self._solve)(blocks, solver_args, keys, warm_start)
-        return self._solve(blocks, solver_args, keys, warm_start)
+        if torch.compiler.is_compiling():
+            plain = solver_args is None and keys is None and warm_start is None and start is None
+            given = list(blocks.values())
+            if plain and fits_into_graphs(given):
+                return self._as_asked(tuple(solve_in_graph(self._number, given)))
+            return self._outside(blocks, solver_args, keys, warm_start, start)
+        return self._solve(blocks, solver_args, keys, warm_start, start)
+
+    call = reporting(forward)
+    if TYPE_CHECKING:  # torch declares that calling a module returns Any
+        __call__ = forward
 
     def _solve(
         self,
@@ -136,30 +188,63 @@ class FFOQPLayer(OptimizationLayer):
         solver_args: Mapping[str, Any] | None,
         keys: Sequence[Hashable] | torch.Tensor | None,
         warm_start: bool | None,
-    ) -> torch.Tensor | QPSolution[torch.Tensor]:
+        start: torch.Tensor | QPSolution[torch.Tensor] | None,
+    ) -> Found:
         given = read_given(tensors)
         named = call_keys(keys, warm_start, self.engine.options.warm_start, given.form.batch)
+        guesses = None if start is None else self._guess(start, given.form)
         if not solver_args:
-            found = self._dense(given, named)
+            found = self._dense(given, named, guesses)
             if found is not None:
-                return QPSolution(*found) if self.duals else found[0]
-        found = self._core(given, solver_args, named)
-        return QPSolution(*found) if self.duals else found[0]
+                return self._as_asked(found)
+        return self._as_asked(self._core(given, solver_args, named, guesses))
+
+    _outside = outside_graphs(_solve)
+
+    def from_graph(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        blocks: Any = dict(zip(NAMES, tensors, strict=True))
+        found = self(**blocks)
+        return [found] if isinstance(found, torch.Tensor) else list(found)
+
+    def shapes_in_graph(self, tensors: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        given = {name: t for name, t in zip(NAMES, tensors, strict=True) if t is not None}
+        present = {name: t for name, t in given.items() if not is_absent(name, t.shape)}
+        batch = [t.shape[0] for name, t in present.items() if t.ndim > (2 if name in MATRICES else 1)][:1]
+        p = in_one_dtype([present["p"], *given.values()])[0]
+        n, (equalities, rows) = p.shape[-1], [present[k].shape[-2] if k in present else 0 for k in ("A", "G")]
+        draws = () if self.sampler is None or self.sampler.smoothing.average else (self.sampler.smoothing.draws,)
+        lengths = (n, equalities, rows, n) if self.duals else (n,)
+        return [p.new_empty((*draws, *batch, length)) for length in lengths]
+
+    def _as_asked(self, outputs: tuple[torch.Tensor, ...]) -> Found:
+        return cast(Found, QPSolution(*outputs) if self.duals else outputs[0])
 
     def _core(
         self,
         given: Given,
         solver_args: Mapping[str, Any] | None,
         keys: list[Hashable] | None,
+        start: Sequence[torch.Tensor | None] | None = None,
         receive: Callable[[Info], None] | None = None,
     ) -> tuple[torch.Tensor, ...]:
         blocks = read_blocks(given)
         canonical = quadratic_problem(blocks.structure, self.duals)
         values = [blocks.values[name] for name in blocks.structure.parameters]
         batched = tuple([v.ndim == 2 for v in values])
-        return self._run(canonical, values, batched, blocks.batch, solver_args, keys, receive=receive)
+        return self._run(canonical, values, batched, blocks.batch, solver_args, keys, start=start, receive=receive)
 
-    def _dense(self, given: Given, keys: list[Hashable] | None) -> tuple[torch.Tensor, ...] | None:
+    def _guess(self, start: torch.Tensor | QPSolution[torch.Tensor], form: Form) -> Sequence[torch.Tensor | None]:
+        """A guess of each output."""
+        listed = [start, None, None, None] if isinstance(start, torch.Tensor) else list(start)
+        z = listed[0]
+        if not isinstance(z, torch.Tensor) or tuple(z.shape) not in ((form.n,), (form.batch, form.n)):
+            got = tuple(z.shape) if isinstance(z, torch.Tensor) else type(z).__name__
+            raise InputError(f"start= must be z of shape {(form.n,)} or (batch, {form.n}), or a QPSolution; got {got}")
+        return listed if self.duals else listed[:1]
+
+    def _dense(
+        self, given: Given, keys: list[Hashable] | None, start: Sequence[torch.Tensor | None] | None
+    ) -> tuple[torch.Tensor, ...] | None:
         """The solution by dense batched algebra on a device; None if that does not apply or is not verified."""
         if not self._plain or not worthwhile(given):
             return None
@@ -168,11 +253,12 @@ class FFOQPLayer(OptimizationLayer):
         def core(inputs: dict[Any, torch.Tensor], samples: list[int]) -> tuple[tuple[torch.Tensor, ...], Info]:
             reports: list[Info] = []
             named = None if keys is None else [keys[k] for k in samples]
-            outputs = self._core(read_given(inputs), None, named, reports.append)
+            outputs = self._core(read_given(inputs), None, named, receive=reports.append)
             return outputs, reports[0]
 
         plan = DensePlan(given.form, derivative, BlockFront(given.form, self.duals), self.reduction, core)
-        known = None if keys is None else Remembered(self._sets, keys)
+        z = None if start is None else start[0]
+        known = None if keys is None and z is None else Remembered(self._sets, keys, z)
         try:
             return solve_in_parts(plan, known, self._receive, given.tensors)
         except UnverifiedError:

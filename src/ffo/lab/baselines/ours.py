@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -41,11 +41,10 @@ def _quadratic(backward: str) -> Baseline:
 
         layer = FFOQPLayer(backward=backward, **_options(settings))
         fixed = inner.fixed
-        rows = {"lb": fixed["h"]} if inner.nonnegative else {"G": fixed["G"], "h": fixed["h"]}
+        G, h, lb = (None, None, fixed["h"]) if inner.nonnegative else (fixed["G"], fixed["h"], None)
 
         def solve(values: Mapping[str, torch.Tensor]) -> torch.Tensor:
-            learnt = {name: values[name] for name in ("A", "b") if name in values}
-            return cast(torch.Tensor, layer(fixed["Q"], -values["q"], **rows, **learnt))
+            return layer(fixed["Q"], -values["q"], G, h, values.get("A"), values.get("b"), lb=lb)
 
         return solve
 

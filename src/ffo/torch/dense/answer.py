@@ -167,7 +167,7 @@ def _guessed(
     solution, hits = solve_guessed(made.program, guess, method, derivative)
     if solution is None:
         return None
-    remembered.sets.backoff.record(2 * int(hits.sum()) >= len(hits))
+    remembered.record(hits)
     return DenseAnswer(Kept((solution, made.owners), None), method.NAME, hits)
 
 

@@ -41,7 +41,7 @@ def solve_in_parts(
             return plan.core(inputs, [numbers[k] for k in samples])
 
         one = replace(plan, form=replace(plan.form, batch=len(numbers)), reduction="sum", core=core)
-        known = remembered and Remembered(remembered.sets, remembered.keys[part])
+        known = remembered and remembered.part(part)
         few = {name: t if name in shared else t[part] for name, t in tensors.items()}
         outputs.append(solve_in_parts(one, known, reports.append, few))
     receive(Parts(*reports))
@@ -81,7 +81,7 @@ class Parts:
     def _refresh(self) -> None:
         if self._info is not None:
             now = Info.joined([each.info() for each in self.both])
-            self._info.certificate, self._info.times = now.certificate, now.times
+            self._info.evidence, self._info.times = now.evidence, now.times
         self.changed()
 
     def __reduce__(self) -> tuple[object, tuple[Info]]:

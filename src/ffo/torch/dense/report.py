@@ -95,7 +95,7 @@ class DenseReport:
             warm_hits=int(hits.sum()),
             retried=np.zeros(batch, dtype=bool),
             rescued=np.zeros(batch, dtype=bool),
-            certificate=Certificate.before_backward(
+            evidence=Certificate.before_backward(
                 unsettled=np.zeros(batch, dtype=bool),
                 margin_ratio=natural / np.maximum(margin, 1e-300),
                 weakly_active=margin <= WEAK,
@@ -110,12 +110,12 @@ class DenseReport:
 
     def _add_backward(self, info: Info) -> None:
         done = self.backward
-        if done is None or info.certificate is None:
+        if done is None:
             return
-        info.certificate = replace(info.certificate, ghost_residual=done.residual.cpu().numpy().copy())
+        info.evidence = replace(info.certificate, ghost_residual=done.residual.cpu().numpy().copy())
         info.times = replace(info.times, backward=done.seconds)
-        if self.core is not None and self.left is not None and self.core.certificate is not None:
-            info.certificate = info.certificate.put(self.left.cpu().numpy(), self.core.certificate)
+        if self.core is not None and self.left is not None:
+            info.evidence = info.certificate.put(self.left.cpu().numpy(), self.core.certificate)
 
     def __reduce__(self) -> tuple[object, tuple[Info]]:
         return itself, (self.info(),)  # copies and pickles contain numbers, not device tensors
