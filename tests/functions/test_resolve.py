@@ -194,7 +194,7 @@ def test_accuracy_and_solver_of_the_backward_pass() -> None:
         ({"backward": "resolve", "backward_solver": "NOBODY"}, InputError, "no solver 'NOBODY'"),
         ({"backward": "resolve", "solver": lambda g, h, e, y0: y0, "backward_eps": 1e-6}, UnknownSettingError, "bind"),
     ],
-    ids=str,
+    ids=["unknown way", "accuracy without re-solves", "unknown solver", "accuracy of a function"],
 )
 def test_wrong_options(options: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
