@@ -187,5 +187,9 @@ class GradientWarning(UserWarning):
     """A gradient was computed at a point where it cannot be fully trusted (see the certificate)."""
 
 
+class ZeroGradientWarning(GradientWarning):
+    """A gradient is zero although the loss depends on the solution: a vertex does not move with its costs."""
+
+
 class SettingWarning(UserWarning):
     """A setting was accepted but has no effect on the chosen solver."""

@@ -15,12 +15,14 @@ import numpy as np
 
 from ffo.engine.engine import Engine
 from ffo.engine.info import Info
+from ffo.engine.notices import VERTEX, tells_nothing
 from ffo.engine.outcome import Outcome, only
 from ffo.engine.smoothing import Sampler, centred
 from ffo.engine.start import Start
-from ffo.errors import GradientWarning, InputError
+from ffo.errors import GradientWarning, InputError, ZeroGradientWarning
 from ffo.program.affine import DataGradient
 from ffo.program.canonical import CanonicalProblem
+from ffo.program.cone import ConeProgram
 from ffo.program.declared import refused
 
 Array = np.ndarray
@@ -132,6 +134,8 @@ class LayerCall:
         ghost = record.score is None or self.canonical.map.touches("P", "A", "b", wanted=wanted)
         if ghost:
             data = outcome.adjoint(only(solved, c_x), only(solved, c_y), lambda g: self.canonical.map.feels(g, wanted))
+            if record.score is None and self.engine.notices_vertices and self.canonical.map.touches("q", wanted=wanted):
+                self._notice_vertices(outcome.program, c_x, data)
         else:  # the solutions suffice
             data = DataGradient(outcome.x, outcome.y, np.zeros_like(c_x), np.zeros_like(c_y))
         if record.score is not None:
@@ -152,6 +156,11 @@ class LayerCall:
             None if g is None else g.reshape(g.shape[:-1] + shape)
             for g, shape in zip(found, self.canonical.shapes, strict=True)
         ]
+
+    def _notice_vertices(self, program: ConeProgram, c_x: Array, gradient: DataGradient) -> None:
+        if tells_nothing(program, c_x, gradient):
+            self.engine.notices_vertices = False
+            warnings.warn(VERTEX, ZeroGradientWarning, stacklevel=3)
 
     def tangent(self, record: LayerRecord, tangents: list[Array | None]) -> list[Array]:
         outcome = record.outcome

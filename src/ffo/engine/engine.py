@@ -77,6 +77,7 @@ class Engine:
         self._memory, self._newton, self._pace = Memory(), Backoff(), Pace()
         self.matrices, self._moderate = Matrices(), Moderate()
         self._slack: Engine | None = None  # remembers relaxed programs
+        self.notices_vertices = True  # once (see `engine.notices`)
         self._own = options.solver is None and options.solver_args.keys() <= {"eps"}
         # raise errors now, not at the first call
         named, settings = named_in_settings(options.solver, options.solver_args)

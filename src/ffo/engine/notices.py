@@ -1,0 +1,36 @@
+"""Advice that a layer gives once: on correct results that are rarely what a user wants."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ffo.cones import Nonneg, Zero
+from ffo.program.affine import DataGradient
+from ffo.program.cone import ConeProgram
+
+Array = np.ndarray
+
+#: relative change of the solution that counts as none
+STILL = 1e-10
+VERTEX = (
+    "the gradient in the costs is zero: the solution of a problem with a linear objective is a vertex, which does not "
+    "move when the costs change a little. To train on it, use smoothing=Smoothing(costs=...), add a small quadratic "
+    "term, or use a loss of ffo.torch.decision (docs/linear_programs.md). This is said once per layer"
+)
+
+
+def tells_nothing(program: ConeProgram, c_x: Array, gradient: DataGradient) -> bool:
+    """Whether all samples are vertices of linear programs, so that a loss that sees them has no gradient in the costs.
+
+    Args:
+        c_x: (batch, n) gradient of the loss in the solution; gradient: of the loss in the data.
+    """
+    if program.P.nnz or not program.cones.kinds <= {Zero, Nonneg}:
+        return False
+    seen, moved = _largest(c_x) * _largest(gradient.x), _largest(gradient.u) * _largest(program.q)
+    return bool((seen > 0).any() and (moved <= STILL * seen).all())
+
+
+def _largest(v: Array) -> Array:
+    """(batch,) largest magnitudes."""
+    return np.abs(v).max(axis=1, initial=0.0)
