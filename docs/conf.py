@@ -40,6 +40,7 @@ nitpick_ignore_regex = [
     ("py:class", r"(torch|np|numpy|cp|cvxpy|jax|enum|collections|typing)\..*|T"),
     # types of the core that appear in signatures
     ("py:class", r"ffo\.(cones|kernels|program)\..*|ffo\.ghost\.oracle\.Way|ffo\.functions\.solvers\.FunctionSolver"),
+    ("py:class", r"ffo\.torch\.(base|qp)\.(Found|QPOptions)"),
 ]
 
 myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
@@ -57,7 +58,7 @@ napoleon_use_ivar = True
 napoleon_use_param = False  # one entry for `lb, ub: ...`
 
 #: modules of which every public name must appear in the reference
-public_modules = ["ffo", "ffo.torch", "ffo.jax", "ffo.bilevel", "ffo.errors"]
+public_modules = ["ffo", "ffo.torch", "ffo.torch.decision", "ffo.jax", "ffo.bilevel", "ffo.errors"]
 
 sphinx_gallery_conf = {
     "examples_dirs": "../examples/gallery",
