@@ -294,7 +294,37 @@ def convolution() -> Pair:
     return Pair(own, of(x, cp.sum_squares(T @ x - b) + 0.1 * bowl(x), [x >= -0.3], [T, b]), values)
 
 
+@pair
+def convolution_of_a_difference() -> Pair:
+    """DPP, but CVXPY's reduction cannot convolve parameters with constants."""
+    x, b, h, T = cp.Variable(3), P(3), np.array([1.0, -0.5]), P(4)
+    matrix = np.array([[1.0, 0, 0], [-0.5, 1, 0], [0, -0.5, 1], [0, 0, -0.5]])
+    own = of(x, cp.sum_squares(cp.convolve(h, x - b)) + cp.norm1(x), [x >= -0.3], [b])
+    twin = of(x, cp.sum_squares(matrix @ x - T) + cp.norm1(x), [x >= -0.3], [T])
+    return Pair(own, twin, lambda b: [torch.tensor(matrix) @ b])
+
+
 # Quadratic forms
+
+
+@pair
+def squares_over_a_parameter() -> Pair:
+    x, y, t, b, r = cp.Variable(3), cp.Variable(3), P(nonneg=True), P(3), P(nonneg=True)
+    rows = [cp.quad_over_lin(x, 1 + t) <= 0.2]
+    own = of(x, t * cp.quad_over_lin(x - b, 1 + t) + cp.norm1(x), rows, [t, b])
+    w, s = P(nonneg=True), P(nonneg=True)
+    twin = of(x, w * cp.sum_squares(y) + cp.norm1(x), [s * cp.sum_squares(x) <= 0.2, y == x - b], [w, b, s])
+    return Pair(own, twin, lambda t, b: [t / (1 + t), b, 1 / (1 + t)])
+
+
+@pair
+def form_beside_a_weight() -> Pair:
+    """The sign of the weight counts, and that of the form's matrix does, too."""
+    x, s, Q, b, w = cp.Variable(3), P(), P(3, 3, PSD=True), P(3), P(nonneg=True)
+    y = cp.Variable(3)
+    own = of(x, cp.quad_form(x - b, Q) + cp.exp(s) * cp.square(cp.pos(cp.log_sum_exp(x - b))), [x <= 0.5], [s, Q, b])
+    cost = cp.quad_form(y, Q) + w * cp.square(cp.pos(cp.log_sum_exp(y)))
+    return Pair(own, of(x, cost, [x <= 0.5, y == x - b], [w, Q, b]), lambda s, Q, b: [s.exp(), Q, b])
 
 
 @pair

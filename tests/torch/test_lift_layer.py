@@ -170,6 +170,19 @@ def test_signs_that_convexity_rests_on_are_checked_per_sample() -> None:
         layer(torch.tensor([0.1, -2.0], dtype=torch.float64))
 
 
+def test_divisors_of_unknown_sign_are_checked_per_sample() -> None:
+    x, a = cp.Variable(2), cp.Parameter(name="a")
+    p = cp.Problem(cp.Minimize(cp.quad_over_lin(x, a) - cp.sum(x)))
+    layer = FFOLayer(p, [a], [x])
+    a_t = torch.tensor([0.5, 3.0], dtype=torch.float64, requires_grad=True)
+    (found,) = layer(a_t)
+    found.sum().backward()
+    assert torch.allclose(found, a_t[:, None] / 2)
+    assert a_t.grad.tolist() == pytest.approx([1.0, 1.0])
+    with pytest.raises(SolverError, match=r"(?s)sample 1.*expression 1.0 / a must be nonneg"):
+        layer(torch.tensor([0.5, -2.0], dtype=torch.float64))
+
+
 def test_declared_signs_of_lifted_parameters_are_checked() -> None:
     with pytest.raises(SolverError, match=r"(?s)sample 0.*parameter 0 \(a\) was declared nonneg"):
         make()(torch.tensor(-0.5, dtype=torch.float64), values()[1])

@@ -28,14 +28,17 @@ from cvxpy.atoms.affine.add_expr import AddExpression
 from cvxpy.atoms.affine.affine_atom import AffAtom
 from cvxpy.atoms.affine.binary_operators import DivExpression, MulExpression, multiply
 from cvxpy.atoms.affine.broadcast_to import broadcast_to
+from cvxpy.atoms.affine.conj import conj
 from cvxpy.atoms.affine.conv import conv, convolve
 from cvxpy.atoms.affine.kron import kron
 from cvxpy.atoms.affine.promote import Promote
+from cvxpy.atoms.affine.real import real
 from cvxpy.atoms.affine.unary_operators import NegExpression
 from cvxpy.atoms.affine.wraps import nsd_wrap, psd_wrap
 from cvxpy.atoms.elementwise.huber import huber
 from cvxpy.atoms.gmatmul import gmatmul
 from cvxpy.atoms.quad_form import QuadForm
+from cvxpy.atoms.quad_over_lin import quad_over_lin
 from cvxpy.constraints import SOC
 from cvxpy.expressions.constants.parameter import is_param_affine
 from cvxpy.utilities import scopes
@@ -45,6 +48,7 @@ from ffo.program.rewriting import (
     DefinedVariable,
     Multiplication,
     Unbounded,
+    fraction,
     hidden_parameters,
     nested_form,
     plain,
@@ -147,7 +151,7 @@ class Rewriter:
     def disciplined_parameters(self, e: cp.Expression) -> bool:
         """Whether an expression of parameters alone may stay."""
         with scopes.dpp_scope():
-            return self.affine(e)
+            return self.affine(e) and not hidden_parameters(e)
 
     def of(self, e: Any, term: bool = False) -> Any:
         """The expression, rewritten; `term`: of the objective, in which quadratic forms may stay."""
@@ -157,10 +161,14 @@ class Rewriter:
             return e if self.disciplined_parameters(e) else self.parameter(e)
         if isinstance(e, QuadForm):
             return self.quadratic_form(e, term)
+        if isinstance(e, quad_over_lin) and e.args[1].parameters() and not e.args[1].variables():
+            return self.squares(e, term)
         if isinstance(e, DivExpression) and e.args[1].parameters():
             return self.of(multiply(e.args[0], DivExpression(cp.Constant(1.0), scalar(e.args[1]))), term)
-        if isinstance(e, conv | convolve) and e.args[0].parameters():
+        if isinstance(e, conv | convolve):
             return self.of(toeplitz(e), term)
+        if isinstance(e, real | conj):
+            return self.of(e.args[0], term)
         if isinstance(e, kron) and any(arg.parameters() and not arg.variables() for arg in e.args):
             return self.of(spread(e), term)
         if isinstance(e, MulExpression):
@@ -221,6 +229,8 @@ class Rewriter:
         if isinstance(g, QuadForm) and g.args[1].parameters() and c.shape == () and (c.is_nonneg() or c.is_nonpos()):
             wrap = psd_wrap if c.is_nonneg() == g.args[1].is_psd() else nsd_wrap
             return self.of(QuadForm(g.args[0], wrap(multiply(c, g.args[1]))), term)
+        if isinstance(g, quad_over_lin) and g.args[1].parameters() and g.args[1].is_nonneg():
+            g = fraction(g) if not g.args[1].variables() else g
         joined = product.joined(c, g)
         if joined is not None:
             return self.multiplied(*joined, term)
@@ -234,6 +244,8 @@ class Rewriter:
             return g
         if self.affine(g):
             return self.variable(g, "==")
+        if isinstance(g, QuadForm) and g.args[1].parameters():
+            return self.quadratic_form(g, False)
         if not isinstance(g, MulExpression):
             pure = self.rebuilt(g, [self.purified(arg) for arg in g.args])
             if not pure.parameters():
@@ -264,6 +276,14 @@ class Rewriter:
         if not P.is_psd():
             return -self.quadratic_form(QuadForm(x, -P), False)
         return self.cone(self.of(x), P)
+
+    def squares(self, e: quad_over_lin, term: bool) -> Any:
+        """Sums of squares over parameters, as a product."""
+        if e.args[1].is_nonneg():
+            return self.of(fraction(e), term)
+        # Of a divisor whose sign CVXPY does not know, it assumes that it is positive.
+        weight = self.parameter(scalar(fraction(e).args[0]), {"nonneg": True})
+        return multiply(weight, quad_over_lin(self.purified(self.of(e.args[0])), 1.0, e.axis, e.keepdims))
 
     def cone(self, x: Any, P: Any) -> cp.Variable:
         """t of the cone |(1 - t, 2Mz)| <= 1 + t with M'M = P, z = x."""

@@ -10,16 +10,20 @@ import cvxpy as cp
 import numpy as np
 from cvxpy.atoms.affine.add_expr import AddExpression
 from cvxpy.atoms.affine.affine_atom import AffAtom
-from cvxpy.atoms.affine.binary_operators import MulExpression, multiply
+from cvxpy.atoms.affine.binary_operators import DivExpression, MulExpression, multiply
+from cvxpy.atoms.affine.conj import conj
+from cvxpy.atoms.affine.conv import conv, convolve
 from cvxpy.atoms.affine.kron import kron
 from cvxpy.atoms.affine.promote import Promote
+from cvxpy.atoms.affine.real import real
 from cvxpy.atoms.dotsort import dotsort
 from cvxpy.atoms.elementwise.huber import huber
 from cvxpy.atoms.quad_form import QuadForm
+from cvxpy.atoms.quad_over_lin import quad_over_lin
 from cvxpy.expressions.constants.parameter import is_param_affine
 
-#: atoms in which parameters may meet where CVXPY does not look
-HIDING = frozenset({huber, dotsort})
+#: atoms in which parameters may be where CVXPY does not look, or where it cannot have them
+HIDING = frozenset({huber, dotsort, conv, convolve, real, conj})
 #: most characters of an expression that are shown
 SHOWN = 120
 
@@ -153,6 +157,12 @@ def spread(e: Any) -> Any:
     return multiply(kron(a, np.ones(b.shape)), kron(np.ones(a.shape), b))
 
 
+def fraction(e: quad_over_lin) -> Any:
+    """Sums of squares over a number as the product of its inverse with the sums."""
+    squares = quad_over_lin(e.args[0], 1.0, e.axis, e.keepdims)
+    return multiply(DivExpression(cp.Constant(1.0), scalar(e.args[1])), squares)
+
+
 def plain(v: cp.Variable) -> bool:
     """Whether every entry of a variable is a separate column."""
     special = ("symmetric", "PSD", "NSD", "diag", "hermitian", "complex", "imag")
@@ -169,14 +179,17 @@ def nested_form(e: Any, term: bool = True) -> bool:
 
 
 def hidden_parameters(part: Any) -> bool:
-    """Whether parameters meet where CVXPY does not look: in a bound of `huber` that is not affine in them, or in both
-    arguments of `dotsort`."""
+    """Whether parameters are where CVXPY does not look: in a bound of `huber` that is not affine in them, or in both
+    arguments of `dotsort`. Or where its reduction fails although they are DPP: as a constant's partner in a convolution,
+    or inside of `real` and `conj`."""
     return not HIDING.isdisjoint(part.atoms()) and any(map(_hides, subexpressions(part)))
 
 
 def _hides(e: Any) -> bool:
     if isinstance(e, huber):
         return bool(e.M.parameters()) and not is_param_affine(e.M)
+    if isinstance(e, conv | convolve | real | conj):
+        return bool(e.args[-1].parameters())
     return isinstance(e, dotsort) and bool(e.variables()) and all(arg.parameters() for arg in e.args)
 
 
