@@ -89,7 +89,7 @@ def test_smoothing_is_refused_where_it_would_do_nothing() -> None:
     for variable, rows in ((X, []), (x, [cp.sum(x) == 1])):
         cost = cp.sum_squares((cp.diag(X) if variable is X else x) - c)
         layer = FFOLayer(cp.Problem(cp.Minimize(cost), rows), [c], [variable], smoothing=0.1)
-        with pytest.raises(InputError, match="has neither|semidefinite"):
+        with pytest.raises(InputError, match=r"has neither|semidefinite"):
             layer(torch.ones(3, dtype=D))
     equal = torch.ones(1, 3, dtype=D)
     with pytest.raises(InputError, match="has neither"):
