@@ -39,7 +39,7 @@ def test_the_paper_s_sizes() -> None:
     assert make_task("sudoku9", TaskSizes()).inner.n == 729
 
 
-@pytest.mark.parametrize("name", ["qp", "socp", "sudoku4"])
+@pytest.mark.parametrize("name", ["qp", "qp_dense", "socp", "sudoku4"])
 def test_all_forms_of_the_problem_have_one_solution(name: str) -> None:
     task = make_task(name, SIZES)
     values = values_of(task, 1)

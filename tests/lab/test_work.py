@@ -185,7 +185,16 @@ def test_plans_cover_every_experiment_and_method(preset: Preset) -> None:
     jobs = plan(preset, list(CATALOGUE), list(BASELINES))
     assert len({job.key for job in jobs}) == len(jobs)
     assert {job.experiment for job in jobs} == set(CATALOGUE)
-    for experiment in ("dfl", "sudoku", "socp", "scaling_qp", "scaling_socp", "scaling_sudoku"):
+    for experiment in (
+        "dfl",
+        "sudoku",
+        "socp",
+        "dense",
+        "scaling_qp",
+        "scaling_socp",
+        "scaling_dense",
+        "scaling_sudoku",
+    ):
         assert {job.method for job in jobs if job.experiment == experiment} == set(preset.swept or BASELINES)
     assert 800 in {job.d_y for job in jobs if job.experiment == "scaling_qp"}
     assert {200, 1000} <= {job.d_y for job in jobs if job.experiment == "memory"}

@@ -90,6 +90,7 @@ class Job:
             "tolerance": self.settings.tolerance,
             "delta": self.settings.delta,
             "solver": self.settings.solver,
+            "backward_tolerance": self.settings.backward_tolerance,
             "adam_eps": self.sizes.adam_eps if self.kind in ("train", "similarity") else None,
         }
         return Row(**{**given, **values})

@@ -18,6 +18,8 @@ from ffo.lab.tasks.inner import Inner
 
 Array = np.ndarray
 TIGHT, NEWTON, ACCEPT = 1e-12, 6, 1e-8
+#: share of nonzeros of Q above which it is treated as dense
+DENSE = 0.2
 #: most changes of the active set, each by the signs of multipliers and slacks
 ROUNDS = 8
 
@@ -108,7 +110,8 @@ class _Point:
 
     @classmethod
     def solve(cls, inner: Inner, q: Array, A: Array, b: Array) -> _Point:
-        x, nu, lam, slack, mu = _dense_qp(inner, q, A, b) if len(A) else _cone_program(inner, q)
+        dense = len(A) or inner.sparse["Q"].nnz > DENSE * inner.n**2
+        x, nu, lam, slack, mu = _dense_qp(inner, q, A, b) if dense and inner.is_qp else _cone_program(inner, q)
         active = np.flatnonzero(lam > slack)
         for _ in range(ROUNDS):
             point = cls._on(inner, A, b, active, x, nu, lam, mu)
@@ -225,12 +228,26 @@ def _cone_program(inner: Inner, q: Array) -> tuple[Array, Array, Array, Array, f
 
 
 def _dense_qp(inner: Inner, q: Array, A: Array, b: Array) -> tuple[Array, Array, Array, Array, float]:
-    """The same for y >= 0 with dense equalities, by PIQP."""
+    """The same by PIQP, for dense matrices; rows of G with one entry are bounds, one of each kind a variable."""
     import piqp
 
+    G, h, n = inner.G, inner.h, inner.n
+    single = np.count_nonzero(G, axis=1) == 1
+    column = np.argmax(G != 0, axis=1)
+    entry = G[np.arange(len(G)), column]
+    low, upp = single & (entry < 0), single & (entry > 0)
+    x_l, x_u = np.full(n, -np.inf), np.full(n, np.inf)
+    x_l[column[low]], x_u[column[upp]] = (h[rows] / entry[rows] for rows in (low, upp))
+    blocks = {"A": A, "b": b} if len(A) else {}
+    if not single.all():
+        blocks |= {"G": G[~single], "h_u": h[~single]}
     solver = piqp.DenseSolver()
     solver.settings.eps_abs = solver.settings.eps_rel = TIGHT
-    solver.setup(P=inner.Q, c=-q, A=A, b=b, x_l=np.zeros(inner.n))
+    solver.setup(P=inner.Q, c=-q, x_l=x_l, x_u=x_u, **blocks)
     solver.solve()
     found = solver.result
-    return found.x.copy(), found.y.copy(), found.z_bl.copy(), found.s_bl.copy(), 0.0
+    lam, slack = np.zeros(len(h)), np.zeros(len(h))
+    lam[~single], slack[~single] = found.z_u[: (~single).sum()], found.s_u[: (~single).sum()]
+    for rows, z, s in ((low, found.z_bl, found.s_bl), (upp, found.z_bu, found.s_bu)):
+        lam[rows], slack[rows] = z[column[rows]] / np.abs(entry[rows]), s[column[rows]] * np.abs(entry[rows])
+    return found.x.copy(), found.y.copy(), lam, slack, 0.0

@@ -25,11 +25,13 @@ EXPERIMENTS = {
     "dfl": "Synthetic decision-focused learning",
     "sudoku": "Sudoku",
     "socp": "Second-order cone programming",
+    "dense": "Decision-focused learning with a dense Q",
     "scaling_qp": "Scaling in the dimension, QP",
     "scaling_socp": "Scaling in the dimension, SOCP",
+    "scaling_dense": "Scaling in the dimension, dense QP",
     "scaling_sudoku": "Scaling in the size of the board, Sudoku",
     "memory": "Peak memory by phase",
-    "lpgd": "The tolerance of LPGD",
+    "lpgd": "The tolerance and the perturbation of LPGD",
     "adam": "The epsilon of Adam",
     "similarity": "Gradients during training, against a tight reference",
     "batch": "Batch size",
@@ -39,6 +41,7 @@ EXPERIMENTS = {
 }
 TASKS = {
     "qp": "decision-focused QP",
+    "qp_dense": "dense decision-focused QP",
     "sudoku4": "Sudoku 4×4",
     "sudoku9": "Sudoku 9×9",
     "socp": "decision-focused SOCP",
@@ -83,6 +86,7 @@ class Row:
         tolerance: the tolerance of the solver, if the experiment sets one.
         delta: the perturbation of the re-solve, if the experiment sets one.
         solver: the forward solver, if the experiment sets one.
+        backward_tolerance: the tolerance of the backward solve alone, if the experiment sets one.
         adam_eps: Adam's epsilon, if a model is trained.
         status: "ok"; "failed": it was tried and did not finish; "skipped": it cannot run here.
         reason: why it failed or was skipped; empty if ok.
@@ -122,6 +126,7 @@ class Row:
     tolerance: float | None = None
     delta: float | None = None
     solver: str | None = None
+    backward_tolerance: float | None = None
     adam_eps: float | None = None
     status: Literal["ok", "failed", "skipped"] = "ok"
     reason: str = ""

@@ -34,7 +34,9 @@ class Contender:
 CONTENDERS = [
     Contender("FFOCP", "conic", 0.014, 0.008, 0.9, 3e-13, 20),
     Contender("FFOCP iterative", "conic", 0.014, 0.021, 1.0, 4e-9, 16),
+    Contender("FFOCP (paper)", "conic", 0.06, 0.04, 0.95, 1e-10, 25),
     Contender("FFOQP", "qp", 0.006, 0.004, 0.8, 1e-14, 12),
+    Contender("FFOQP (paper)", "qp", 0.05, 0.02, 1.2, 1e-13, 40),
     Contender("CvxpyLayer", "conic", 0.24, 0.10, 1.7, 8e-8, 900),
     Contender("QPTH", "qp", 3.2, 0.15, 2.4, 1e-11, 300),
     Contender("LPGD", "conic", 0.25, 0.20, 1.6, 0.12, 900),
@@ -44,14 +46,14 @@ CONTENDERS = [
     Contender("Alt-Diff", "qp", 1.6, 1.1, 2.2, 4e-6, 500),
     Contender("QPLayer", "qp", 0.29, 0.05, 2.0, 1e-10, 250),
     Contender("Moreau (cvxpylayers)", "conic", 1.05, 0.8, 2.5, 2e-4, 800),
-    Contender("Moreau (direct)", "conic", 0.03, 0.02, 0.6, 1e-9, 60),
+    Contender("Moreau (direct)", "conic", 0.13, 0.1, 0.9, 1e-9, 60),
 ]
 BY_NAME = {c.name: c for c in CONTENDERS}
-TASK_SIZE = {"qp": 200, "socp": 200, "sudoku4": 64, "sudoku9": 729}
-TRAINED = ("dfl", "sudoku", "socp", "lpgd", "adam", "tolerance")
+TASK_SIZE = {"qp": 200, "qp_dense": 200, "socp": 200, "sudoku4": 64, "sudoku9": 729}
+TRAINED = ("dfl", "sudoku", "socp", "dense", "lpgd", "adam", "tolerance")
 TOO_SLOW = "TimeoutError: its first step took 6.7 s: 800 steps would take about 5360 s, the limit is 120 s"
 #: what each task adds to a step's time
-TASK_FACTOR = {"qp": 1.0, "socp": 1.5, "sudoku4": 0.8, "sudoku9": 2.0}
+TASK_FACTOR = {"qp": 1.0, "qp_dense": 3.0, "socp": 1.5, "sudoku4": 0.8, "sudoku9": 2.0}
 
 
 def timed(contender: Contender, rng: np.random.Generator, row: Row) -> Row:
@@ -110,16 +112,18 @@ def training(experiment: str, task: str, names: list[str], seed: int, epochs: in
                 point = replace(point, train_cells=error / 3, test_cells=min(1.0, error + 0.05) / 3)
             yield point
         final = timed(contender, rng, replace(point, record="result"))
-        if final.tolerance is not None:
-            slower = 1 + 0.2 * math.log10(1e-3 / final.tolerance)
-            final = replace(final, backward_s=slower * final.backward_s, cosine=1 - 1e-3 * final.tolerance)
+        tolerance = final.backward_tolerance or final.tolerance
+        if tolerance is not None:
+            slower = 1 + 0.2 * math.log10(1e-3 / tolerance)
+            error = min(0.5, 300 * tolerance) if name == "LPGD" else 1e-3 * tolerance
+            final = replace(final, backward_s=slower * final.backward_s, cosine=1 - error)
         yield final
 
 
 def sweeps(seed: int) -> Iterator[Row]:
     """Sizes, batches, memory, tolerances, perturbations and solvers."""
     rng = np.random.default_rng(100 + seed)
-    for experiment, task in (("scaling_qp", "qp"), ("scaling_socp", "socp")):
+    for experiment, task in (("scaling_qp", "qp"), ("scaling_dense", "qp_dense"), ("scaling_socp", "socp")):
         for contender in CONTENDERS:
             if task == "socp" and contender.family == "qp":
                 continue
@@ -133,16 +137,20 @@ def sweeps(seed: int) -> Iterator[Row]:
                     yield timed(contender, rng, base)
     for task, contender in itertools.product(("sudoku4", "sudoku9"), CONTENDERS):
         yield timed(contender, rng, row_of(contender, "scaling_sudoku", task, seed))
-    for name in ("FFOCP", "FFOQP", "CvxpyLayer"):
+    for name in ("FFOCP", "FFOCP (paper)", "FFOQP", "CvxpyLayer"):
         for batch in (1, 4, 16, 64, 256):
-            yield timed(BY_NAME[name], rng, row_of(BY_NAME[name], "batch", "qp", seed, batch=batch))
+            each = timed(BY_NAME[name], rng, row_of(BY_NAME[name], "batch", "qp", seed, batch=batch))
+            yield replace(each, total_s=BY_NAME[name].forward * (2 + 0.1 * batch))
         for step in range(0, 60, 4):
             for d_y in (50, 200):
                 base = timed(BY_NAME[name], rng, row_of(BY_NAME[name], "similarity", "qp", seed, d_y=d_y))
                 yield replace(base, record="curve", step=step, forward_s=None, backward_s=None, total_s=None)
-    for delta in (1e-2, 1e-4, 1e-6, 1e-8):
-        base = timed(BY_NAME["FFOCP"], rng, row_of(BY_NAME["FFOCP"], "delta", "qp", seed, delta=delta))
-        yield replace(base, cosine=1 - 1e-6 * (delta + 1e-12 / delta), l2=1e-3 * (delta + 1e-12 / delta))
+    for delta, (name, tolerance) in itertools.product(
+        (1e-2, 1e-4, 1e-6, 1e-8), (("FFOCP (paper)", None), ("LPGD", 1e-8))
+    ):
+        base = row_of(BY_NAME[name], "delta", "qp", seed, delta=delta, tolerance=tolerance)
+        error = delta + 1e-12 / delta
+        yield replace(timed(BY_NAME[name], rng, base), cosine=1 - 1e-6 * error, l2=1e-3 * error)
     for solver, factor in (("piqp", 1.0), ("clarabel", 2.3), ("scs", 6.0), ("osqp", 4.0), ("gurobi", 0.0)):
         for task in ("qp", "socp"):
             base = row_of(BY_NAME["FFOCP"], "solvers", task, seed, solver=solver)
@@ -180,15 +188,21 @@ def synthetic_rows(memory_growth: float = 0.3) -> list[Row]:
         rows += training("sudoku", "sudoku4", names, seed)
         rows += training("sudoku", "sudoku9", [n for n in names if n not in ("LPGD (tight)", "Alt-Diff")], seed)
         rows += training("socp", "socp", conic, seed)
-        rows += training("lpgd", "sudoku4", ["FFOCP", "LPGD", "LPGD (tight)"], seed)
-        for tolerance in (1e-3, 1e-6, 1e-9, 1e-12):
-            for task in ("qp", "socp"):
-                rows += training("tolerance", task, ["FFOCP"], seed, tolerance=tolerance)
+        rows += training("dense", "qp_dense", names, seed)
+        rows += training("lpgd", "sudoku4", ["FFOCP", "FFOCP (paper)"], seed)
+        for tolerance, tau in ((1e-4, 1e-3), (1e-12, 1e-3), (1e-8, 1e-1), (1e-8, 1e-5)):
+            for row in training("lpgd", "sudoku4", ["LPGD"], seed, tolerance=tolerance, delta=tau):
+                rows.append(replace(row, method=f"LPGD, tolerance {tolerance:g}, τ {tau:g}"))
+        for task in ("qp", "socp"):
+            rows += training("tolerance", task, ["FFOCP"], seed)
+            for tolerance in (1e-3, 1e-6, 1e-9, 1e-12):
+                rows += training("tolerance", task, ["FFOCP (paper)", "BPQP"], seed, backward_tolerance=tolerance)
+                rows += training("tolerance", task, ["LPGD"], seed, tolerance=tolerance, delta=1e-3)
         for eps in (1e-8, 1e-5):
             rows += training("adam", "qp", ["FFOCP", "FFOQP", "QPTH"], seed, adam_eps=eps)
         for name in ("LPGD (tight)", "Alt-Diff"):
             rows.append(failed(row_of(BY_NAME[name], "sudoku", "sudoku9", seed), TOO_SLOW))
-        for name in ("QPTH", "QPLayer", "dQP", "Alt-Diff", "FFOQP"):
+        for name in ("QPTH", "QPLayer", "dQP", "Alt-Diff", "FFOQP", "FFOQP (paper)"):
             rows.append(
                 failed(row_of(BY_NAME[name], "socp", "socp", seed), "takes quadratic programs alone", "skipped")
             )

@@ -16,7 +16,7 @@ from ffo.lab.report.tables import Cell, accuracy_table, figures_table, ratio_tab
 from ffo.lab.report.verdicts import ClaimVerdict, verdicts
 from ffo.lab.rows import Row
 
-FAST_CP, FAST_QP, GRADIENT, LOSS, MEMORY = range(5)
+FAST_CP, FAST_QP, GRADIENT, LOSS, MEMORY, BY_FAR = range(6)
 
 
 def results(rows: Iterable[Row]) -> Results:
@@ -45,7 +45,7 @@ def check(verdict: ClaimVerdict, where: str = "Decision-focused QP, d_y = 800") 
 
 
 def test_a_whole_run_reaches_everything() -> None:
-    assert [verdict.state for verdict in verdicts(results(synthetic_rows()))] == ["reached"] * 5
+    assert [verdict.state for verdict in verdicts(results(synthetic_rows()))] == ["reached"] * 6
 
 
 def changed(rows: list[Row], where: Callable[[Row], bool], **values: Any) -> list[Row]:
@@ -68,7 +68,7 @@ def test_each_claim_can_be_missed(missed: int, where: Callable[[Row], bool], val
     found = verdicts(results(changed(synthetic_rows(), where, **values)))
     assert found[missed].state == "not reached"
     assert found[missed].decisive.state == "not reached"
-    others = {each.state for order, each in enumerate(found) if order not in (missed, FAST_QP)}
+    others = {each.state for order, each in enumerate(found) if order not in (missed, FAST_QP, BY_FAR)}
     assert others == {"reached"}
 
 
@@ -94,9 +94,11 @@ def test_a_fast_wrong_gradient_is_no_rival_but_is_named() -> None:
     assert state == "reached"
     assert "LPGD is faster, its gradient wrong (cosine 0.500)" in text
     assert "Mean is faster, its gradient wrong (right direction, relative distance 0.970)" in text
-    cells = {row[0].text: row[1] for row in ratio_tables(results(rows))[0].rows}
-    assert cells["LPGD"] == Cell("0.10× ✗", "bad", "wrong direction")
-    assert cells["Mean"] == Cell("0.10× ✗", "bad", "wrong length")
+    table = ratio_tables(results(rows))[0]
+    cells = {row[0].text: row[1] for row in table.rows}
+    assert cells["LPGD"] == Cell("0.10× ✗", "bad", mark="1")
+    assert cells["Mean"] == Cell("0.10× ✗", "bad", mark="2")
+    assert table.notes == ("wrong direction", "wrong length")
     assert cells["CvxpyLayer"] == Cell("2.0×", "good", "")
 
 
@@ -154,8 +156,10 @@ def test_a_peer_that_did_not_run_is_named_with_its_reason() -> None:
     lost = replace(result("LPGD", "conic", 1.0), status="failed", reason="time limit of 9 s", total_s=None)
     rows = [result("FFOCP", "conic", 1.0), result("CvxpyLayer", "conic", 2.0), lost]
     assert "no time for LPGD: time limit of 9 s" in check(verdicts(results(rows))[FAST_CP])[1]
-    cells = {row[0].text: row[1] for row in ratio_tables(results(rows))[0].rows}
-    assert cells["LPGD"] == Cell("–", "muted", "time limit of 9 s")
+    ratios = ratio_tables(results(rows))[0]
+    cells = {row[0].text: row[1] for row in ratios.rows}
+    assert cells["LPGD"] == Cell("–", "muted", mark="1")
+    assert ratios.notes == ("time limit of 9 s",)
     table = trouble_table(results(rows))
     assert table is not None
     assert [cell.text for cell in table.rows[0]][3:] == ["failed", "time limit of 9 s", "0"]
@@ -168,7 +172,8 @@ def test_a_run_that_was_timed_before_it_stopped_counts() -> None:
     found = verdicts(results(rows))
     assert check(found[FAST_CP])[0] == "reached"
     assert check(found[LOSS])[0] == "not measured"
-    assert ratio_tables(results(rows))[0].rows[0][1] == Cell("7.0×", "good", "time limit of 9 s")
+    (table,) = ratio_tables(results(rows))
+    assert (table.rows[0][1], table.notes) == (Cell("7.0×", "good", mark="1"), ("time limit of 9 s",))
 
 
 def test_settings_judged_and_settings_missing() -> None:
@@ -176,7 +181,7 @@ def test_settings_judged_and_settings_missing() -> None:
     quick = [result("FFOCP", "conic", 1.0, d_y=100), result("CvxpyLayer", "conic", 2.0, d_y=100)]
     verdict = verdicts(results(quick))[FAST_CP]
     assert verdict.state == "not measured"
-    assert verdict.count == "1 of 4 reached, 3 not measured"
+    assert verdict.count == "1 of 5 reached, 4 not measured"
     assert check(verdict, "Decision-focused QP, d_y = 100")[0] == "reached"
     assert check(verdict)[0] == "not measured"
     sweep = [replace(row, experiment="scaling_qp", d_y=800) for row in quick]
@@ -248,7 +253,7 @@ def test_accuracy_table_puts_the_fastest_right_method_first() -> None:
     table = accuracy_table(setting, standings(results(rows), setting))
     assert [row[0].text for row in table.rows] == ["FFOCP", "CvxpyLayer", "LPGD", "QPTH"]
     assert table.rows[2][-1] == Cell("✗ wrong direction", "bad")
-    assert table.rows[3][1] == Cell("out of memory", "muted")
+    assert (table.rows[3][1], table.notes) == (Cell("–", "muted", mark="1"), ("out of memory",))
 
 
 def test_spread_leaves_out_what_is_missing() -> None:
@@ -277,7 +282,8 @@ def test_a_wrong_solution_is_wrong_whatever_its_gradient() -> None:
     assert (state, "QPTH is faster, its solution wrong (off by 0.400)" in text) == ("reached", True)
     assert check(found[LOSS]) == ("reached", "largest gap of 1: FFOQP 0.00% against dQP")
     (table,) = (t for t in ratio_tables(results([ours, wrong, right])) if "FFOQP" in t.caption)
-    assert Cell("0.50× ✗", "bad", "wrong solution") in next(row for row in table.rows if row[0].text == "QPTH")
+    assert Cell("0.50× ✗", "bad", mark="1") in next(row for row in table.rows if row[0].text == "QPTH")
+    assert table.notes == ("wrong solution",)
 
 
 def test_what_was_stopped_has_a_lower_bound() -> None:
@@ -287,11 +293,13 @@ def test_what_was_stopped_has_a_lower_bound() -> None:
     unbuilt = replace(stopped, method="CvxpyLayer", build_s=None, at_least_s=None, elapsed_s=7.0)
     skipped = replace(unbuilt, method="LPGD", status="skipped", reason="not tried: in an easier case, time limit")
     found = results([*ours, stopped, unbuilt, skipped])
-    rows = {row[0].text: row[1] for row in ratio_tables(found)[0].rows}
+    table = ratio_tables(found)[0]
+    rows = {row[0].text: row[1] for row in table.rows}
+    notes = {name: table.notes[int(cell.mark) - 1] for name, cell in rows.items() if cell.mark}
     assert (rows["Moreau (direct)"].text, rows["Moreau (direct)"].tone) == ("> 20×", "good")
-    assert "in its first step" in rows["Moreau (direct)"].note
+    assert "in its first step" in notes["Moreau (direct)"]
     assert rows["CvxpyLayer"].text == rows["LPGD"].text == "> 10×"  # with building: 7 s over 0.5 + 0.2
-    assert "built" in rows["CvxpyLayer"].note
+    assert "built" in notes["CvxpyLayer"]
     text = check(verdicts(found)[FAST_CP])[1]
     assert "Moreau (direct) > 20×: time limit: longer than 5 s (in its first step)" in text
 

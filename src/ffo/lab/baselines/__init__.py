@@ -7,8 +7,9 @@ from ffo.lab.baselines.cvxpylayers_ import CVXPYLAYERS
 from ffo.lab.baselines.dqp import DQP_BASELINE
 from ffo.lab.baselines.ours import OURS
 from ffo.lab.baselines.packages import PACKAGES
+from ffo.lab.baselines.paper import PAPER
 
 __all__ = ["BASELINES", "DEFAULTS", "Baseline", "Layer", "Settings"]
 
 #: by display name, in the order of a report
-BASELINES = {b.name: b for b in [*OURS, *CVXPYLAYERS, BPQP_BASELINE, DQP_BASELINE, ALTDIFF_BASELINE, *PACKAGES]}
+BASELINES = {b.name: b for b in [*OURS, *PAPER, *CVXPYLAYERS, BPQP_BASELINE, DQP_BASELINE, ALTDIFF_BASELINE, *PACKAGES]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -23,15 +23,17 @@ class Settings:
         tolerance: of the solver, forward and (if it re-solves) backward.
         delta: size of the perturbation of a finite difference.
         solver: name of the forward solver.
+        backward_tolerance: of the backward solve alone.
     """
 
     tolerance: float | None = None
     delta: float | None = None
     solver: str | None = None
+    backward_tolerance: float | None = None
 
     @property
     def given(self) -> set[str]:
-        return {name for name in ("tolerance", "delta", "solver") if getattr(self, name) is not None}
+        return {field.name for field in fields(self) if getattr(self, field.name) is not None}
 
 
 DEFAULTS = Settings()
@@ -50,6 +52,8 @@ class Baseline:
         refuses: problem -> why the method cannot solve it, in words; empty if it can.
         same_build: name of a method that builds the same layer: if that one hits a limit, so will this one.
         exact: whether its gradient is exact up to the accuracy of its solver.
+        first_order: whether its backward pass uses nothing but solves, gradients and products: no factorization.
+        any_solver: whether it needs nothing from the solver but solutions and multipliers, so that any will do.
         ours: whether it belongs to this package.
     """
 
@@ -61,6 +65,8 @@ class Baseline:
     refuses: Callable[[Inner], str] = lambda inner: ""
     same_build: str = ""
     exact: bool = True
+    first_order: bool = False
+    any_solver: bool = False
     ours: bool = False
 
     def why_not(self, inner: Inner, settings: Settings = DEFAULTS) -> str:

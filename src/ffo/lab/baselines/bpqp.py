@@ -28,9 +28,9 @@ ITERATIONS = 20_000
 class BPQP(Method):
     """Forward by OSQP or Clarabel, backward by OSQP."""
 
-    def __init__(self, inner: Inner, tolerance: float | None) -> None:
+    def __init__(self, inner: Inner, tolerance: float | None, backward: float | None = None) -> None:
         super().__init__(inner)
-        self.tolerance = tolerance or TOLERANCE
+        self.tolerance, self.backward = tolerance or TOLERANCE, backward or tolerance or TOLERANCE
         self.ball_tolerance = tolerance or BALL_TOLERANCE
 
     def solve(self, q: Array, A: sp.csc_array, b: Array) -> Solved:
@@ -41,7 +41,7 @@ class BPQP(Method):
         upp = np.concatenate([b, self.inner.h])
 
         def part(samples: Array) -> list[tuple[Array, Array]]:
-            solver = self._osqp(self.inner.sparse["Q"], -q[samples[0]], rows, low, upp)
+            solver = _osqp(self.inner.sparse["Q"], -q[samples[0]], rows, low, upp, self.tolerance)
             found = []
             for k in samples:
                 solver.update(q=-q[k])
@@ -60,17 +60,18 @@ class BPQP(Method):
         zero = np.zeros(problem.N.shape[0])
         # OSQP's tolerances are absolute: scale the right-hand side to unit size
         scale = np.abs(problem.c).max() or 1.0
-        u, w = _answer(self._osqp(problem.H, problem.c / scale, problem.N, zero, zero), "backward")
+        u, w = _answer(_osqp(problem.H, problem.c / scale, problem.N, zero, zero, self.backward), "backward")
         return scale * u, scale * w
 
-    def _osqp(self, P: Any, q: Array, A: Any, low: Array, upp: Array) -> Any:
-        import osqp
 
-        solver = osqp.OSQP()
-        upper = sp.csc_matrix(sp.triu(P))
-        tolerance = {"eps_abs": self.tolerance, "eps_rel": self.tolerance, "max_iter": ITERATIONS}
-        solver.setup(upper, q, sp.csc_matrix(A), low, upp, verbose=False, **tolerance)
-        return solver
+def _osqp(P: Any, q: Array, A: Any, low: Array, upp: Array, tolerance: float) -> Any:
+    import osqp
+
+    solver = osqp.OSQP()
+    upper = sp.csc_matrix(sp.triu(P))
+    settings = {"eps_abs": tolerance, "eps_rel": tolerance, "max_iter": ITERATIONS}
+    solver.setup(upper, q, sp.csc_matrix(A), low, upp, verbose=False, **settings)
+    return solver
 
 
 def _answer(solver: Any, phase: str) -> tuple[Array, Array]:
@@ -106,7 +107,13 @@ def solve_with_ball(inner: Inner, q: Array, tolerance: float) -> Solved:
 
 
 def _make(inner: Inner, settings: Settings) -> Layer:
-    return BPQP(inner, settings.tolerance).layer()
+    return BPQP(inner, settings.tolerance, settings.backward_tolerance).layer()
 
 
-BPQP_BASELINE = Baseline("BPQP", "conic", _make, packages=("osqp", "clarabel"), settings=frozenset({"tolerance"}))
+BPQP_BASELINE = Baseline(
+    "BPQP",
+    "conic",
+    _make,
+    packages=("osqp", "clarabel"),
+    settings=frozenset({"tolerance", "backward_tolerance"}),
+)

@@ -14,6 +14,8 @@ from ffo.lab.tasks.inner import Inner
 LPGD_DEFAULT, LPGD_TIGHT = 1e-4, 1e-12
 #: perturbation of LPGD at each: the noise is tolerance / perturbation, and the perturbation must not reach a kink
 LPGD_TAU = {LPGD_DEFAULT: 1e-1, LPGD_TIGHT: 1e-5}
+#: where one of the two is swept, the other stays here
+FIXED_TAU, FIXED_TOLERANCE = 1e-3, 1e-8
 
 
 def _layer(
@@ -72,17 +74,21 @@ def _lpgd(name: str, tolerance: float) -> Baseline:
         eps = settings.tolerance or tolerance
         tau = settings.delta or LPGD_TAU.get(eps, 1e-2)
         derivative = {"mode": "lpgd", "derivative_kwargs": {"tau": tau, "rho": 0.0}}
-        tolerance_args = dict.fromkeys(TOLERANCES["SCS"], eps)
-        return _layer(inner, {"solve_method": "SCS", "max_iters": 100_000, **tolerance_args}, derivative)
+        solver = settings.solver or "SCS"
+        limits = {"max_iters": 100_000} if solver == "SCS" else {}
+        arguments = {"solve_method": solver, **limits, **dict.fromkeys(TOLERANCES[solver], eps)}
+        return _layer(inner, arguments, derivative)
 
     return Baseline(
         name,
         "conic",
         make,
         packages=("cvxpylayers",),
-        settings=frozenset({"tolerance", "delta"}),
+        settings=frozenset({"tolerance", "delta", "solver"}),
         same_build="CvxpyLayer",
         exact=False,
+        first_order=True,
+        any_solver=True,
     )
 
 

@@ -70,4 +70,11 @@ def _make(inner: Inner, settings: Settings) -> Layer:
     return DQP(inner, (settings.solver or SOLVER).lower(), settings.tolerance or TOLERANCE).layer()
 
 
-DQP_BASELINE = Baseline("dQP", "qp", _make, packages=("qpsolvers", "piqp"), settings=frozenset({"tolerance", "solver"}))
+DQP_BASELINE = Baseline(
+    "dQP",
+    "qp",
+    _make,
+    packages=("qpsolvers", "piqp"),
+    settings=frozenset({"tolerance", "solver"}),
+    any_solver=True,
+)

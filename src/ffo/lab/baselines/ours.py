@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
 
@@ -31,8 +31,7 @@ def _conic(backward: str) -> Baseline:
 
         return solve
 
-    settings = SETTINGS | ({"delta"} if backward == "resolve" else set())
-    return Baseline(f"FFOCP{NAMES[backward]}", "conic", make, settings=settings, ours=True)
+    return _baseline(f"FFOCP{NAMES[backward]}", "conic", make, backward)
 
 
 def _quadratic(backward: str) -> Baseline:
@@ -48,8 +47,15 @@ def _quadratic(backward: str) -> Baseline:
 
         return solve
 
+    return _baseline(f"FFOQP{NAMES[backward]}", "qp", make, backward)
+
+
+def _baseline(
+    name: str, family: Literal["qp", "conic"], make: Callable[[Inner, Settings], Layer], backward: str
+) -> Baseline:
     settings = SETTINGS | ({"delta"} if backward == "resolve" else set())
-    return Baseline(f"FFOQP{NAMES[backward]}", "qp", make, settings=settings, ours=True)
+    first_order = backward in ("iterative", "resolve")
+    return Baseline(name, family, make, settings=settings, first_order=first_order, any_solver=True, ours=True)
 
 
 OURS = [make(backward) for make in (_conic, _quadratic) for backward in NAMES]

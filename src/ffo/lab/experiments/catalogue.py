@@ -12,16 +12,18 @@ from dataclasses import replace
 from itertools import product
 
 from ffo.lab.baselines import BASELINES, DEFAULTS, Settings
+from ffo.lab.baselines.cvxpylayers_ import FIXED_TAU, FIXED_TOLERANCE
 from ffo.lab.experiments.presets import Course, Preset
 from ffo.lab.jobs import Job
 from ffo.lab.rows import EXPERIMENTS
 from ffo.lab.tasks.base import TaskSizes
 
-#: methods that re-solve: their gradient depends on tolerance and perturbation
-RESOLVING = ("FFOCP", "FFOCP resolve", "LPGD")
-FOLLOWED = ("FFOCP", "FFOCP iterative", "FFOCP resolve", "FFOQP", "CvxpyLayer", "LPGD", "LPGD (tight)", "BPQP", "dQP")
-EXACT = ("FFOCP", "FFOQP", "BPQP", "dQP", "QPTH", "QPLayer", "Moreau (direct)")
-BATCHED = ("FFOCP", "FFOQP", "CvxpyLayer", "LPGD", "BPQP", "dQP", "QPLayer", "Moreau (direct)")
+OURS = ("FFOCP", "FFOCP (paper)", "FFOQP", "FFOQP (paper)")
+#: methods whose backward pass is a solve to a tolerance, and those to compare it with that have no such tolerance
+RESOLVING, DIRECT = ("FFOCP (paper)", "BPQP"), ("FFOCP", "FFOQP")
+FOLLOWED = (*OURS, "FFOCP iterative", "FFOCP resolve", "CvxpyLayer", "LPGD", "LPGD (tight)", "BPQP", "dQP")
+EXACT = (*OURS, "BPQP", "dQP", "QPTH", "QPLayer", "Moreau (direct)")
+BATCHED = (*OURS, "CvxpyLayer", "LPGD", "BPQP", "dQP", "QPLayer", "Moreau (direct)")
 FORWARD_SOLVERS = {
     "qp": ("PIQP", "CLARABEL", "SCS", "OSQP", "PROXQP", "QOCO", "DAQP", "HIGHS", "MOREAU", "ECOS"),
     "socp": ("CLARABEL", "SCS", "QOCO", "MOREAU", "ECOS"),
@@ -43,6 +45,11 @@ def _decision(experiment: str, task: str) -> Planner:
     return jobs
 
 
+def _dense(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
+    for seed, method in product(preset.ablation_seeds, _among(methods, preset.swept)):
+        yield _train("dense", "qp_dense", method, seed, preset.dense)
+
+
 def _sudoku(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
     for size, course in preset.boards.items():
         seeds = preset.ablation_seeds if size == max(preset.boards) else preset.seeds
@@ -60,6 +67,13 @@ def _scaling(experiment: str, task: str) -> Planner:
     return jobs
 
 
+def _scaling_dense(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
+    cases = product(sorted(preset.dense_batches.items()), preset.ablation_seeds, _among(methods, preset.swept))
+    for (size, batch), seed, method in cases:
+        sizes = replace(preset.decision.sizes, d_y=size, samples=4 * batch)
+        yield Job("scaling_dense", "qp_dense", method, seed, sizes, batch, "time", steps=preset.steps)
+
+
 def _scaling_sudoku(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
     cases = product(preset.board_batches.items(), preset.seeds, _among(methods, preset.swept))
     for (size, batch), seed, method in cases:
@@ -75,8 +89,16 @@ def _memory(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
 
 
 def _lpgd(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
-    for seed, method in product(preset.ablation_seeds, _among(methods, ("FFOCP", "LPGD", "LPGD (tight)"))):
-        yield _train("lpgd", f"sudoku{preset.lpgd_board}", method, seed, preset.lpgd)
+    """LPGD with its perturbation fixed while the tolerance varies, and the other way round; beside ours."""
+    task = f"sudoku{preset.lpgd_board}"
+    tolerances = [Settings(tolerance=value, delta=FIXED_TAU) for value in preset.lpgd_tolerances]
+    perturbations = [Settings(tolerance=FIXED_TOLERANCE, delta=value) for value in preset.lpgd_taus]
+    for seed in preset.ablation_seeds:
+        for method in _among(methods, ("FFOCP", "FFOCP (paper)")):
+            yield _train("lpgd", task, method, seed, preset.lpgd)
+        for settings in dict.fromkeys([*tolerances, *perturbations]) if "LPGD" in methods else ():
+            job = _train("lpgd", task, "LPGD", seed, preset.lpgd, settings)
+            yield replace(job, label=f"LPGD, tolerance {settings.tolerance:g}, τ {settings.delta:g}")
 
 
 def _adam(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
@@ -101,20 +123,33 @@ def _batch(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
 
 
 def _tolerance(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
-    cases = product(("qp", "socp"), preset.ablation_seeds, preset.tolerances, _among(methods, RESOLVING))
-    for task, seed, tolerance, method in cases:
-        yield _train("tolerance", task, method, seed, preset.ablation, Settings(tolerance=tolerance))
+    """The tolerance of the backward solve alone; of LPGD, which has one for both solves, with its perturbation fixed;
+    and methods without such a tolerance."""
+    swept = [
+        *((method, Settings(backward_tolerance=value)) for value in preset.tolerances for method in RESOLVING),
+        *(("LPGD", Settings(tolerance=value, delta=FIXED_TAU)) for value in preset.tolerances),
+        *((method, DEFAULTS) for method in DIRECT),
+    ]
+    for task, seed, (method, settings) in product(("qp", "socp"), preset.ablation_seeds, swept):
+        if method in methods:
+            yield _train("tolerance", task, method, seed, preset.ablation, settings)
 
 
 def _delta(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
-    perturbing = [name for name in _among(methods, RESOLVING) if "delta" in BASELINES[name].settings]
-    for task, seed, delta, method in product(("qp", "socp"), preset.ablation_seeds, preset.deltas, perturbing):
-        yield _train("delta", task, method, seed, preset.ablation, Settings(delta=delta))
+    """The perturbation, with the tolerance of LPGD fixed."""
+    swept = [
+        *(("FFOCP (paper)", Settings(delta=value)) for value in preset.deltas),
+        *(("LPGD", Settings(tolerance=FIXED_TOLERANCE, delta=value)) for value in preset.deltas),
+    ]
+    for task, seed, (method, settings) in product(("qp", "socp"), preset.ablation_seeds, swept):
+        if method in methods:
+            yield _train("delta", task, method, seed, preset.ablation, settings)
 
 
 def _solvers(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
+    agnostic = _among(methods, ("FFOCP", "FFOCP (paper)"))
     for task, solvers in FORWARD_SOLVERS.items():
-        for seed, solver, method in product(preset.ablation_seeds, solvers, _among(methods, ("FFOCP",))):
+        for seed, solver, method in product(preset.ablation_seeds, solvers, agnostic):
             job = Job("solvers", task, method, seed, preset.ablation.sizes, preset.ablation.batch, "time")
             yield replace(job, steps=preset.steps, settings=Settings(solver=solver))
 
@@ -128,8 +163,10 @@ CATALOGUE: dict[str, Planner] = {
     "dfl": _decision("dfl", "qp"),
     "sudoku": _sudoku,
     "socp": _decision("socp", "socp"),
+    "dense": _dense,
     "scaling_qp": _scaling("scaling_qp", "qp"),
     "scaling_socp": _scaling("scaling_socp", "socp"),
+    "scaling_dense": _scaling_dense,
     "scaling_sudoku": _scaling_sudoku,
     "memory": _memory,
     "lpgd": _lpgd,

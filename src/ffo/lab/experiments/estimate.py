@@ -19,7 +19,9 @@ SIZES = (50, 200, 800)
 #: method -> QP at each of SIZES; SOCP at each; Sudoku 4×4 and 9×9
 MILLISECONDS: dict[str, tuple[tuple[float, ...], tuple[float, ...], tuple[float, float]]] = {
     "FFOCP": ((0.13, 0.42, 1.1), (2.0, 4.7, 21), (0.53, 200)),
+    "FFOCP (paper)": ((0.6, 3.0, 16), (6.0, 25, 120), (12, 450)),
     "FFOQP": ((0.13, 0.35, 1.2), (), (0.21, 26)),
+    "FFOQP (paper)": ((1.2, 2.0, 14), (), (2.2, 320)),
     "CvxpyLayer": ((2.9, 12, 51), (5.2, 23, 100), (7.4, 750)),
     "CvxpyLayer (constants)": ((2.7, 5.0, 19), (5.1, 12, 43), (7.4, 750)),
     "LPGD": ((2.4, 14, 60), (4.7, 31, 120), (9.1, 1000)),
@@ -32,6 +34,8 @@ MILLISECONDS: dict[str, tuple[tuple[float, ...], tuple[float, ...], tuple[float,
     "QPLayer": ((0.48, 9.5, 120), (), (1.1, 250)),
     "Moreau (direct)": ((0.4, 3.4, 10), (1.2, 6.5, 43), (6.0, 2500)),
 }
+#: a step on the QP with a dense Q at the largest size, over one with Q = I, for most methods
+DENSE = 50.0
 #: additional seconds of every job, and of a job in a fresh process
 OVERHEAD, START = 0.4, 4.0
 
@@ -69,11 +73,12 @@ def seconds_per_sample(method: str, task: str, d_y: int) -> float:
     qp, socp, boards = MILLISECONDS.get(method) or MILLISECONDS[like]
     if task.startswith("sudoku"):
         return 1e-3 * boards[task == "sudoku9"]
-    known = np.log(qp if task == "qp" else socp)
+    known = np.log(socp if task == "socp" else qp)
     at, places = np.log(d_y), np.log(SIZES)
     end = 0 if d_y <= SIZES[1] else 1
     slope = (known[end + 1] - known[end]) / (places[end + 1] - places[end])
-    return 1e-3 * float(np.exp(known[end] + slope * (at - places[end])))
+    dense = DENSE * d_y / SIZES[-1] if task == "qp_dense" else 1.0
+    return 1e-3 * float(np.exp(known[end] + slope * (at - places[end]))) * max(dense, 1.0)
 
 
 def _steps(job: Job) -> float:

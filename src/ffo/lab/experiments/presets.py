@@ -28,11 +28,14 @@ class Preset:
         seeds: of training and of timing; ablation_seeds: of all other experiments, and of the largest board's
             training.
         swept: methods of the training and timing experiments; weighed: of the memory experiment; empty: all.
-        decision: training of the QP and the SOCP; boards: training by size of the Sudoku board.
+        decision: training of the QP and the SOCP; dense: of the QP with a dense Q; boards:
+            by size of the Sudoku board.
         sizes: dimensions at which steps of `batch` samples are timed; board_batches: samples of a timed step by
-            size of the board; steps: timed in each, for at most `budget` seconds.
+            size of the board; dense_batches: by dimension of the dense QP; steps: timed in each, for at most
+            `budget` seconds.
         memory_sizes: dimensions of the memory experiment.
-        lpgd: training on which LPGD's tolerance is studied, on a Sudoku board of size lpgd_board.
+        lpgd: training on which LPGD's tolerance is studied, on a Sudoku board of size lpgd_board, at each of
+            lpgd_tolerances and lpgd_taus, the other being fixed.
         similarity_sizes: dimensions; similarity_steps: steps of training; every: steps between comparisons.
         batches: batch sizes; ablation: training of the tolerance and perturbation experiments, and the
             sizes at which batch sizes and solvers are compared.
@@ -47,15 +50,19 @@ class Preset:
     swept: tuple[str, ...]
     weighed: tuple[str, ...]
     decision: Course
+    dense: Course
     boards: dict[int, Course]
     sizes: tuple[int, ...]
     batch: int
     board_batches: dict[int, int]
+    dense_batches: dict[int, int]
     steps: int
     budget: float
     memory_sizes: tuple[int, ...]
     lpgd: Course
     lpgd_board: int
+    lpgd_tolerances: tuple[float, ...]
+    lpgd_taus: tuple[float, ...]
     similarity_sizes: tuple[int, ...]
     similarity_steps: int
     every: int
@@ -76,7 +83,9 @@ QUICK = Preset(
     ablation_seeds=(0,),
     swept=(
         "FFOCP",
+        "FFOCP (paper)",
         "FFOQP",
+        "FFOQP (paper)",
         "CvxpyLayer",
         "CvxpyLayer (constants)",
         "LPGD",
@@ -91,8 +100,9 @@ QUICK = Preset(
         "ffolayer FFOQP",
         "ffolayer FFOCP",
     ),
-    weighed=("FFOCP", "FFOQP", "CvxpyLayer"),
+    weighed=("FFOCP", "FFOCP (paper)", "FFOQP", "FFOQP (paper)", "CvxpyLayer"),
     decision=Course(TaskSizes(d_y=50, samples=80, learning_rate=3e-3), batch=8, epochs=6, time_limit=8.0, timed=False),
+    dense=Course(TaskSizes(d_y=50, samples=40, learning_rate=3e-3), batch=8, epochs=3, time_limit=6.0, timed=False),
     boards={
         4: Course(TaskSizes(samples=60, learning_rate=3e-2), batch=8, epochs=6, time_limit=8.0, timed=False),
         9: Course(TaskSizes(samples=10, learning_rate=1e-2), batch=4, epochs=2, time_limit=5.0, timed=False),
@@ -100,11 +110,14 @@ QUICK = Preset(
     sizes=(100, 200, 800),
     batch=32,
     board_batches={4: 32, 9: 4},
+    dense_batches={100: 32, 800: 4},
     steps=3,
     budget=0.6,
     memory_sizes=(200, 1000),
     lpgd=Course(TaskSizes(samples=40, learning_rate=3e-2), batch=8, epochs=4),
     lpgd_board=4,
+    lpgd_tolerances=(1e-4, 1e-12),
+    lpgd_taus=(1e-1, 1e-5),
     similarity_sizes=(50,),
     similarity_steps=6,
     every=2,
@@ -125,6 +138,7 @@ PAPER = Preset(
     swept=(),
     weighed=(),
     decision=Course(TaskSizes(d_y=800, samples=2048, learning_rate=1e-3), batch=32, epochs=20),
+    dense=Course(TaskSizes(d_y=200, samples=2048, learning_rate=1e-3), batch=32, epochs=10),
     boards={
         4: Course(TaskSizes(samples=2048, learning_rate=3e-2), batch=64, epochs=20),
         9: Course(TaskSizes(samples=2048, learning_rate=1e-2), batch=8, epochs=10),
@@ -132,11 +146,14 @@ PAPER = Preset(
     sizes=(50, 100, 200, 400, 600, 800, 1000),
     batch=32,
     board_batches={4: 64, 9: 8},
+    dense_batches={50: 32, 100: 32, 200: 32, 400: 32, 800: 32},
     steps=10,
     budget=60.0,
     memory_sizes=(200, 400, 600, 800, 1000),
     lpgd=Course(TaskSizes(samples=2048, learning_rate=1e-2), batch=8, epochs=10),
     lpgd_board=9,
+    lpgd_tolerances=(1e-4, 1e-8, 1e-12),
+    lpgd_taus=(1e-1, 1e-3, 1e-5),
     similarity_sizes=(100, 200, 400, 800),
     similarity_steps=200,
     every=10,

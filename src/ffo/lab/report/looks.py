@@ -51,6 +51,9 @@ class Look:
 KNOWN = {
     "FFOCP": Look("blue", "o", width=3.2),
     "FFOQP": Look("vermillion", "s", width=3.2),
+    "FFOCP (paper)": Look("blue", "D", (4, 1.5), filled=False, width=1.8),
+    "FFOQP (paper)": Look("vermillion", "d", (4, 1.5), filled=False, width=1.8),
+    "FFOQP (GPU)": Look("vermillion", "h", (1, 1.5), filled=False, width=1.8),
     "CvxpyLayer": Look("green", "^"),
     "CvxpyLayer (constants)": Look("green", ">", (1, 1.5), filled=False),
     "LPGD": Look("brown", "D"),

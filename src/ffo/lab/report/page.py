@@ -10,15 +10,26 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from ffo.lab.report import raw
+from ffo.lab.report import raw, words
+from ffo.lab.report.claims import claims
 from ffo.lab.report.drawing import swatch
 from ffo.lab.report.figures import plots
-from ffo.lab.report.looks import PAGE, PALETTE
-from ffo.lab.report.results import Results
-from ffo.lab.report.tables import figures_table, machine_table, ratio_tables, trouble_table, version_table
+from ffo.lab.report.figures.opening import opening
+from ffo.lab.report.looks import PAGE, PALETTE, looks
+from ffo.lab.report.results import Results, distinct
+from ffo.lab.report.tables import (
+    features_table,
+    figures_table,
+    machine_table,
+    ratio_tables,
+    trouble_table,
+    version_table,
+)
 from ffo.lab.report.verdicts import verdicts
 from ffo.lab.rows import EXPERIMENTS, ROWS
 
+#: places of the claims that the opening sentence is about
+RIGHT, BY_FAR = 2, 5
 HTML, MARKDOWN, CSV, PARQUET = "report.html", "report.md", "rows.csv", "rows.parquet"
 
 
@@ -47,11 +58,14 @@ def write_report(folder: Path | str) -> Path:
 def content(results: Results) -> dict[str, Any]:
     """The values for both templates."""
     found = verdicts(results)
+    look = looks(distinct(results.rows, "method"))
     return {
         "results": results,
         "machine": results.machine,
-        "verdicts": found,
-        "figures": figures_table(found),
+        "opening": opening(results, look, found[BY_FAR], found[RIGHT]),
+        "verdicts": [*found, *claims(results)],
+        "figures": figures_table([each for each in found if each is not found[BY_FAR]]),
+        "features": features_table(results),
         "ratios": ratio_tables(results),
         "plots": plots(results),
         "trouble": trouble_table(results),
@@ -81,6 +95,7 @@ def environment(*, html: bool) -> jinja2.Environment:
     )
     found.filters["svg"] = Markup
     found.filters["cell"] = lambda text: str(text).replace("|", "\\|").replace("\n", " ")
+    found.filters["superscript"] = lambda mark: mark.translate(words.SUPERSCRIPT)
     found.globals["swatch"] = lambda look: Markup(swatch(look))
     found.globals["palette"] = [(name, *colours) for name, colours in PALETTE.items()]
     found.globals["page"] = PAGE

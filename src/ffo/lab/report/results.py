@@ -12,7 +12,9 @@ from typing import Any
 from ffo.lab.rows import EXPERIMENTS, MACHINE, TASKS, Machine, Row, read_machine, read_rows
 
 #: fields that identify a measurement; of rows that agree in them, the last counts
-IDENTITY = "experiment task method seed d_y batch record epoch step phase tolerance delta solver adam_eps".split()
+IDENTITY = (
+    "experiment task method seed d_y batch record epoch step phase tolerance delta solver backward_tolerance adam_eps"
+).split()
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ PAPER_SIZE = 800
 #: task -> experiments that time it, the training run first
 SOURCES = {
     "qp": ("dfl", "scaling_qp"),
+    "qp_dense": ("dense", "scaling_dense"),
     "sudoku4": ("sudoku", "scaling_sudoku"),
     "sudoku9": ("sudoku", "scaling_sudoku"),
     "socp": ("socp", "scaling_socp"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ffo.lab.baselines import BASELINES, Baseline
 from ffo.lab.report import words
 from ffo.lab.report.looks import is_ours, rank
-from ffo.lab.report.results import Results, by, task_name
+from ffo.lab.report.results import Results, by, distinct, task_name
 from ffo.lab.report.standings import Setting, Standing, headline_settings, peers, standings
 from ffo.lab.report.verdicts import ClaimVerdict
 from ffo.lab.rows import EXPERIMENTS
@@ -20,20 +21,37 @@ FAMILIES = {"conic": "general convex", "qp": "quadratic programs"}
 
 @dataclass(frozen=True)
 class Cell:
-    """Text, its judgement, and a second line."""
+    """Text, its judgement, a second line, and the mark of a footnote."""
 
     text: str
     tone: Tone = ""
     note: str = ""
+    mark: str = ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under a header; the first cell of a row names the row."""
+    """Rows of cells under a header; the first cell of a row names the row. `notes` are its numbered footnotes."""
 
     caption: str
     header: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+class Footnotes:
+    """Collects the footnotes of a table; the same text has the same number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def mark(self, text: str) -> str:
+        """The number of a footnote; empty without text."""
+        return str(self._numbers.setdefault(text, len(self._numbers) + 1)) if text else ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(self._numbers)
 
 
 def plain(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -69,12 +87,13 @@ def ratio_tables(results: Results) -> list[Table]:
     for ours, family in (("FFOCP", "conic"), ("FFOQP", "qp")):
         columns = [(setting, standings(results, setting)) for setting in headline_settings(results)]
         columns = [(setting, table) for setting, table in columns if ours in table and table[ours].rows]
+        notes = Footnotes()
         names = sorted({peer.method for _, table in columns for peer in peers(table)}, key=rank)
         families = {peer.method: peer.family for _, table in columns for peer in peers(table)}
         rows = [
             (
                 Cell(name, note=FAMILIES[families[name]]),
-                *(ratio_cell(table[ours], table.get(name)) for _, table in columns),
+                *(ratio_cell(table[ours], table.get(name), notes) for _, table in columns),
             )
             for name in sorted(names, key=lambda name: (families[name] != family, rank(name)))
         ]
@@ -82,27 +101,26 @@ def ratio_tables(results: Results) -> list[Table]:
         rows.append((Cell(f"{ours}, per step"), *(Cell(words.seconds(each.median if each else None)) for each in own)))
         header = ("Peer", *(setting.label for setting, _ in columns))
         if columns:
-            tables.append(
-                Table(f"Time of one step, forward and backward, as a multiple of {ours}'s", header, tuple(rows))
-            )
+            caption = f"Time of one step, forward and backward, as a multiple of {ours}'s"
+            tables.append(Table(caption, header, tuple(rows), notes.notes))
     return tables
 
 
-def ratio_cell(ours: Standing, peer: Standing | None) -> Cell:
-    """A ratio with the judgement on the gradient; or the reason why there is none."""
+def ratio_cell(ours: Standing, peer: Standing | None, notes: Footnotes) -> Cell:
+    """A ratio with the judgement on the gradient; the reason why there is none is a footnote."""
     if peer is None:
         return Cell(words.UNKNOWN, "muted")
     ratio, bound = peer.ratio_to(ours), peer.bound_to(ours)
     if bound is not None:
-        return Cell(words.bound(bound.ratio), "good", words.bound_note(bound.built, peer.reason))
+        mark = notes.mark(words.bound_note(bound.built, peer.reason))
+        return Cell(words.bound(bound.ratio), "good", mark=mark)
     if ratio is None:
-        return Cell(words.UNKNOWN, "muted", peer.reason)
-    text, note = words.ratio(ratio.median), peer.reason or words.range_of(ratio)
+        return Cell(words.UNKNOWN, "muted", mark=notes.mark(peer.reason))
+    text, span = words.ratio(ratio.median), words.range_of(ratio)
     if peer.accuracy.wrong:
-        return Cell(f"{text} ✗", "bad", peer.accuracy.judgement)
-    if peer.accuracy.judgement == "inexact":
-        text, note = f"{text} ≈", f"inexact; {note}" if note else "inexact"
-    return Cell(text, "good" if ratio.median > 1 else "bad", note)
+        return Cell(f"{text} ✗", "bad", span, notes.mark(peer.accuracy.judgement))
+    text += " ≈" if peer.accuracy.judgement == "inexact" else ""
+    return Cell(text, "good" if ratio.median > 1 else "bad", span, notes.mark(peer.reason))
 
 
 def accuracy_table(setting: Setting, table: dict[str, Standing]) -> Table:
@@ -111,12 +129,11 @@ def accuracy_table(setting: Setting, table: dict[str, Standing]) -> Table:
     def order(each: Standing) -> tuple[bool, bool, float]:
         return each.total is None, each.accuracy.wrong, each.total.median if each.total else 0.0
 
-    rows = []
+    rows, notes = [], Footnotes()
     for each in sorted(table.values(), key=order):
         if each.total is None:
-            rows.append(
-                (Cell(each.method), Cell(each.reason or "no time", "muted"), *[Cell(words.UNKNOWN, "muted")] * 6)
-            )
+            nothing = Cell(words.UNKNOWN, "muted", mark=notes.mark(each.reason or "no time"))
+            rows.append((Cell(each.method), nothing, *[Cell(words.UNKNOWN, "muted")] * 6))
             continue
         accuracy = each.accuracy
         tone: Tone = "good" if accuracy.right else "bad" if accuracy.wrong else "muted"
@@ -144,7 +161,24 @@ def accuracy_table(setting: Setting, table: dict[str, Standing]) -> Table:
         "judgement",
     )
     batch = f", batch {setting.batch}" if setting.batch else ""
-    return Table(setting.label + batch, header, tuple(rows))
+    return Table(setting.label + batch, header, tuple(rows), notes.notes)
+
+
+#: columns of Table 1 of the paper, as methods declare them
+FEATURES: dict[str, Callable[[Baseline], bool]] = {
+    "convex constraints": lambda method: method.family == "conic",
+    "first-order only": lambda method: method.first_order,
+    "solver-agnostic": lambda method: method.any_solver,
+    "exact hypergradient": lambda method: method.exact,
+}
+
+
+def features_table(results: Results) -> Table:
+    """Table 1 of the paper, for the methods of this run: what each declares, and the tests of the lab verify."""
+    known = [BASELINES[name] for name in sorted(set(distinct(results.rows, "method")), key=rank) if name in BASELINES]
+    marks: dict[bool, tuple[str, Tone]] = {True: ("✓", "good"), False: ("✗", "muted")}
+    rows = [(Cell(each.name), *(Cell(*marks[has(each)]) for has in FEATURES.values())) for each in known]
+    return Table("Features of the methods", ("Method", *FEATURES), tuple(rows))
 
 
 def trouble_table(results: Results) -> Table | None:

@@ -5,7 +5,7 @@ A network predicts the linear costs q_theta(x) of
     y*(x) = argmin 1/2 y'Qy - q'y   subject to   Gy <= h   (and |y|_2 <= 1 for the SOCP)
 
 with Q = I and G = [I; -I; 1'], h = (1, 0, budget), and is trained on the loss y_i'y*(x_i), where y_i
-are the true costs of sample i.
+are the true costs of sample i. In the dense variant, Q = LL' + 0.1 I with a random lower triangular L.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Predictor(nn.Module):
 
 
 class Decision(Task):
-    """The QP task ("qp") and the one with a norm ball ("socp")."""
+    """The QP task ("qp"), the one with a dense Q ("qp_dense"), and the one with a norm ball ("socp")."""
 
     def __init__(self, name: str, inner: Inner, sizes: TaskSizes) -> None:
         self.name, self.inner, self.sizes = name, inner, sizes
@@ -57,10 +57,17 @@ class Decision(Task):
         return (y * targets).sum(dim=1).mean()
 
 
+def dense_quadratic(n: int) -> np.ndarray:
+    """LL' + 0.1 I (n, n) for a lower triangular L of normal entries with variance 1/n; the same for all seeds."""
+    L = np.tril(np.random.default_rng(n).standard_normal((n, n))) / np.sqrt(n)
+    return L @ L.T + 0.1 * np.eye(n)
+
+
 def decision(name: str, sizes: TaskSizes) -> Decision:
-    """The task "qp" or "socp"."""
+    """The task "qp", "qp_dense" or "socp"."""
     n, ball = sizes.d_y, name == "socp"
     identity, budget = np.eye(n), 0.5 * np.sqrt(n) if ball else 0.2 * n
+    Q = dense_quadratic(n) if name == "qp_dense" else identity
     G = np.vstack([identity, -identity, np.ones((1, n))])
     h = np.concatenate([np.ones(n), np.zeros(n), [budget]])
-    return Decision(name, Inner(identity, G, h, radius=1.0 if ball else np.inf), sizes)
+    return Decision(name, Inner(Q, G, h, radius=1.0 if ball else np.inf), sizes)

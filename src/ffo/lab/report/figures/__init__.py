@@ -29,6 +29,7 @@ def plots(results: Results) -> list[Plot]:
         trade_off(results, look),
         scaling(results, look, "scaling_qp", "Figure 5"),
         scaling(results, look, "scaling_socp", "Figure 10"),
+        scaling(results, look, "scaling_dense", ""),
         scaling(results, look, "scaling_sudoku", ""),
         memory_peak(results, look),
         memory_by_phase(results, look),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from ffo.lab.report import words
 from ffo.lab.report.drawing import Axis, Dots, Line, Panel, dot_panel, line_panel
 from ffo.lab.report.figures.base import Looks, Plot, dots, gaps_of, legend, method_lines, numbers
 from ffo.lab.report.figures.training import ERROR, PER_STEP
-from ffo.lab.report.looks import ordinal
+from ffo.lab.report.looks import ordinal, rank
 from ffo.lab.report.results import Results, Spread, by, curve, distinct, task_name
 from ffo.lab.report.standings import Accuracy
 from ffo.lab.report.tables import Table, plain
@@ -56,95 +57,127 @@ def batches(results: Results, look: Looks) -> Plot:
     )
 
 
-def swept(
-    rows: Sequence[Row],
-    look: Looks,
-    setting: str,
-    values: Sequence[tuple[str, Axis, Callable[[Row], float | None]]],
-    label: str,
-    name: str,
-) -> tuple[list[Panel], list[Line]]:
-    """Panels of several quantities against one setting, for each task."""
-    panels, drawn = [], []
-    axis = Axis(label, "error", log=True)
-    for task, group in by(rows, "task").items():
-        for order, (title, y, value) in enumerate(values):
-            lines = method_lines(group, look, setting, value)
-            if lines:
-                panels.append(line_panel(f"{name}-{task}-{order}", f"{task_name(task)}: {title}", lines, axis, y))
-                drawn += lines
-    return panels, drawn
-
-
-COST_AND_ERROR: tuple[tuple[str, Axis, Callable[[Row], float | None]], ...] = (
-    ("backward time", Axis("backward per step", "seconds", log=True), lambda row: row.backward_s),
-    ("error of the gradient", ERROR, gradient_error),
+COST_AND_ERROR: tuple[tuple[str, Axis, Callable[[Row], float | None], Callable[[float], str]], ...] = (
+    ("backward time", Axis("backward per step", "seconds", log=True), lambda row: row.backward_s, words.seconds),
+    ("gradient error", ERROR, gradient_error, words.number),
 )
 
 
-def tolerances(results: Results, look: Looks) -> Plot:
-    panels, drawn = swept(
-        results.of("tolerance"), look, "tolerance", COST_AND_ERROR, "tolerance asked for", "tolerance"
+@dataclass
+class Sweep:
+    """Cost and error of some rows against one setting, for each task: panels, what is drawn, and the numbers.
+
+    `title` is added to those of the panels; `beside` are rows of methods that do not have the setting, drawn level.
+    """
+
+    setting: str
+    label: str
+    title: str = ""
+    panels: list[Panel] = field(default_factory=list)
+    drawn: list[Line] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+
+    def draw(self, rows: Sequence[Row], look: Looks, beside: Sequence[Row] = ()) -> Sweep:
+        axis, level = Axis(self.label, "error", log=True), by(beside, "task")
+        for task, group in by(rows, "task").items():
+            for order, (what, y, value, text) in enumerate(COST_AND_ERROR):
+                lines = method_lines(group, look, self.setting, value)
+                if not lines:
+                    continue
+                lines += level_lines(level.get(task, ()), look, [at for line in lines for at in line.x], value)
+                title = f"{task_name(task)}: {what}" + (f", {self.title}" if self.title else "")
+                name = f"sweep-{self.setting}-{task}-{order}-{len(self.panels)}-{self.title}"
+                self.panels.append(line_panel(name, title, lines, axis, y))
+                self.tables.append(numbers(f"{title}, by {self.label}", "Method", lines, text))
+                self.drawn += lines
+        return self
+
+
+def level_lines(
+    rows: Sequence[Row], look: Looks, places: Sequence[float], value: Callable[[Row], float | None]
+) -> list[Line]:
+    """A level line for each method over all places: it does not have the setting that varies."""
+    lines, x = [], sorted(set(places))
+    for method, group in sorted(by(rows, "method").items(), key=lambda item: rank(item[0])):
+        spread = Spread.of(value(row) for row in group)
+        if spread is not None:
+            lines.append(Line(f"{method} (no such setting)", look[method], x, [spread] * len(x)))
+    return lines
+
+
+def lpgd_sweeps(results: Results, look: Looks) -> tuple[Sweep, Sweep]:
+    """LPGD with its perturbation fixed while its tolerance varies, and the other way round."""
+    by_tolerance = [row for row in results.of("tolerance") if row.tolerance is not None]
+    by_tau = [row for row in results.of("delta") if row.tolerance is not None]
+    fixed = [
+        words.listing([words.power(value) for value in distinct(rows, name)])
+        for rows, name in ((by_tolerance, "delta"), (by_tau, "tolerance"))
+    ]
+    return (
+        Sweep("tolerance", f"tolerance of both solves, τ = {fixed[0]}", "LPGD").draw(by_tolerance, look),
+        Sweep("delta", f"τ, tolerance {fixed[1]}", "LPGD").draw(by_tau, look),
     )
-    curves: list[Line] = []
-    trained = results.of("tolerance", record="curve")
-    labels = {value: f"tolerance {words.power(value)}" for value in distinct(trained, "tolerance")}
-    shades = ordinal(labels.values())
-    for (task, method), rows in by(trained, "task", "method").items():
-        groups = by(rows, "tolerance")
-        lines = [
-            Line(text, shades[text], *curve(groups.get(value, []), "epoch", "train_loss"))
-            for value, text in labels.items()
-        ]
-        lines = [line for line in lines if len(line.x) > 1]
-        if lines:
-            title = f"{task_name(task)}: training with {method}"
-            panels.append(
-                line_panel(
-                    f"tolerance-loss-{task}-{method}", title, lines, Axis("epoch", "size"), Axis("training loss")
-                )
-            )
-            curves += lines
+
+
+def tolerances(results: Results, look: Looks) -> Plot:
+    rows = results.of("tolerance")
+    backward = [row for row in rows if row.backward_tolerance is not None]
+    direct = [row for row in rows if row.backward_tolerance is None and row.tolerance is None]
+    own = Sweep("backward_tolerance", "tolerance of the backward solve").draw(backward, look, direct)
+    lpgd = lpgd_sweeps(results, look)
+    panels, curves = loss_curves(results.of("tolerance", record="curve"))
     return Plot(
         "tolerance",
         "Tolerance",
         EXPERIMENTS["tolerance"],
         "Figure 13",
-        "Time saved by a looser solve of the perturbed problem, its effect on the gradient, and whether training "
-        "notices.",
-        tuple(panels),
-        legend([*drawn, *curves]),
-        sweep_tables(results, look, "tolerance"),
+        "Time saved by a looser solve of the perturbed problem alone, its effect on the gradient, and whether training "
+        "notices; the forward solve stays as it is. Methods without a backward solve to a tolerance are level lines. "
+        "LPGD has one tolerance for both solves: it varies with the perturbation τ fixed, then τ with the tolerance "
+        "fixed.",
+        (*own.panels, *lpgd[0].panels, *lpgd[1].panels, *panels),
+        legend([*own.drawn, *lpgd[0].drawn, *lpgd[1].drawn, *curves]),
+        (*own.tables, *lpgd[0].tables, *lpgd[1].tables),
         gaps_of(results, "tolerance"),
     )
 
 
+def loss_curves(rows: Sequence[Row]) -> tuple[list[Panel], list[Line]]:
+    """Training with each tolerance, for each task and method that has one."""
+
+    def tolerance(row: Row) -> float | None:
+        return row.tolerance if row.backward_tolerance is None else row.backward_tolerance
+
+    known = sorted({value for row in rows if (value := tolerance(row)) is not None})
+    labels = {value: f"tolerance {words.power(value)}" for value in known}
+    shades, panels, curves = ordinal(labels.values()), [], []
+    for (task, method), group in by(rows, "task", "method").items():
+        lines = [
+            Line(text, shades[text], *curve([row for row in group if tolerance(row) == value], "epoch", "train_loss"))
+            for value, text in labels.items()
+        ]
+        lines = [line for line in lines if len(line.x) > 1]
+        if lines:
+            name, title = f"tolerance-loss-{task}-{method}", f"{task_name(task)}: training with {method}"
+            panels.append(line_panel(name, title, lines, Axis("epoch", "size"), Axis("training loss")))
+            curves += lines
+    return panels, curves
+
+
 def perturbations(results: Results, look: Looks) -> Plot:
-    panels, drawn = swept(results.of("delta"), look, "delta", COST_AND_ERROR, "δ asked for", "delta")
+    own = Sweep("delta", "δ").draw([row for row in results.of("delta") if row.tolerance is None], look)
     return Plot(
         "delta",
         "Perturbation",
         EXPERIMENTS["delta"],
         "",
-        "The finite difference of the hypergradient by its step δ: too large is biased, too small is lost in the "
-        "tolerance of the solver.",
-        tuple(panels),
-        legend(drawn),
-        sweep_tables(results, look, "delta"),
+        "The finite difference of the hypergradient by its step δ, in absolute units: too small is lost in the "
+        "tolerance of the solver. The ghost of a cone program is linear in δ, so that a large one is not biased.",
+        tuple(own.panels),
+        legend(own.drawn),
+        tuple(own.tables),
         gaps_of(results, "delta"),
     )
-
-
-def sweep_tables(results: Results, look: Looks, setting: str) -> tuple[Table, ...]:
-    """Backward time and gradient error by the value of a setting."""
-    tables = []
-    for task, rows in by(results.of(setting), "task").items():
-        for title, _, value in COST_AND_ERROR:
-            lines = method_lines(rows, look, setting, value)
-            text = words.seconds if title == "backward time" else words.number
-            if lines:
-                tables.append(numbers(f"{task_name(task)}: {title}, by {setting}", "Method", lines, text))
-    return tuple(tables)
 
 
 def solvers(results: Results) -> Plot:

@@ -49,7 +49,7 @@ def scaling(results: Results, look: Looks, experiment: str, paper: str) -> Plot:
     panels, tables, drawn = against_size(shown, look, TIME, words.seconds)
     return Plot(
         experiment.replace("_", "-"),
-        f"Scaling, {EXPERIMENTS[experiment].split()[-1]}",
+        f"Scaling, {EXPERIMENTS[experiment].split(', ')[-1]}",
         EXPERIMENTS[experiment],
         paper,
         "Seconds of one step by the dimension of the decision, both axes logarithmic: a slope of one is linear "

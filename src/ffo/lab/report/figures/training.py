@@ -15,8 +15,8 @@ from ffo.lab.report.standings import CLOSE, Accuracy, headline_settings, standin
 from ffo.lab.report.tables import Table, accuracy_table, plain
 from ffo.lab.rows import EXPERIMENTS, Row
 
-TRAINING = ("dfl", "sudoku", "socp")
-TIMED = (*TRAINING, "scaling_qp", "scaling_sudoku", "scaling_socp")
+TRAINING = ("dfl", "sudoku", "socp", "dense")
+TIMED = (*TRAINING, "scaling_qp", "scaling_sudoku", "scaling_socp", "scaling_dense")
 EPOCH = Axis("epoch", "size")
 LOSS = {"train_loss": "training loss"}
 #: of Sudoku: shares of wrong digits
@@ -155,16 +155,30 @@ def comparison(results: Results, look: Looks, name: str, rows: Sequence[Row]) ->
 
 
 def lpgd_tolerance(results: Results, look: Looks) -> Plot:
+    """Two comparisons with ours: LPGD at several tolerances with one perturbation, and the other way round."""
     rows = [*results.of("lpgd", record="curve"), *results.of("lpgd")]
-    panels, lines = comparison(results, look, "lpgd", rows)
+    ours = [row for row in rows if row.tolerance is None]
+    swept = [row for row in rows if row.tolerance is not None]
+    panels: list[Panel] = []
+    lines: list[Line] = []
+    caption = []
+    for fixed, varies in (("delta", "tolerance"), ("tolerance", "delta")):
+        # the value of the fixed setting is the one at which the other takes several
+        groups = by(swept, fixed)
+        at = max(groups, key=lambda value: len(distinct(groups[value], varies)), default=None)
+        if at is not None:
+            more, drawn = comparison(results, look, f"lpgd-{varies}", [*ours, *groups[at]])
+            panels += more
+            lines += drawn
+            caption.append(f"{'τ' if fixed == 'delta' else 'the tolerance'} is {words.power(at)}")
     return Plot(
         "lpgd",
         "LPGD",
-        "LPGD at its default tolerance and at a tight one",
+        EXPERIMENTS["lpgd"],
         "Figure 8",
-        "Beside FFOCP: loss by epoch, and time per step with its forward ▷ and backward ◁ parts; ✗ marks a wrong "
-        "gradient.",
-        panels,
+        "Beside ours: loss by epoch, and time per step with its forward ▷ and backward ◁ parts; ✗ marks a wrong "
+        "gradient." + (f" In the first panels {', in the others '.join(caption)}." if caption else ""),
+        tuple(panels),
         legend(lines),
         (final_losses(results, "lpgd"),) if results.of("lpgd") else (),
         gaps_of(results, "lpgd"),
