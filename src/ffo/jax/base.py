@@ -91,7 +91,7 @@ class LayerBase:
         """Solve a canonical problem for arrays that have been checked; `dtype`: of the outputs."""
         call = LayerCall(
             self.engine, canonical, (), None, None, dict(solver_args or {}), self.sampler, False, self._receive,
-            np.dtype(jnp.result_type(float)),
+            precision=np.dtype(jnp.result_type(float)),
         )  # fmt: skip
         by_position = self.engine.options.warm_start if warm_start is None else warm_start
         site = Site(call, self.records, by_position, report)

@@ -128,7 +128,7 @@ class OptimizationLayer(Reporting):
             self.sampler,
             self.reduction == "mean" and receive is None,
             receive or self._receive,
-            () if start is None else self._guesses(canonical, start, batch),
+            start=() if start is None else self._guesses(canonical, start, batch),
         )
         if not params:
             outputs, _ = call.solve([])
