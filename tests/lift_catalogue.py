@@ -309,7 +309,7 @@ def convolution_of_a_difference() -> Pair:
 
 @pair
 def squares_over_a_parameter() -> Pair:
-    x, y, t, b, r = cp.Variable(3), cp.Variable(3), P(nonneg=True), P(3), P(nonneg=True)
+    x, y, t, b = cp.Variable(3), cp.Variable(3), P(nonneg=True), P(3)
     rows = [cp.quad_over_lin(x, 1 + t) <= 0.2]
     own = of(x, t * cp.quad_over_lin(x - b, 1 + t) + cp.norm1(x), rows, [t, b])
     w, s = P(nonneg=True), P(nonneg=True)

@@ -180,8 +180,8 @@ def nested_form(e: Any, term: bool = True) -> bool:
 
 def hidden_parameters(part: Any) -> bool:
     """Whether parameters are where CVXPY does not look: in a bound of `huber` that is not affine in them, or in both
-    arguments of `dotsort`. Or where its reduction fails although they are DPP: as a constant's partner in a convolution,
-    or inside of `real` and `conj`."""
+    arguments of `dotsort`. Or where its reduction fails although they are DPP: as what a constant is convolved with, or
+    inside of `real` and `conj`."""
     return not HIDING.isdisjoint(part.atoms()) and any(map(_hides, subexpressions(part)))
 
 
