@@ -36,7 +36,7 @@ def test_the_ten_problems_are_ill_conditioned_and_constrained() -> None:
         )
         reference = Reference(case, layer(*leaves(*case.theta), y0=case.start))
         conditions.append(reference.condition())
-        active += int(reference.held.sum()) > 0
+        active += int(reference.active.sum()) > 0
     assert max(conditions) > 3e3
     assert active >= 7
 
