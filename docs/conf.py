@@ -22,7 +22,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
-    "gallery_links",
+    "gallery",
     "mathml",
     "plain_docstrings",
     "public_names",
@@ -67,10 +67,10 @@ sphinx_gallery_conf = {
     "doc_module": ("ffo",),
     "reference_url": {"ffo": None},
     "filename_pattern": r"/plot_",
-    "within_subsection_order": "FileNameSortKey",
+    "within_subsection_order": "gallery.Order",
     "matplotlib_animations": False,
     "image_scrapers": ("matplotlib",),
-    "reset_modules": ("gallery_links.reset",),
+    "reset_modules": ("gallery.reset",),
     "remove_config_comments": True,
     "download_all_examples": False,
     "show_memory": False,
@@ -79,6 +79,7 @@ sphinx_gallery_conf = {
     "abort_on_example_error": False,
     "only_warn_on_example_error": False,
     "image_srcset": ["2x"],
+    "thumbnail_size": (480, 330),
 }
 
 html_theme = "furo"
