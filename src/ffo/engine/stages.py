@@ -41,7 +41,7 @@ FAR = 0.5
 DISTANT = 1e6
 #: costs, beside the terms of Px, that no residual shows
 BURIED = 1e-12
-#: largest violation of a row, relative to its terms, at a coarse point that Newton's method found
+#: largest violation of a row, relative to its terms, at a rough point that Newton's method found
 HELD = 1e-10
 
 
@@ -289,8 +289,8 @@ def _verify(batch: Batch, samples: Array, answer: Solution, solver: Solver, way:
     natural, start = found.certificate.natural_residual, found.start_residual
     if way.polishes:
         good = (natural <= tolerance) & (start <= math.sqrt(tolerance))
-        if np.count_nonzero(coarse := good & (natural > ACCEPT)):
-            good[coarse] = _rows_hold(found.x[coarse], batch.part(samples[coarse]))
+        if np.count_nonzero(rough := good & (natural > ROUGH)):
+            good[rough] = _rows_hold(found.x[rough], batch.part(samples[rough]))
     else:
         good = (natural <= min(tolerance / VANISHING, FAR)) & (start <= tolerance)
     done = _accept(batch, samples, found, good)
@@ -304,10 +304,12 @@ def _verify(batch: Batch, samples: Array, answer: Solution, solver: Solver, way:
 
 
 def _rows_hold(x: Array, program: ConeProgram) -> Array:
-    """(batch,) whether scalar rows hold far better than to a tolerance at coarse points that Newton's method found.
+    """(batch,) whether scalar rows hold to far less than a tolerance at rough points that Newton's method found, each in
+    units of its own terms alone.
 
-    It makes the rows of its face hold to rounding, unless they contradict each other. If they do so by less than the
-    tolerance, as nearly parallel rows may, the face is wrong, and the solution may be far away.
+    It makes the rows of its face hold to rounding, unless they contradict each other or it has not converged. Rows that
+    contradict each other by less than the tolerance, as nearly parallel ones may, belong to a wrong face, and the
+    solution may be far away. A bound that is small beside other variables may be violated by a large part of itself.
     """
     with np.errstate(all="ignore"):
         left = program.b - program.A.dot(x)
