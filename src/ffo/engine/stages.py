@@ -330,7 +330,8 @@ def _accept(batch: Batch, samples: Array, found: Linearization, good: Array) -> 
         proofs = _steepest(batch.part(mine))
         good[k] = not proofs
         batch.prove(mine, proofs)
-    if np.vdot(x, x) > DISTANT**2 or np.vdot(y, y) > DISTANT**2:
+    # not by np.vdot, whose threads spin for 20 ms (n = 200, batch 512 on 16 cores: 112 ms a step instead of 21)
+    if any(np.einsum("ij,ij->", v, v) > DISTANT**2 for v in (x, y)):
         largest = np.maximum(np.abs(x).max(axis=1, initial=0.0), np.abs(y).max(axis=1, initial=0.0))
         asked = rough | (good & (largest > DISTANT))
     if np.count_nonzero(asked):

@@ -29,13 +29,17 @@ WORTH = 3e-4
 #: longest time of a chunk in seconds: Ctrl-C is noticed between chunks
 LONGEST = 0.2
 
+#: the argument of OpenMP's omp_pause_resource_all that keeps its settings
+SOFT = 1
+
 _lock = Lock()
 _executor: ThreadPoolExecutor | None = None
+_forked = False
 
 
 def _forget() -> None:
-    global _executor, _lock
-    _executor, _lock = None, Lock()
+    global _executor, _lock, _forked
+    _executor, _lock, _forked = None, Lock(), True
 
 
 if hasattr(os, "register_at_fork"):
@@ -53,8 +57,10 @@ def cpus() -> int:
 
 
 def executor() -> ThreadPoolExecutor:
-    """The pool of this process; the calling thread works too, hence one thread less than CPUs."""
+    """The pool of this process, with the cores free for it; the calling thread works too, hence one thread less than
+    CPUs."""
     global _executor
+    _end_spinning()
     with _lock:
         if _executor is None:
             _executor = ThreadPoolExecutor(max(1, cpus() - 1), thread_name_prefix="ffo")
@@ -86,7 +92,10 @@ def run_chunks(
         finally:
             list(todo)  # an error ends the work of the others too
 
-    pending = [executor().submit(work) for _ in range(threads - 1)]
+    pending = []
+    if threads > 1:
+        pool = executor()
+        pending = [pool.submit(work) for _ in range(threads - 1)]
     try:
         work()
     finally:
@@ -126,6 +135,24 @@ def run_samples(
 
     run_chunks(work, count, seconds, longest=LONGEST if deadline is None else CHUNK)
     return left
+
+
+@cache
+def _gnu_openmp() -> list[Callable[[int], int]]:
+    found = ThreadpoolController().select(prefix="libgomp").lib_controllers
+    return [library.dynlib.omp_pause_resource_all for library in found
+            if hasattr(library.dynlib, "omp_pause_resource_all")]  # fmt: skip
+
+
+def _end_spinning() -> None:
+    """Ends the threads that GNU OpenMP, torch's on Linux, keeps for the calling thread.
+
+    After a parallel loop they spin for milliseconds and take the cores from the threads of this pool. The next loop
+    starts new ones, which takes microseconds. A forked child has none, and would wait for them forever.
+    """
+    if not _forked:
+        for pause in _gnu_openmp():
+            pause(SOFT)
 
 
 @cache

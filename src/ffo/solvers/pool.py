@@ -66,7 +66,8 @@ class _SampleLoop:
         if each < WORTH_SOLVE or left * each < WORTH_TOTAL:
             return first + second + self._range(workspace, 2, program.batch), workspace.setup_seconds
         edges = np.linspace(2, program.batch, min(cpus(), left) + 1).astype(int)
-        others = [executor().submit(self._part, lo, hi) for lo, hi in pairwise(edges[1:])]
+        pool = executor()
+        others = [pool.submit(self._part, lo, hi) for lo, hi in pairwise(edges[1:])]
         try:
             mine = self._range(workspace, edges[0], edges[1])
             rest = [point for future in others for point in future.result()]
