@@ -245,6 +245,14 @@ REPLAYED = {
     # opposite rows at an angle of 1e-6, more of them active than there are variables: another sample's right-hand sides
     # changed the units, and rows that contradict each other by 1e-8 passed as a solution
     ("large forces, scaled", 20261117, 644),
+    # bounds of 1e-12 in scaled units, beside variables of 1, held to rounding of the latter only
+    ("scaled all", 20261118, 485),
+    # a multiplier of 1e-8, where it is zero, at a vertex that was remembered
+    ("weak, singular", 20261120, 3514),
+    # conjugate gradients drifted off the active rows, across which the curvature is large
+    ("scaled columns", 20261120, 872),
+    # functions: bounds that contradict each other by 1e-9
+    ("equal bounds", 20261120, 3926),
     # the fuzzer's judge: without any costs multipliers are rounding, so is 1e-17 times a direction of 1e16; smoothed
     # multipliers are those of other sides
     ("singular", 101, 2264),

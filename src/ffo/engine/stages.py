@@ -304,8 +304,8 @@ def _verify(batch: Batch, samples: Array, answer: Solution, solver: Solver, way:
 
 
 def _rows_hold(x: Array, program: ConeProgram) -> Array:
-    """(batch,) whether scalar rows hold to far less than a tolerance at rough points that Newton's method found, each in
-    units of its own terms alone.
+    """(batch,) whether scalar rows hold to far less than a tolerance at rough points that Newton's method found, in
+    units of each row's own terms alone.
 
     It makes the rows of its face hold to rounding, unless they contradict each other or it has not converged. Rows that
     contradict each other by less than the tolerance, as nearly parallel ones may, belong to a wrong face, and the

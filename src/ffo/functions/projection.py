@@ -85,6 +85,13 @@ class Projection:
         """The part w of b (batch, k) with B'w = 0; zero if held rows are independent, or too many to factorize."""
         return self._factors.null(b) if isinstance(self._factors, _Gram) else torch.zeros_like(b)
 
+    def onto_rows(self, u: Tensor, b: Tensor | None) -> Tensor:
+        """u (batch, n) moved to the nearest point with B u = b (batch, k; None: zero): sums of many projections drift
+        away from it, and with a large curvature across the rows even a little is too far."""
+        if self._factors is None:
+            return u
+        return u + self.particular((0.0 if b is None else b) - self._down(u))
+
     def particular(self, b: Tensor) -> Tensor:
         """The shortest v with B v = b, (batch, n)."""
         v = self._inverse * self._constraints.pull(self.solve(b))

@@ -9,13 +9,16 @@ import numpy as np
 from ffo.kernels.bundle import refer
 from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import ACOL, AROW, DIM, INV, KIND, NONNEG, START, ZERO, Face, Full, Structure, part
-from ffo.kernels.point import Data, Sizes, clean, judge, larger, sizes
+from ffo.kernels.point import WEAK, Data, Sizes, clean, judge, larger, sizes
 from ffo.kernels.vectors import copy
 
 Array = np.ndarray
 
 #: largest size of A'd, relative to its terms, for a null vector d
 CANCELLED = 1e-3
+#: distance to another face up to which, and residual of an active row relative to its right-hand side from which on, a
+#: converged point takes one more step
+CLOSE, HELD = 1e-6, 1e-10
 
 
 class Iterate(NamedTuple):
@@ -152,6 +155,19 @@ def let_go(S: Structure, D: Data, z: Sizes, scale: Array, at: Iterate) -> bool:
             gone = d[i] < 0.0 and at.y[i] <= t * -d[i]
             at.w[i] = at.r_s[i] - (0.0 if gone else z.tau[i] * (at.y[i] + t * d[i]))
     return True
+
+
+@inner_kernel
+def is_rough(S: Structure, D: Data, at: Iterate, nearest: float) -> bool:
+    """Whether one more step is due at a converged point.
+
+    Multipliers may have an error many times the residual: close to another face, it decides which one is right. A row
+    with a small right-hand side beside large variables may have lost its digits.
+    """
+    rough = WEAK < nearest <= CLOSE
+    for i in range(S.m):
+        rough |= at.s[i] == 0.0 and D.b[i] != 0.0 and abs(at.r_s[i]) > HELD * abs(D.b[i])
+    return rough
 
 
 @inner_kernel

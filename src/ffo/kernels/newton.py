@@ -24,12 +24,13 @@ from ffo.kernels.iterate import (
     copy_point,
     cut_off,
     go_back,
+    is_rough,
     judge_in,
     let_go,
     merit_of,
     move,
     set_out,
-)
+)  # fmt: skip
 from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import (
     DIM,
@@ -267,7 +268,9 @@ def _polish(
     evidence[START_RESIDUAL] = merit_of(S, z, here)
     if cleaned <= ROUNDING:
         dx, dy = np.zeros(S.n), np.zeros(S.m)
-        if _measure(S, z, face, face, here.w, dx, dy, 0.0, cleaned, cleaned, evidence):
+        if _measure(S, z, face, face, here.w, dx, dy, 0.0, cleaned, cleaned, evidence) and not (
+            steps > 0 and is_rough(S, D, here, evidence[NEAREST])
+        ):
             _finish(S, D, here, face, F, evidence, np.inf, 0.0, True, steps > 0, full)
             return
     other = Face(face.on.copy(), face.delta.copy(), face.u.copy(), face.R.copy(), face.case.copy(), face.margin.copy())
@@ -287,7 +290,7 @@ def _newton(
     as_given = max(as_given, distance(S, z, given.s, here.s))
     merit = least = evidence[START_RESIDUAL]
     evidence[START_RESIDUAL] = as_given if as_given < merit else merit
-    lowest, borrowed, waited, pivot, known = old, steps < 0, 0, np.inf, 0.0
+    lowest, borrowed, waited, pivot, known, spare = old, steps < 0, 0, np.inf, 0.0, True
     copy_point(here, best)
     dx, dy = np.zeros(S.n), np.zeros(S.m)
     for step in range(steps):
@@ -318,8 +321,10 @@ def _newton(
         if new <= lowest or evidence[IS_SETTLED] > 0.0:
             lowest = new
             copy_point(here, best)
-        improving = new > ROUNDING and new <= 0.1 * before
-        if (evidence[IS_SETTLED] > 0.0 and not improving) or waited > PATIENCE * steps:
+        going, settled = new > ROUNDING and new <= 0.1 * before, evidence[IS_SETTLED] > 0.0
+        if settled and spare and not going:
+            going, spare = is_rough(S, D, here, evidence[NEAREST]), False
+        if (settled and not going) or waited > PATIENCE * steps:
             break
     if evidence[IS_SETTLED] == 0.0:  # the best point, at its own face
         copy_point(best, here)
