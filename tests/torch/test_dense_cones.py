@@ -139,7 +139,7 @@ def test_the_interior_point_method_reaches_known_solutions(name: str) -> None:
 def test_steps_may_overwrite_their_state_with_cones() -> None:
     known = build("norm balls with bounds", batched=True)
     program, _ = dense_form(known.program, known.solution)
-    expected, found = (finish(begin(program, interior), interior, True, run) for run in (Eager(), Overwriting()))
+    expected, found = (finish(begin(program, interior, True), interior, True, run) for run in (Eager(), Overwriting()))
     assert expected is not None
     assert found is not None
     assert found.solved.all()

@@ -56,7 +56,7 @@ def linear(program: DenseProgram) -> DenseProgram:
 
 def by(method: ModuleType, program: DenseProgram) -> DenseSolution:
     """The solution by a method of `solve.METHODS`."""
-    found = finish(begin(program, method), method, True, Eager())
+    found = finish(begin(program, method, True), method, True, Eager())
     assert found is not None
     return found
 
@@ -137,7 +137,7 @@ def test_solutions_are_those_of_the_core(solve: Callable[[DenseProgram], DenseSo
 
 def test_pivoting_leaves_what_does_not_suit_it() -> None:
     program = linear(random_program(5))
-    assert finish(begin(program, pivoting), pivoting, True, Eager()) is None
+    assert finish(begin(program, pivoting, True), pivoting, True, Eager()) is None
 
 
 @pytest.mark.parametrize("bounds", [True, False], ids=["bounds", "no bounds"])
@@ -211,7 +211,7 @@ class OneMore(Eager):
     ids=["interior point", "pivoting", "dual Newton"],
 )
 def test_steps_may_overwrite_their_state_or_be_too_many(method: ModuleType, program: DenseProgram, run: Eager) -> None:
-    expected, found = (finish(begin(program, method), method, True, each) for each in (Eager(), run))
+    expected, found = (finish(begin(program, method, True), method, True, each) for each in (Eager(), run))
     assert expected is not None
     assert found is not None
     for a, b in zip(flatten(found)[0], flatten(expected)[0], strict=True):

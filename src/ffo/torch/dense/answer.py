@@ -65,11 +65,14 @@ class Assembled:
 
 @dataclass(frozen=True)
 class DenseAnswer:
-    """The solution of a call, the owners of its bounds, and the name of the method; `hits` (batch,) marks samples that
-    were solved from their remembered active set; None if there are none."""
+    """The solution of a call, the owners of its bounds, and the name of the method; how many samples are not solved,
+    and how many are in doubt. `hits` (batch,) marks samples that were solved from their remembered active set; None if
+    there are none."""
 
     kept: Kept[tuple[DenseSolution, Owners | None]]
     solver: str
+    unsolved: int
+    doubts: int
     hits: Tensor | None = None
 
 
@@ -102,7 +105,8 @@ def answered(given: tuple[Tensor, ...], form: Form, derivative: bool, remembered
         _remember(key, structure)
         found = _guessed(values, form, derivative, structure, remembered) if remembered is not None else None
         found = found or _answered(values, form, derivative, structure, (key, structure.kind))
-        if found is not None and structure.kind in ("diagonal", "definite") and _unsuited(found):
+        suits = found is None or found.unsolved <= MISSED * (form.batch or 1)
+        if not suits and structure.kind in ("diagonal", "definite"):
             structure = replace(structure, kind="general")
             _remember(key, structure)
             found = _answered(values, form, derivative, structure, (key, structure.kind))
@@ -121,12 +125,6 @@ def _remember(key: Hashable, structure: Recognised) -> None:
             _recognised.popitem(last=False)
 
 
-def _unsuited(found: DenseAnswer) -> bool:
-    """Whether so many samples are unsolved that the method does not suit them."""
-    with found.kept.reading() as ((solution, _), _run):
-        return int(solution.solved.sum()) < (1 - MISSED) * len(solution.solved)
-
-
 def _answered(
     values: tuple[Tensor, ...], form: Form, derivative: bool, structure: Recognised, key: Hashable
 ) -> DenseAnswer | None:
@@ -134,7 +132,7 @@ def _answered(
     method = METHODS[structure.kind]
     with _recorders.of(key, form.device) as run:
         try:
-            begun, owners = run.run(_begun, run.load("values", values), form, structure, method)
+            begun, owners = run.run(_begun, run.load("values", values), form, structure, method, derivative)
             solution = finish(begun, method, derivative, run)
         except torch.cuda.OutOfMemoryError:
             raise
@@ -146,12 +144,14 @@ def _answered(
         if solution is None:
             return None
         name = method.NAME if run.recorded or form.device.type == "cpu" else f"{method.NAME} (not recorded)"
-        return DenseAnswer(run.keep((solution, owners)), name)
+        return DenseAnswer(run.keep((solution, owners)), name, *solution.counts.tolist())
 
 
-def _begun(values: tuple[Tensor, ...], form: Form, structure: Recognised, method: Any) -> tuple[Begun, Owners | None]:
+def _begun(
+    values: tuple[Tensor, ...], form: Form, structure: Recognised, method: Any, derivative: bool
+) -> tuple[Begun, Owners | None]:
     made = assembled(values, form, structure)
-    begun = begin(made.program, method)
+    begun = begin(made.program, method, derivative)
     return replace(begun, valid=begun.valid & made.valid), made.owners
 
 
@@ -168,7 +168,7 @@ def _guessed(
     if solution is None:
         return None
     remembered.record(hits)
-    return DenseAnswer(Kept((solution, made.owners), None), method.NAME, hits)
+    return DenseAnswer(Kept((solution, made.owners), None), method.NAME, *solution.counts.tolist(), hits)
 
 
 def assembled(values: tuple[Tensor, ...], form: Form, structure: Recognised) -> Assembled:

@@ -37,21 +37,23 @@ def pivots(made: Whitened) -> Pivots:
 
 
 @triton.jit
-def _solve(D, held, target, i, WIDTH: tl.constexpr, FLAT: tl.constexpr):
-    """The solution of the system on the held rows by Gauss-Jordan elimination, and whether a pivot vanished."""
+def _solve(D, held, target, i, r, FLAT: tl.constexpr):
+    """The solution of the system on the held rows by Gauss-Jordan elimination, and whether a pivot vanished. Rows that
+    are not held are skipped."""
     both = held[:, None] & held[None, :]
     A = tl.where(both, D, 0.0) + tl.where((i[:, None] == i[None, :]) & ~held[:, None], 1.0, 0.0)
     size = tl.sum(tl.where(i[:, None] == i[None, :], A, 0.0), 1)
     y, flat = target, tl.sum(held.to(tl.int32)) * 0
-    for k in range(WIDTH):
+    for k in range(r):
         at = i == k
-        row = tl.sum(tl.where(at[:, None], A, 0.0), 0)
-        column = tl.sum(tl.where(at[None, :], A, 0.0), 1)
-        pivot = tl.sum(tl.where(at, row, 0.0))
-        flat = tl.maximum(flat, (pivot <= FLAT * tl.sum(tl.where(at, size, 0.0))).to(tl.int32))
-        share = tl.where(at, 0.0, column / pivot)
-        A = A - share[:, None] * row[None, :]
-        y = y - share * tl.sum(tl.where(at, y, 0.0))
+        if tl.sum((at & held).to(tl.int32)) == 1:
+            row = tl.sum(tl.where(at[:, None], A, 0.0), 0)
+            column = tl.sum(tl.where(at[None, :], A, 0.0), 1)
+            pivot = tl.sum(tl.where(at, row, 0.0))
+            flat = tl.maximum(flat, (pivot <= FLAT * tl.sum(tl.where(at, size, 0.0))).to(tl.int32))
+            share = tl.where(at, 0.0, column / pivot)
+            A = A - share[:, None] * row[None, :]
+            y = y - share * tl.sum(tl.where(at, y, 0.0))
     return y / tl.sum(tl.where(i[:, None] == i[None, :], A, 0.0), 1), flat
 
 
@@ -61,7 +63,7 @@ def _pivots(
     WIDTH: tl.constexpr, STEPS: tl.constexpr, PATIENCE: tl.constexpr, CALM: tl.constexpr, LARGE: tl.constexpr,
     NEGATIVE: tl.constexpr, VIOLATED: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
-    """Repeats the rules of `pivoting.step`."""
+    """Repeats the rules of `pivoting.start` and `pivoting.step`."""
     b = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, WIDTH)
     there = i < r
@@ -73,13 +75,15 @@ def _pivots(
     root = tl.sqrt(tl.where(diagonal > 0.0, diagonal, 1.0))
     equal = i < equalities
     side = tl.where(equal, 1, 0)
+    if (equalities == 0) & (r <= n):  # as in `pivoting.start`
+        side = tl.where(at_start > upper, 1, 0) - tl.where(at_start < lower, 1, 0)
     lam = tl.zeros([WIDTH], tl.float64)
     none = tl.sum(equal.to(tl.int32)) * 0  # a zero on the device
     best, tries, steps, ended, going = none + r + 1, none + PATIENCE, none, none, none + 1
     while going == 1:
         held = side != 0
         target = tl.where(held, at_start - tl.where(side > 0, upper, lower), 0.0)
-        lam, flat = _solve(D, held, target, i, WIDTH, FLAT)
+        lam, flat = _solve(D, held, target, i, r, FLAT)
         moved = tl.sum(D * lam[None, :], 1)
         value, force = at_start - moved, lam * root
         leaves = held & ~equal & (side * force < -NEGATIVE * tl.max(tl.abs(force)))

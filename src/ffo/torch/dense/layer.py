@@ -119,7 +119,8 @@ class DenseSolve(torch.autograd.Function):
                 found = plan.front.outputs(solution.point.z, *multipliers(solution, owners, plan.form.equalities))
                 outputs = [v.to(values[0].dtype, copy=True) for v in found]
                 doubt, evidence = solution.doubt.clone(), Evidence.of(solution)
-        ctx.left = _left(plan, doubt, dict(zip(plan.front.names, values, strict=True)))
+        given = dict(zip(plan.front.names, values, strict=True))
+        ctx.left = _left(plan, doubt, given) if answer.doubts else None
         ctx.plan, ctx.answer = plan, answer
         ctx.save_for_backward(*values)
         ctx.shapes = [(v.shape, v.dtype) for v in values]
@@ -153,14 +154,11 @@ class DenseSolve(torch.autograd.Function):
         return (None, None, None, *result)
 
 
-def _left(plan: DensePlan, doubt: Tensor, values: dict[Any, Tensor]) -> Left | None:
+def _left(plan: DensePlan, doubt: Tensor, values: dict[Any, Tensor]) -> Left:
     """The core's answer for the samples in doubt."""
-    count = int(doubt.sum())
-    if not count:
-        return None
-    if count == len(doubt):
-        raise UnverifiedError
     samples = torch.nonzero(doubt).squeeze(1)
+    if len(samples) == len(doubt):
+        raise UnverifiedError
     with torch.enable_grad():
         shared = plan.front.shared
         inputs = {name: (v if name in shared else v[samples]).detach().clone().requires_grad_(plan.derivative)

@@ -32,7 +32,7 @@ ACCEPT, EXACT = 1e-10, 1e-14
 class DenseSolution:
     """Points, what they show, and where they satisfy the conditions, `solved` (batch,); the iterations taken. `ghost`
     is the one of their active sets, if a derivative is wanted, and `doubt` (batch,) marks samples that are not solved,
-    or whose derivative could be doubtful."""
+    or whose derivative could be doubtful. `counts` (2,): how many are not solved, and in doubt."""
 
     point: DensePoint
     verdict: Verdict
@@ -40,6 +40,7 @@ class DenseSolution:
     iterations: Tensor
     ghost: DenseGhost | None
     doubt: Tensor
+    counts: Tensor
 
 
 @dataclass(frozen=True)
@@ -53,27 +54,33 @@ class Guess:
 
 @dataclass(frozen=True)
 class Begun:
-    """A program, the data a method prepares from it, its first state, and whether the program suits the method ()."""
+    """A program, the data a method prepares from it, its first state, and whether the program suits the method (). The
+    solution, if the method takes all steps at once."""
 
     program: DenseProgram
     made: Any
     state: Any
     valid: Tensor
+    solution: DenseSolution | None
 
 
-def begin(program: DenseProgram, method: Any) -> Begun:
+def begin(program: DenseProgram, method: Any, derivative: bool) -> Begun:
     made = method.prepare(program)
-    return Begun(program, made, method.start(made), made.valid)
+    whole = method.whole(made)
+    if whole is None:
+        return Begun(program, made, method.start(made), made.valid, None)
+    state = whole(made)
+    solution = _end(_judged(state, made, program, method), state, made, program, method, derivative)
+    return Begun(program, made, state, made.valid, solution)
 
 
 def finish(begun: Begun, method: Any, derivative: bool, run: Eager) -> DenseSolution | None:
     """The solution by a method of `METHODS`; None if programs turn out not to suit it."""
     if not bool(begun.valid):
         return None
-    whole = method.whole(begun.made)
-    state = begun.state if whole is None else run.run(whole, begun.made)
-    if whole is None or bool(state.going):
-        state = run.steps(method.step, state, method.STEPS, begun.made)
+    if begun.solution is not None:
+        return begun.solution
+    state = run.steps(method.step, begun.state, method.STEPS, begun.made)
     found = run.run(_judged, state, begun.made, begun.program, method)
     for _ in range(method.POLISH):
         if not bool(found.going):
@@ -129,7 +136,8 @@ def _solution(
 ) -> DenseSolution:
     solved = verdict.natural <= ACCEPT
     doubt = ~solved if ghost is None else ~solved | ~_clear(program, verdict, ghost)
-    return DenseSolution(point, verdict, solved, iterations, ghost, doubt)
+    counts = torch.stack([(~solved).sum(), doubt.sum()])
+    return DenseSolution(point, verdict, solved, iterations, ghost, doubt, counts)
 
 
 def _clear(program: DenseProgram, verdict: Verdict, ghost: DenseGhost) -> Tensor:
@@ -159,7 +167,7 @@ def solve_guessed(
     which = torch.nonzero(~hits).squeeze(1)
     if len(which):
         few = program.take(which)
-        other = finish(begin(few, method), method, False, Eager())
+        other = finish(begin(few, method, False), method, False, Eager())
         if other is None:
             return None, hits
         point, verdict = point.put(which, other.point), verdict.put(which, other.verdict)
