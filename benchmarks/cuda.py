@@ -31,7 +31,7 @@ MATRICES = ("Q", "G", "A")
 COMPARED, AGREEMENT = 4, 1e-10
 #: required speed-up over each package
 AGAINST = {"qpax": 2.0, "qpax, tight": 2.0, "qpth": 20.0}
-WARMUP = 2
+WARMUP = 5
 
 
 @dataclass(frozen=True)
