@@ -41,7 +41,7 @@ FAR = 0.5
 DISTANT = 1e6
 #: costs, beside the terms of Px, that no residual shows
 BURIED = 1e-12
-#: largest violation of a row, relative to its terms, at a rough point that Newton's method found
+#: largest violation of a row, relative to its terms, at a coarse point that Newton's method found
 HELD = 1e-10
 
 
@@ -289,8 +289,8 @@ def _verify(batch: Batch, samples: Array, answer: Solution, solver: Solver, way:
     natural, start = found.certificate.natural_residual, found.start_residual
     if way.polishes:
         good = (natural <= tolerance) & (start <= math.sqrt(tolerance))
-        if np.count_nonzero(rough := good & (natural > ROUGH)):
-            good[rough] = _rows_hold(found.x[rough], batch.part(samples[rough]))
+        if np.count_nonzero(coarse := good & (natural > ACCEPT)):
+            good[coarse] = _rows_hold(found.x[coarse], found.s[coarse], batch.part(samples[coarse]))
     else:
         good = (natural <= min(tolerance / VANISHING, FAR)) & (start <= tolerance)
     done = _accept(batch, samples, found, good)
@@ -303,20 +303,20 @@ def _verify(batch: Batch, samples: Array, answer: Solution, solver: Solver, way:
     batch.answered_by(solver.name, samples, answer.iterations)
 
 
-def _rows_hold(x: Array, program: ConeProgram) -> Array:
-    """(batch,) whether scalar rows hold to far less than a tolerance at rough points that Newton's method found, in
-    units of each row's own terms alone.
+def _rows_hold(x: Array, s: Array, program: ConeProgram) -> Array:
+    """(batch,) whether coarse points that Newton's method found may be solutions: those with more active rows than
+    variables only if their scalar rows hold far better than to a tolerance.
 
-    It makes the rows of its face hold to rounding, unless they contradict each other or it has not converged. Rows that
-    contradict each other by less than the tolerance, as nearly parallel ones may, belong to a wrong face, and the
-    solution may be far away. A bound that is small beside other variables may be violated by a large part of itself.
+    It makes the rows of its face hold to rounding, unless they contradict each other. If more rows than variables do so
+    by less than the tolerance, as nearly parallel rows may, the face is wrong, and the solution may be far away.
     """
     with np.errstate(all="ignore"):
         left = program.b - program.A.dot(x)
         left = np.where(program.cones.equalities, np.abs(left), -left)
         terms = program.A.magnitudes.dot(np.abs(x)) + np.abs(program.b)
         broken = program.cones.scalar_rows & (left > HELD * terms)
-    return np.asarray(~broken.any(axis=1))
+    crowded = np.count_nonzero(s == 0.0, axis=1) > program.n
+    return np.asarray(~(crowded & broken.any(axis=1)))
 
 
 def _accept(batch: Batch, samples: Array, found: Linearization, good: Array) -> Array:

@@ -164,9 +164,12 @@ def is_rough(S: Structure, D: Data, at: Iterate, nearest: float) -> bool:
     Multipliers may have an error many times the residual: close to another face, it decides which one is right. A row
     with a small right-hand side beside large variables may have lost its digits.
     """
+    kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
     rough = WEAK < nearest <= CLOSE
-    for i in range(S.m):
-        rough |= at.s[i] == 0.0 and D.b[i] != 0.0 and abs(at.r_s[i]) > HELD * abs(D.b[i])
+    for k in range(S.blocks):
+        if kinds[k] <= NONNEG:
+            for i in range(starts[k], starts[k] + dims[k]):
+                rough |= at.s[i] == 0.0 and D.b[i] != 0.0 and abs(at.r_s[i]) > HELD * abs(D.b[i])
     return rough
 
 
