@@ -118,8 +118,10 @@ class FFOLayer(LayerBase):
         warm_start: bool | None,
         report: bool,
     ) -> tuple[tuple[jax.Array, ...], CallReport | None]:
-        values = [as_array(p, f"Parameter {i}") for i, p in enumerate(params)]
-        read_batch([v.shape for v in values], self.canonical.shapes[: self.canonical.given])
+        labels = self.canonical.labels
+        names = [*labels, *(f"Argument {i}" for i in range(len(labels), len(params)))]
+        values = [as_array(p, name) for p, name in zip(params, names, strict=False)]
+        read_batch([v.shape for v in values], self.canonical.shapes[: self.canonical.given], labels)
         if self.canonical.lifted is not None:
             values = with_expressions(self.canonical, values)
         outputs, reported = self._run(self.canonical, values, solver_args, keys, warm_start, report)

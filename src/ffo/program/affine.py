@@ -122,7 +122,7 @@ class AffineMap:
         constants: block name -> z_0 of that block.
         P, A: patterns of the matrices (P: upper triangle).
         cones: the product cone.
-        labels: what parameters are called in messages, from the last one backwards as far as they go.
+        labels: what parameters are called in messages; without, by their numbers.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class AffineMap:
         cones: Product,
         labels: Sequence[str] = (),
     ) -> None:
-        self.labels = (*(f"Parameter {i}" for i in range(len(sizes) - len(labels))), *labels)
+        self.labels = tuple(labels) or tuple(f"Parameter {i}" for i in range(len(sizes)))
         self.sizes = tuple(sizes)
         self.entries = tuple(entries)
         self.constants = constants
@@ -307,7 +307,7 @@ class AffineMap:
             Entry(e.parameter, e.log, {name: abs(M) for name, M in e.maps.items()}, e.factor and e.factor.magnitude)
             for e in self.entries
         ]
-        return AffineMap(self.sizes, entries, self.constants, self.P, self.A, self.cones)
+        return AffineMap(self.sizes, entries, self.constants, self.P, self.A, self.cones, self.labels)
 
     def _entry_gradient(self, name: Block, into: EntryMap, g: DataGradient, summed: bool) -> Array:
         """Gradient in a parameter through one block: (size,) summed over the batch, or (batch, size)."""

@@ -37,6 +37,11 @@ class CanonicalProblem:
     lifted: Expressions | None = None
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """What the parameters that the user gives are called in messages."""
+        return self.map.labels[: self.given]
+
+    @property
     def given(self) -> int:
         """How many parameters the user gives; the others are `lifted`."""
         return len(self.shapes) - (len(self.lifted.results) if self.lifted else 0)

@@ -133,7 +133,7 @@ def quadratic_problem(structure: QuadraticStructure, duals: bool = False) -> Can
     }
     sizes = [structure.size(name) for name in structure.parameters]
     cone = cones.Product([(cones.Zero(), layout.equalities), (cones.Nonneg(), layout.m - layout.equalities)])
-    affine = AffineMap([s[0] for s in sizes], entries, constants, P, A, cone)
+    affine = AffineMap([s[0] for s in sizes], entries, constants, P, A, cone, structure.parameters)
     return CanonicalProblem(affine, layout.recovery(duals), tuple(sizes), open_sides=True, names=layout.names())
 
 
