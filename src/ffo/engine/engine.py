@@ -153,6 +153,7 @@ class Engine:
         hidden: Array | None = None,
         names: Names | None = None,
         start: Start | None = None,
+        explain: Callable[[str, int], str] | None = None,
     ) -> Outcome:
         """Solve every sample of a program.
 
@@ -168,6 +169,7 @@ class Engine:
             hidden: (n,) variables that are not outputs.
             names: the user's names of constraints and variables.
             start: the user's guesses, which are tried instead of remembered solutions.
+            explain: names the parameters that make a sample invalid, from what is wrong with it and its number.
         """
         begun = time.perf_counter()
         if refused:
@@ -180,6 +182,9 @@ class Engine:
         how = _How(overrides, check_convexity, open_sides, deadline)
         batch = self._solve(given, known, hidden, how)
         if np.count_nonzero(batch.status):
+            if explain is not None:
+                for k in np.flatnonzero(batch.status == Status.INVALID_INPUT).tolist():
+                    batch.detail[k] = explain(batch.detail.get(k, ""), k // copies)
             batch.detail.update(refused)
             if self.options.relax is not None and names is not None:
                 self._relax(batch, self.options.relax, names, hidden, how)

@@ -145,7 +145,7 @@ def batched(costs: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The costs with a batch dimension, checked."""
     if not isinstance(costs, Tensor):
         raise InputError(f"costs must be a torch tensor, got {type(costs).__name__}")
-    (has,), _ = read_batch([tuple(costs.shape)], [shape])
+    (has,), _ = read_batch([tuple(costs.shape)], [shape], ["The costs"])
     return costs if has else costs.unsqueeze(0)
 
 
