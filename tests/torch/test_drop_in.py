@@ -81,6 +81,14 @@ def test_settings_of_diffcps_own_machinery_are_ignored_with_a_warning(solver: st
     torch.testing.assert_close(x, expected, rtol=0, atol=1e-6)
 
 
+def test_backends_that_cvxpylayers_documents() -> None:
+    case = zoo.build(CASE)
+    for name in ("diffcp", "cuclarabel"):
+        make_layer(case, canon_backend=name)
+    with pytest.raises(InputError, match="canon_backend must be one of COO, CPP, SCIPY, not 'NUMPY'"):
+        make_layer(case, canon_backend="NUMPY")
+
+
 def test_a_solver_named_in_settings_is_checked_when_the_layer_is_made() -> None:
     with pytest.raises(InputError, match=r"unknown solver 'CLARABLE'; did you mean CLARABEL\?"):
         make_layer(zoo.build(CASE), solver_args={"solve_method": "CLARABLE"})

@@ -361,5 +361,5 @@ def rescue(batch: Batch, way: Way) -> None:
 
 def _unsolved(x: Array, y: Array, s: Array) -> Solution:
     """Points without a solver's claim that they are solutions."""
-    nobody = np.full(len(x), OPEN)
-    return Solution(x, y, s, nobody, nobody)
+    unknown = np.full(len(x), OPEN)
+    return Solution(x, y, s, unknown, unknown)

@@ -30,7 +30,7 @@ from ffo.program.affine import AffineMap, Block, Entry
 from ffo.program.assembly import Columns, Stored, placed
 from ffo.program.canonical import CanonicalProblem
 from ffo.program.declared import declarations
-from ffo.program.discipline import check_arguments, lifted_if_needed
+from ffo.program.discipline import check_arguments, known_backend, lifted_if_needed
 from ffo.program.extraction import Extractor, Tensor
 from ffo.program.factor import Factor
 from ffo.program.labels import constraint_starts, names_of
@@ -125,7 +125,7 @@ def canonicalize(
     lift = lifted_if_needed(problem, parameters, gp)
     given = [*parameters, *lift.parameters] if lift else parameters
     whole = lift.problem if lift else problem
-    chain, program, stuffing = _reduce(whole, gp, canon_backend or cp.settings.COO_CANON_BACKEND)
+    chain, program, stuffing = _reduce(whole, gp, known_backend(canon_backend))
     every = [*given, *(form.M for form in lift.forms)] if lift else given
     canonical = _affine_map(program, stuffing, _parameter_columns(program, chain, every), every)
     if lift and lift.forms:

@@ -43,6 +43,20 @@ def check_arguments(problem: cp.Problem, parameters: Sequence[cp.Parameter], var
         )
 
 
+_BACKENDS = (cp.COO_CANON_BACKEND, cp.CPP_CANON_BACKEND, cp.SCIPY_CANON_BACKEND)
+#: what cvxpylayers documents instead; it has no effect there
+_CVXPYLAYERS_BACKENDS = ("diffcp", "cuclarabel")
+
+
+def known_backend(name: str | None) -> str:
+    """CVXPY's canonicalisation backend of this name, its COO backend by default."""
+    if name is None or name in _CVXPYLAYERS_BACKENDS:
+        return _BACKENDS[0]
+    if name not in _BACKENDS:
+        raise InputError(f"canon_backend must be one of {', '.join(_BACKENDS)}, not {name!r}")
+    return name
+
+
 def _mismatch(problem: cp.Problem, parameters: Sequence[cp.Parameter]) -> str:
     """Which parameters are missing, foreign or given twice."""
     own = problem.parameters()

@@ -181,7 +181,7 @@ class _Perturbed(torch.autograd.Function):
 
 
 class _Constant(torch.autograd.Function):
-    """(region, decisions, costs) -> decisions, whose derivative in the costs is zero, and said to be so once."""
+    """(region, decisions, costs) -> decisions, with a zero derivative in the costs; the first one issues a warning."""
 
     @staticmethod
     def forward(ctx: Any, region: FixedRegion, decisions: Tensor, costs: Tensor) -> Tensor:

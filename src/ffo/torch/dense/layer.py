@@ -20,7 +20,7 @@ from ffo.torch.function import Once, refuse_legacy_batches
 
 
 def accessible(device: torch.device) -> bool:
-    """Whether tensors are on a device other than the CPU, outside of torch.func and forward mode, which go through the
+    """Whether tensors are on a device other than the CPU, outside torch.func and forward mode, which use the
     core."""
     if device.type == "cpu":
         return False
