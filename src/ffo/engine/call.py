@@ -17,11 +17,11 @@ import numpy as np
 from ffo.engine.blame import blamed
 from ffo.engine.engine import Engine
 from ffo.engine.info import Info
-from ffo.engine.notices import VERTEX, tells_nothing
+from ffo.engine.notices import tells_nothing
 from ffo.engine.outcome import Outcome, only
 from ffo.engine.smoothing import Sampler, centred
 from ffo.engine.start import Start
-from ffo.errors import GradientWarning, InputError, ZeroGradientWarning
+from ffo.errors import GradientWarning, InputError
 from ffo.program.affine import DataGradient
 from ffo.program.canonical import CanonicalProblem
 from ffo.program.cone import ConeProgram
@@ -162,8 +162,7 @@ class LayerCall:
 
     def _notice_vertices(self, program: ConeProgram, c_x: Array, gradient: DataGradient) -> None:
         if tells_nothing(program, c_x, gradient):
-            self.engine.notices_vertices = False
-            warnings.warn(VERTEX, ZeroGradientWarning, stacklevel=3)
+            self.engine.notice_vertices()
 
     def tangent(self, record: LayerRecord, tangents: list[Array | None]) -> list[Array]:
         outcome = record.outcome

@@ -17,6 +17,7 @@ relaxed, as the user chose. Every returned point has been through `linearize`, w
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,11 +29,12 @@ from ffo.cones import Nonneg, SecondOrder, Zero
 from ffo.engine.batch import Batch
 from ffo.engine.info import Violation
 from ffo.engine.memory import Backoff, Matrices, Memory
+from ffo.engine.notices import VERTEX
 from ffo.engine.options import Options, Relax
 from ffo.engine.outcome import Outcome
 from ffo.engine.stages import REPAIRABLE, ask, from_memory, reject_bad_data, rescue, seek_proofs, solve_from_nothing
 from ffo.engine.start import Start
-from ffo.errors import Status
+from ffo.errors import Status, ZeroGradientWarning
 from ffo.ghost.direct import Direct
 from ffo.ghost.iterative import Iterative
 from ffo.ghost.oracle import Way
@@ -87,6 +89,11 @@ class Engine:
             get_solver(named, settings)
         for other in (*(options.retry or ()), *filter(None, [options.backward_solver])):
             get_solver(other)
+
+    def notice_vertices(self) -> None:
+        """Warn that a gradient in the costs is zero; once."""
+        self.notices_vertices = False
+        warnings.warn(VERTEX, ZeroGradientWarning, stacklevel=4)
 
     def __getstate__(self) -> dict[str, object]:
         return {"options": self.options}

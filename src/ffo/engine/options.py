@@ -116,7 +116,7 @@ class Options:
     """How to solve, how to differentiate, and what to do if either fails.
 
     `backward_eps` and `backward_solver`: of the re-solves of `backward="resolve"`; `time_limit`: seconds for a call;
-    `verbose`: a number counts as its sign, as qpth's -1 for silence does.
+    `verbose`: true if positive, so that qpth's -1 means silence.
     """
 
     solver: str | Solver | None = None

@@ -206,7 +206,7 @@ class FFOLayer(OptimizationLayer):
             return outputs, reports[0]
 
         front = CanonicalFront(self.canonical, device_map(self.canonical, params[0].device), batched)
-        plan = DensePlan(front.form(batch, params[0].device), derivative, front, self.reduction, core)
+        plan = DensePlan(front.form(batch, params[0].device), derivative, front, self.reduction, core, self.engine)
         known = None if keys is None else Remembered(self._sets, keys)
         try:
             found = solve_in_parts(plan, known, self._receive, dict(enumerate(params)))

@@ -256,7 +256,8 @@ class FFOQPLayer(OptimizationLayer, Generic[Found]):
             outputs = self._core(read_given(inputs), None, named, receive=reports.append)
             return outputs, reports[0]
 
-        plan = DensePlan(given.form, derivative, BlockFront(given.form, self.duals), self.reduction, core)
+        front = BlockFront(given.form, self.duals)
+        plan = DensePlan(given.form, derivative, front, self.reduction, core, self.engine)
         z = None if start is None else start[0]
         known = None if keys is None and z is None else Remembered(self._sets, keys, z)
         try:
