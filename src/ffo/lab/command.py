@@ -1,13 +1,13 @@
-"""The command `ffo`: the laboratory's, or how to install it."""
+"""The command `ffo`: runs the lab, or says how to install it."""
 
 from __future__ import annotations
 
 import sys
 
 _MISSING = (
-    "The command ffo runs the experiments of ffo's laboratory, and needs packages that are not installed ({name}).\n"
+    "The command ffo runs the experiments of ffo's lab. It needs packages that are not installed ({name}).\n"
     'Install them with:  pip install "ffo[lab]"\n'
-    "The layers need no command: see `from ffo.torch import FFOLayer`."
+    "The layers need no command: import them with `from ffo.torch import FFOLayer`."
 )
 
 
