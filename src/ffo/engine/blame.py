@@ -7,9 +7,10 @@ from typing import cast
 
 import numpy as np
 
-from ffo.program.blocks import SIDES, Name
+from ffo.program.blocks import SIDES
 from ffo.program.canonical import CanonicalProblem
 from ffo.program.convexity import NOT_CONVEX
+from ffo.program.quadratic import Name
 
 Array = np.ndarray
 
