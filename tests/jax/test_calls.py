@@ -82,7 +82,8 @@ def test_wrong_calls_fail_in_the_words_of_cvxpylayers(case: zoo.Case, shapes: li
         make_jax_layer(case)(*params)
     with pytest.raises(InputError) as traced:
         jax.jit(make_jax_layer(case))(*params)
-    assert str(ours.value) == str(theirs.value) == str(traced.value)
+    assert str(ours.value) == str(traced.value)
+    assert str(ours.value).startswith(str(theirs.value))
 
 
 @peer
@@ -111,9 +112,9 @@ def test_what_is_accepted_as_an_array(case: zoo.Case) -> None:
     scalar = FFOLayer(cp.Problem(cp.Minimize((x - t) ** 2)), [t], [x])
     assert float(scalar(2.0)[0]) == pytest.approx(2.0)
     assert float(jax.grad(lambda t: scalar(t)[0])(2.0)) == pytest.approx(1.0)
-    with pytest.raises(InputError, match="Parameter 0 must be an array of real numbers, got complex"):
+    with pytest.raises(InputError, match=r"Parameter 0 \(.*\) must be an array of real numbers, got complex"):
         layer(case.values[0] * 1j, case.values[1])
-    with pytest.raises(InputError, match="Parameter 0 must be an array, got NoneType"):
+    with pytest.raises(InputError, match=r"Parameter 0 \(.*\) must be an array, got NoneType"):
         layer(None, case.values[1])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -113,3 +115,27 @@ def test_wrong_blocks_are_named() -> None:
             wrong()
         with pytest.raises(InputError, match=text):
             jax.jit(wrong)()
+
+
+class QPSolvers(Enum):
+    """As in qpth."""
+
+    PDIPM_BATCHED = 1
+    CVXPY = 2
+
+
+@pytest.mark.parametrize("solver", QPSolvers)
+def test_arguments_of_qpth(solver: QPSolvers, capfd: pytest.CaptureFixture) -> None:
+    Q, p, G, h = jnp.eye(3), jnp.arange(15.0).reshape(5, 3), jnp.ones((1, 3)), jnp.ones(1)
+    function = FFOQPLayer(eps=1e-12, verbose=-1, notImprovedLim=3, maxIter=20, solver=solver, check_Q_spd=False)
+    z = function(Q, p, G, h, jnp.empty(0), jnp.empty(0))
+    np.testing.assert_allclose(z, FFOQPLayer()(Q, p, G, h), rtol=0, atol=1e-12)
+    assert function.engine.options.solver_args == {"eps": 1e-12}
+    assert capfd.readouterr() == ("", "")
+
+
+def test_settings_take_precedence_over_qpths_eps() -> None:
+    layer = FFOQPLayer(eps=1e-3, solver="CLARABEL", solver_args={"eps": 1e-9})
+    assert layer.engine.options.solver_args == {"eps": 1e-9}
+    with pytest.raises(InputError, match="solver must be a name or an ffo Solver, not Colour"):
+        FFOQPLayer(solver=Enum("Colour", "RED").RED)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,17 @@ from ffo.lab.machine import this_machine
 from ffo.lab.rows import EXPERIMENTS, read_machine, read_rows
 
 runner = CliRunner()
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich", "psutil", "jinja2", "matplotlib", "pyarrow", "torch"])
+def test_without_the_extra_the_command_says_what_to_install(missing: str) -> None:
+    code = f"import sys\nsys.modules[{missing!r}] = None\nsys.argv = ['ffo', '--help']\n"
+    code += "from ffo.lab.command import main\nmain()"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    needed = missing in ("typer", "rich", "psutil", "torch")  # the others are imported by the report
+    assert found.returncode == (1 if needed else 0), found.stderr
+    assert ('pip install "ffo[lab]"' in found.stderr and missing in found.stderr) is needed
+    assert "Traceback" not in found.stderr
 
 
 def test_list_names_everything() -> None:

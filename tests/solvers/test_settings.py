@@ -66,6 +66,40 @@ def test_a_value_the_solver_refuses_is_the_users_error(name: str) -> None:
         solver.solve(known_program("qp").program)
 
 
+@pytest.mark.parametrize("name", ["ECOS", "GUROBI", "qpsolvers:ecos", "qpsolvers:quadprog"])
+def test_a_name_that_a_solver_without_adapter_refuses_is_the_users_error(name: str) -> None:
+    from solver_problems import known_program
+
+    solver = get_solver(name, {"epz": 1e-3})
+    with pytest.raises(UnknownSettingError, match=f"{name} does not accept epz"):
+        solver.solve(known_program("qp").program)
+
+
+def test_names_of_others_for_a_solver_without_adapter() -> None:
+    """Accuracies are translated, and settings of layer packages ignored with a warning."""
+    solver = get_solver("ECOS", {"tol": 1e-4, "max_iter": 77})
+    assert {solver.settings[k] for k in ("abstol", "reltol", "feastol")} == {1e-4}
+    assert solver.settings["max_iters"] == 77
+    for name in ("warm_starts", "n_jobs_forward", "mode"):
+        with pytest.warns(SettingWarning, match=name):
+            assert name not in get_solver("ECOS", {name: 1}).settings
+
+
+def test_diffcp_stands_for_the_solver_that_it_calls() -> None:
+    solver = get_solver("DIFFCP", {"eps": 1e-6, "acceleration_lookback": 0})
+    assert (solver.name, solver.eps, solver.settings["acceleration_lookback"]) == ("SCS", 1e-6, 0)
+    with pytest.raises(UnknownSettingError, match="did you mean 'eps'"):
+        get_solver("DIFFCP", {"epz": 1e-3})
+
+
+def test_settings_of_moreau_as_for_cvxpylayers() -> None:
+    solver = get_solver("MOREAU", {"ipm_settings": {"tol_feas": 1e-4, "max_step_fraction": 0.9}, "max_iter": 7})
+    assert (solver.settings["tol_feas"], solver.settings["max_step_fraction"]) == (1e-4, 0.9)
+    assert solver.settings["max_iter"] == 7
+    with pytest.raises(InputError, match="ipm_settings must be a dictionary, not int"):
+        get_solver("MOREAU", {"ipm_settings": 3})
+
+
 def test_looking_names_up_imports_no_solver_package() -> None:
     code = (
         "import sys, warnings; warnings.simplefilter('ignore')\n"

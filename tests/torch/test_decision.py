@@ -235,6 +235,31 @@ def test_the_notice_of_the_other_layers() -> None:
         layer(-p)[0][1].backward()
 
 
+def test_the_notice_of_layers_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU tensors are treated like device tensors."""
+    monkeypatch.setattr("ffo.torch.qp.worthwhile", lambda given: True)
+    monkeypatch.setattr("ffo.torch.layer.worthwhile", lambda canonical, batch, device: True)
+    p = -torch.tensor([[0.9, 1.0, 0.6], [0.2, 0.1, 0.7]], dtype=torch.float64).requires_grad_()
+    x, c = cp.Variable(3), cp.Parameter(3)
+    written = FFOLayer(cp.Problem(cp.Minimize(c @ x), [x >= 0, cp.sum(x) <= 1]), [c], [x])
+    matrices, one = FFOQPLayer(), torch.ones(1, dtype=torch.float64, requires_grad=True)
+
+    def by_matrices(costs: torch.Tensor) -> torch.Tensor:
+        return matrices(None, costs, torch.ones(1, 3).double(), one, lb=torch.zeros(3).double())
+
+    for layer, solve in ((matrices, by_matrices), (written, lambda costs: written(costs)[0])):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            if layer is matrices:
+                solve(p.detach()).sum().backward()  # the right-hand side has a gradient
+        with pytest.warns(ZeroGradientWarning, match="once per layer"):
+            solve(p).square().sum().backward()
+        assert all("batched" in name for name in layer.info.solver)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            solve(p).square().sum().backward()
+
+
 def test_no_notice_where_the_gradient_is_of_use() -> None:
     p, G, h = torch.tensor([-0.9, -1.0, -0.6], requires_grad=True), torch.ones(1, 3), torch.ones(1, requires_grad=True)
     lb = torch.zeros(3)

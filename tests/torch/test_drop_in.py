@@ -40,6 +40,55 @@ def test_settings_may_name_the_solver(key: str, first: str | None, name: str) ->
     assert layer.info.solver == (name.upper(),)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"eps": 1e-8, "max_iters": 10000},
+        {"eps_abs": 1e-8, "eps_rel": 1e-8},
+        {"tol": 1e-8},
+        {"abstol": 1e-8, "reltol": 1e-8, "feastol": 1e-8, "max_iter": 10000},
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("solver", [cp.DIFFCP, "SCS", "ECOS", "CLARABEL", "MOREAU", None], ids=str)
+def test_settings_that_users_of_cvxpylayers_write(solver: str | None, settings: dict[str, float]) -> None:
+    case = zoo.build(CASE)
+    (expected,) = make_layer(case)(*tensors(case.values))
+    (x,) = make_layer(case, solver=solver, solver_args=settings)(*tensors(case.values))
+    torch.testing.assert_close(x, expected, rtol=0, atol=1e-6)
+    (x,) = make_layer(case, solver=solver)(*tensors(case.values), solver_args=settings)
+    torch.testing.assert_close(x, expected, rtol=0, atol=1e-6)
+
+
+def test_settings_that_cvxpylayers_recommends() -> None:
+    """They are for SCS, which diffcp calls."""
+    case, settings = zoo.build(CASE), {"eps": 1e-8, "max_iters": 10000, "acceleration_lookback": 0}
+    (expected,) = make_layer(case)(*tensors(case.values))
+    (x,) = make_layer(case, solver=cp.DIFFCP)(*tensors(case.values), solver_args=settings)
+    torch.testing.assert_close(x, expected, rtol=0, atol=1e-6)
+    with pytest.warns(SettingWarning, match="'acceleration_lookback' has no effect on"):
+        (x,) = make_layer(case)(*tensors(case.values), solver_args=settings)
+    torch.testing.assert_close(x, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("solver", [cp.DIFFCP, "ECOS", None], ids=str)
+@pytest.mark.parametrize("name", ["warm_starts", "n_jobs_forward", "n_jobs_backward", "mode", "derivative_kwargs"])
+def test_settings_of_diffcps_own_machinery_are_ignored_with_a_warning(solver: str | None, name: str) -> None:
+    case = zoo.build(CASE)
+    (expected,) = make_layer(case)(*tensors(case.values))
+    with pytest.warns(SettingWarning, match=f"'{name}' has no effect"):
+        (x,) = make_layer(case, solver=solver)(*tensors(case.values), solver_args={name: None})
+    torch.testing.assert_close(x, expected, rtol=0, atol=1e-6)
+
+
+def test_backends_that_cvxpylayers_documents() -> None:
+    case = zoo.build(CASE)
+    for name in ("diffcp", "cuclarabel"):
+        make_layer(case, canon_backend=name)
+    with pytest.raises(InputError, match="canon_backend must be one of COO, CPP, SCIPY, not 'NUMPY'"):
+        make_layer(case, canon_backend="NUMPY")
+
+
 def test_a_solver_named_in_settings_is_checked_when_the_layer_is_made() -> None:
     with pytest.raises(InputError, match=r"unknown solver 'CLARABLE'; did you mean CLARABEL\?"):
         make_layer(zoo.build(CASE), solver_args={"solve_method": "CLARABLE"})

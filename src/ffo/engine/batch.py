@@ -75,8 +75,8 @@ class Batch:
     @classmethod
     def of(cls, program: ConeProgram) -> Batch:
         """Nothing is known yet."""
-        unknown, nobody, unmeasured, no = _nothing(len(program.q))
-        return cls(program, unknown.copy(), nobody.copy(), unmeasured.copy(), unknown.copy(), no.copy(), no.copy())
+        unknown, no_solver, unmeasured, no = _nothing(len(program.q))
+        return cls(program, unknown.copy(), no_solver.copy(), unmeasured.copy(), unknown.copy(), no.copy(), no.copy())
 
     @classmethod
     def joined(cls, program: ConeProgram, parts: Sequence[tuple[Array, Batch]]) -> Batch:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from ffo.engine.blame import blamed
 from ffo.engine.engine import Engine
 from ffo.engine.info import Info
-from ffo.engine.notices import VERTEX, tells_nothing
+from ffo.engine.notices import tells_nothing
 from ffo.engine.outcome import Outcome, only
 from ffo.engine.smoothing import Sampler, centred
 from ffo.engine.start import Start
-from ffo.errors import GradientWarning, InputError, ZeroGradientWarning
+from ffo.errors import GradientWarning, InputError
 from ffo.program.affine import DataGradient
 from ffo.program.canonical import CanonicalProblem
 from ffo.program.cone import ConeProgram
@@ -115,6 +117,7 @@ class LayerCall:
             hidden=self.canonical.recovery.hidden,
             names=self.canonical.names,
             start=self._guess(draws),
+            explain=partial(blamed, canonical=self.canonical, values=flat),
         )
         record = LayerRecord(outcome, flat, draws, score, self._irregular(values))
         if record.irregular:
@@ -159,8 +162,7 @@ class LayerCall:
 
     def _notice_vertices(self, program: ConeProgram, c_x: Array, gradient: DataGradient) -> None:
         if tells_nothing(program, c_x, gradient):
-            self.engine.notices_vertices = False
-            warnings.warn(VERTEX, ZeroGradientWarning, stacklevel=3)
+            self.engine.notice_vertices()
 
     def tangent(self, record: LayerRecord, tangents: list[Array | None]) -> list[Array]:
         outcome = record.outcome
@@ -260,14 +262,14 @@ class LayerCall:
 
 
 def read_batch(
-    given: Sequence[Sequence[int]], shapes: Sequence[tuple[int, ...]]
+    given: Sequence[Sequence[int]], shapes: Sequence[tuple[int, ...]], labels: Sequence[str]
 ) -> tuple[tuple[bool, ...], int | None]:
     """Which arrays of these shapes are batched, and the batch size (None: unbatched).
 
-    The checks and their wording are those of CvxpyLayer.
+    The checks are those of CvxpyLayer, and so is their wording, followed by the parameter's name.
 
     Args:
-        given: shapes of the arrays of a call; shapes: those of the parameters they are for.
+        given: shapes of the arrays of a call; shapes: those of the parameters they are for; labels: of the parameters.
     """
     if len(given) != len(shapes):
         raise InputError(
@@ -277,23 +279,27 @@ def read_batch(
     for i, (found, shape) in enumerate(zip(given, shapes, strict=True)):
         if len(found) == len(shape):
             if tuple(found) != shape:
-                raise InputError(f"Invalid parameter shape for parameter {i}. Expected: {shape}, Got: {found}")
+                raise InputError(
+                    f"Invalid parameter shape for parameter {i}. Expected: {shape}, Got: {found}. {_which(labels[i])}"
+                )
             sizes.append(None)
         elif len(found) == len(shape) + 1:
             if tuple(found[1:]) != shape:
                 raise InputError(
                     f"Invalid parameter shape for parameter {i}. "
-                    f"Expected batched shape: (batch_size, {', '.join(map(str, shape))}), Got: {found}"
+                    f"Expected batched shape: (batch_size, {', '.join(map(str, shape))}), Got: {found}. "
+                    f"{_which(labels[i])}"
                 )
             if found[0] == 0:
                 raise InputError(
-                    f"Parameter {i} has an empty batch dimension: {tuple(found)}. Skip empty batches before the layer."
+                    f"{labels[i]} has an empty batch dimension: {tuple(found)}. Skip empty batches before the layer."
                 )
             sizes.append(found[0])
         else:
             raise InputError(
                 f"Invalid parameter dimensionality for parameter {i}. "
-                f"Expected {len(shape)} or {len(shape) + 1} dimensions, Got: {len(found)} dimensions"
+                f"Expected {len(shape)} or {len(shape) + 1} dimensions, Got: {len(found)} dimensions. "
+                f"{_which(labels[i])}"
             )
     distinct = {s for s in sizes if s is not None}
     if len(distinct) > 1:
@@ -302,6 +308,10 @@ def read_batch(
             f"but got: {[s or 0 for s in sizes]}"
         )
     return tuple(s is not None for s in sizes), next(iter(distinct), None)
+
+
+def _which(label: str) -> str:
+    return f"This is {label[0].lower()}{label[1:]}."
 
 
 def read_start(

@@ -17,6 +17,7 @@ relaxed, as the user chose. Every returned point has been through `linearize`, w
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,11 +29,12 @@ from ffo.cones import Nonneg, SecondOrder, Zero
 from ffo.engine.batch import Batch
 from ffo.engine.info import Violation
 from ffo.engine.memory import Backoff, Matrices, Memory
+from ffo.engine.notices import VERTEX
 from ffo.engine.options import Options, Relax
 from ffo.engine.outcome import Outcome
 from ffo.engine.stages import REPAIRABLE, ask, from_memory, reject_bad_data, rescue, seek_proofs, solve_from_nothing
 from ffo.engine.start import Start
-from ffo.errors import Status
+from ffo.errors import Status, ZeroGradientWarning
 from ffo.ghost.direct import Direct
 from ffo.ghost.iterative import Iterative
 from ffo.ghost.oracle import Way
@@ -87,6 +89,11 @@ class Engine:
             get_solver(named, settings)
         for other in (*(options.retry or ()), *filter(None, [options.backward_solver])):
             get_solver(other)
+
+    def notice_vertices(self) -> None:
+        """Warn that a gradient in the costs is zero; once."""
+        self.notices_vertices = False
+        warnings.warn(VERTEX, ZeroGradientWarning, stacklevel=4)
 
     def __getstate__(self) -> dict[str, object]:
         return {"options": self.options}
@@ -153,6 +160,7 @@ class Engine:
         hidden: Array | None = None,
         names: Names | None = None,
         start: Start | None = None,
+        explain: Callable[[str, int], str] | None = None,
     ) -> Outcome:
         """Solve every sample of a program.
 
@@ -168,6 +176,7 @@ class Engine:
             hidden: (n,) variables that are not outputs.
             names: the user's names of constraints and variables.
             start: the user's guesses, which are tried instead of remembered solutions.
+            explain: names the parameters that make a sample invalid, from what is wrong with it and its number.
         """
         begun = time.perf_counter()
         if refused:
@@ -180,6 +189,9 @@ class Engine:
         how = _How(overrides, check_convexity, open_sides, deadline)
         batch = self._solve(given, known, hidden, how)
         if np.count_nonzero(batch.status):
+            if explain is not None:
+                for k in np.flatnonzero(batch.status == Status.INVALID_INPUT).tolist():
+                    batch.detail[k] = explain(batch.detail.get(k, ""), k // copies)
             batch.detail.update(refused)
             if self.options.relax is not None and names is not None:
                 self._relax(batch, self.options.relax, names, hidden, how)

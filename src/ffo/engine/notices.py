@@ -15,7 +15,7 @@ STILL = 1e-10
 VERTEX = (
     "the gradient in the costs is zero: the solution of a problem with a linear objective is a vertex, which does not "
     "move when the costs change a little. To train on it, use smoothing=Smoothing(costs=...), add a small quadratic "
-    "term, or use a loss of ffo.torch.decision (docs/linear_programs.md). This is said once per layer"
+    "term, or use a loss of ffo.torch.decision (docs/linear_programs.md). This warning is issued once per layer"
 )
 
 
@@ -27,7 +27,12 @@ def tells_nothing(program: ConeProgram, c_x: Array, gradient: DataGradient) -> b
     """
     if program.P.nnz or not program.cones.kinds <= {Zero, Nonneg}:
         return False
-    seen, moved = _largest(c_x) * _largest(gradient.x), _largest(gradient.u) * _largest(program.q)
+    return stands_still(c_x, gradient.x, gradient.u, program.q)
+
+
+def stands_still(c_x: Array, x: Array, u: Array, q: Array) -> bool:
+    """Whether a loss with gradient c_x at the solutions x has no gradient u in the costs q, (batch, n) each."""
+    seen, moved = _largest(c_x) * _largest(x), _largest(u) * _largest(q)
     return bool((seen > 0).any() and (moved <= STILL * seen).all())
 
 

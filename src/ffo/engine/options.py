@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any, Literal
 
 import numpy as np
@@ -115,7 +116,7 @@ class Options:
     """How to solve, how to differentiate, and what to do if either fails.
 
     `backward_eps` and `backward_solver`: of the re-solves of `backward="resolve"`; `time_limit`: seconds for a call;
-    `verbose`: a number counts as its sign, as qpth's -1 for silence does.
+    `verbose`: true if positive, so that qpth's -1 means silence.
     """
 
     solver: str | Solver | None = None
@@ -166,6 +167,21 @@ class Options:
     def raises(self) -> bool:
         """Whether failures are raised."""
         return (self.on_fail.rest if isinstance(self.on_fail, Relax) else self.on_fail) == "raise"
+
+
+def from_qpth(
+    solver: str | Solver | Enum | None, solver_args: Mapping[str, Any] | None, eps: float | None, verbose: bool | int
+) -> dict[str, Any]:
+    """The options `solver`, `solver_args` and `verbose` from arguments that may be written as for qpth.
+
+    Both members of qpth's enumeration `QPSolvers` mean the default solver: its batched interior point has no
+    counterpart here, and its CVXPY one names no solver. `eps` in `solver_args` takes precedence over the argument.
+    """
+    return {
+        "solver": None if type(solver).__name__ == "QPSolvers" else solver,
+        "solver_args": {**({} if eps is None else {"eps": eps}), **(solver_args or {})},
+        "verbose": verbose > 0,
+    }
 
 
 def numbered_relaxation(options: Options, names: Names, constraints: Sequence[Any]) -> Options:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from ffo.engine.batch import ACCEPT, OPEN, Batch
+from ffo.engine.blame import NOT_FINITE
 from ffo.engine.proof import Proof, find_proofs, relaxed, starts_somewhere, steepest_ray, with_curvature
 from ffo.errors import SOLVED, Status
 from ffo.ghost.direct import Direct, from_nothing
@@ -50,7 +51,7 @@ def reject_bad_data(batch: Batch, indefinite: Callable[[SymmetricBatch], dict[in
     if not batch.program.all_finite:
         bad = np.flatnonzero(~batch.program.finite)
         batch.status[bad] = Status.INVALID_INPUT
-        batch.detail.update({int(k): "the problem data has NaN or infinite entries" for k in bad})
+        batch.detail.update({int(k): NOT_FINITE for k in bad})
     if indefinite is None:
         return
     P, good = batch.program.P, batch.open
@@ -363,5 +364,5 @@ def rescue(batch: Batch, way: Way) -> None:
 
 def _unsolved(x: Array, y: Array, s: Array) -> Solution:
     """Points without a solver's claim that they are solutions."""
-    nobody = np.full(len(x), OPEN)
-    return Solution(x, y, s, nobody, nobody)
+    unknown = np.full(len(x), OPEN)
+    return Solution(x, y, s, unknown, unknown)

@@ -31,7 +31,7 @@ TURNED = 1e-6
 @dataclass(frozen=True)
 class Pulled:
     """Gradients in theta and weights, None where not wanted; and (batch,) evidence about them: the relative residual of
-    the ghost solve, whether negative curvature was found, whether parameters turn dependent constraints."""
+    the ghost solve, whether negative curvature was found, whether parameters make dependent constraints independent."""
 
     gradients: list[Tensor | None]
     residual: Tensor

@@ -105,7 +105,7 @@ class Runner:
         self._named_solver(self.options.backward_solver or self.options.solver)
 
     def _named_solver(self, named: Any) -> FunctionSolver | None:
-        """The solver of re-solves, if it is named: with the settings of the forward one if it is the same."""
+        """The solver of re-solves, if it is named; with the settings of the forward solver if it is the same one."""
         if named is None:
             return None
         eps = self.options.backward_eps
@@ -113,7 +113,7 @@ class Runner:
         return get_solver(named, settings if eps is None else {**settings, "eps": eps})
 
     def ghost(self, local: Local) -> SolvedGhost:
-        """The ghost problems at solutions, by the way that the options name."""
+        """The ghost problems at solutions, solved as the options say."""
         if self.options.backward != "resolve":
             return LinearGhost(GhostSystem(local))
         named = self.options.backward_solver or self.options.solver

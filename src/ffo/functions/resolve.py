@@ -62,8 +62,8 @@ class ResolvedGhost:
         return Certificate.before_backward(**{name: np.asarray(value.cpu()) for name, value in fields.items()})
 
     def pull(self, c: Tensor, wanted: Sequence[bool], delta: float | None) -> Pulled:
-        """Gradients for loss gradients c (batch, n); their residual is that of the ghost solve, or the size of the
-        perturbation beside the objective's gradient if that is larger: truncation is of that order."""
+        """Gradients for loss gradients c (batch, n). Their residual is that of the ghost solve or, if larger, the size
+        of the perturbation relative to the objective's gradient: the truncation error is of that order."""
         local = self.local
         size, dual = largest(c), local.sizes.dual
         seen = size > 0
@@ -79,7 +79,7 @@ class ResolvedGhost:
         return Pulled(self._difference(y, t, d, wanted), residual, nothing, nothing)
 
     def _step(self, size: Tensor, dual: Tensor) -> Tensor:
-        """(batch,) the square root of the accuracy of the solutions, beside the objective's gradient."""
+        """(batch,) the square root of the accuracy of the solutions, relative to the objective's gradient."""
         accuracy = self.local.natural.clamp_min(self.accuracy)
         return accuracy.sqrt() * dual / torch.where(size > 0, size, 1.0)
 

@@ -106,7 +106,7 @@ class LayerBase:
 
 
 def as_array(value: Any, label: str) -> jax.Array:
-    """An array of real floating-point numbers; integers are converted, and do not decide on the dtype of outputs."""
+    """An array of floating-point numbers. Integers are converted; they do not affect the dtype of the outputs."""
     try:
         array = jnp.asarray(value)
     except (TypeError, ValueError) as error:
@@ -119,7 +119,7 @@ def as_array(value: Any, label: str) -> jax.Array:
 
 
 def dtype_of(values: Sequence[jax.Array]) -> Any:
-    """The dtype that JAX promotes arrays to, its default one without any."""
+    """The dtype that JAX promotes arrays to; without arrays, its default one."""
     return jnp.result_type(*values) if values else jnp.result_type(float)
 
 

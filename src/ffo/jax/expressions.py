@@ -1,9 +1,10 @@
-"""Expressions of parameters in JAX: what `program.expressions` needs, and JAX differentiates.
+"""Expressions of parameters in JAX: the namespace for `program.expressions`, differentiated by JAX.
 
-A sample outside of the domain of an expression fails, and the cotangent of its value is zero. But zero times the
-derivative of a logarithm at -1 is NaN, which a parameter that the batch shares would hand on to all samples. So the
-derivative of such a sample is zero by rule: it is taken at the values of a sample inside the domain, and what enters
-and leaves it is zero. Where no sample is inside, that is all samples; so it is for the one sample inside of `jax.vmap`.
+A sample outside the domain of an expression fails, and the cotangent of its value is zero. But zero times the
+derivative of a logarithm at -1 is NaN, and a parameter shared by the batch would pass it on to all samples. So the
+derivative of such a sample is set to zero: it is evaluated at the values of a sample inside the domain, and its
+inputs and outputs are replaced by zeros. If no sample is inside, all derivatives are zero. The same rule applies to the
+single sample inside `jax.vmap`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ffo.program.expressions.namespace import Namespace
 
 
 class JaxNamespace(Namespace):
-    """`jax.numpy`, whose spectra may be numbers even if entries of the matrix are NaN. Here they are NaN then."""
+    """`jax.numpy`, except that the spectrum of a matrix with NaN entries is NaN (JAX may return numbers)."""
 
     def __init__(self) -> None:
         super().__init__(jnp, erf)
@@ -47,7 +48,7 @@ JAX = JaxNamespace()
 
 
 def with_expressions(canonical: CanonicalProblem, parameters: Sequence[jax.Array]) -> list[jax.Array]:
-    """The arrays of a problem's own parameters after the user's: in double precision, if JAX is allowed to use it."""
+    """The user's arrays, followed by those of the parameter expressions: in double precision if JAX may use it."""
     lifted = canonical.lifted
     assert lifted is not None
     wide = [p.astype(jnp.promote_types(p.dtype, jnp.result_type(float))) for p in parameters]
@@ -97,7 +98,7 @@ def _evaluated(group: Expressions, own: Sequence[int]) -> Any:
 
 
 def _moved_inside(p: jax.Array, inside: jax.Array) -> jax.Array:
-    """The batch, with the values of its first sample that is inside for those that are not."""
+    """The batch, in which samples outside the domain have the values of the first sample inside."""
     first = jnp.arange(len(inside)) == jnp.argmax(inside)
     good = jnp.sum(_or_zero(first, p), axis=0)  # a sum, since the batch may be on several devices
     return jnp.where(_beside(inside, p), p, good)

@@ -24,7 +24,7 @@ REPORT = 4
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """What is known of a call before its arrays: all that does not depend on their batch.
+    """The part of a call that does not depend on its arrays, nor on their batch size.
 
     Attributes:
         call: the call without a batch; records: of the layer.
@@ -49,14 +49,14 @@ class Site:
         return [(*draws, *out.shape) for out in self.call.canonical.recovery.outputs]
 
     def shaped(self, batch: int | None) -> list[tuple[int, ...]]:
-        """Shapes of the outputs; draws stand in front of the batch."""
+        """Shapes of the outputs; a dimension of draws comes before the batch."""
         if batch is None:
             return self.output_shapes
         lead = 0 if self._averages else 1
         return [(*s[:lead], batch, *s[lead:]) for s in self.output_shapes]
 
     def report_shape(self, batch: int | None) -> tuple[int, ...]:
-        """(*batch,), with a dimension of draws behind where there are any."""
+        """(*batch,), followed by a dimension of draws if there are any."""
         return (*(() if batch is None else (batch,)), *(() if self.call.sampler is None else (self._draws,)))
 
     @property
@@ -86,20 +86,20 @@ class Site:
         *,
         given: Sequence[bool],
         wanted: Sequence[bool],
-        apart: bool,
+        per_sample: bool,
         rows: int | None,
     ) -> tuple[Array, ...]:
         """Gradients in the wanted parameters, for each of `rows` right-hand sides."""
         solved = self._solved(values, token)
         kept = [v for v, w in zip(values, wanted, strict=True) if w]
         if solved is None or rows == 0:
-            batch = self._shaped_call(values, None).batch if apart else None
+            batch = self._shaped_call(values, None).batch if per_sample else None
             own = [d for d, w in zip(self.dims, wanted, strict=True) if w]
             more = [() if batch is None or v.ndim > d else (batch,) for v, d in zip(kept, own, strict=True)]
             return tuple(_zeros(rows, (*m, *v.shape), v.dtype) for v, m in zip(kept, more, strict=True))
 
         def one(vectors: Sequence[Array | None]) -> list[Array | None]:
-            return solved.call.adjoint(solved.record, list(vectors), wanted, apart)
+            return solved.call.adjoint(solved.record, list(vectors), wanted, per_sample)
 
         found = _by_rows(one, gradients, given, rows)
         return tuple(in_dtype(g, v.dtype) for g, v in zip(found, kept, strict=True))
@@ -191,7 +191,7 @@ def owned(v: Array) -> Array:
 
 
 def in_dtype(v: Array, dtype: np.dtype) -> Array:
-    with np.errstate(over="ignore", invalid="ignore"):  # float32 may be too small for a number
+    with np.errstate(over="ignore", invalid="ignore"):  # a number may overflow in float32
         return np.ascontiguousarray(v).astype(dtype, copy=False).reshape(v.shape)
 
 
@@ -208,5 +208,5 @@ def report_arrays(info: Info, dtype: np.dtype) -> list[Array]:
 
 
 def report_dtype(dtype: np.dtype) -> np.dtype:
-    """float64 for float64, else float32: residuals of 1e-12 would vanish in less."""
+    """float64 for float64, else float32: half precision would round residuals of 1e-12 to zero."""
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)

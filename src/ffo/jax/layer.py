@@ -120,8 +120,11 @@ class FFOLayer(LayerBase):
         warm_start: bool | None,
         report: bool,
     ) -> tuple[tuple[jax.Array, ...], CallReport | None]:
-        values = [as_array(p, f"Parameter {i}") for i, p in enumerate(params)]
-        read_batch([v.shape for v in values], self.canonical.shapes[: self.canonical.given])
+        given = self.canonical.given
+        shapes, labels = self.canonical.shapes[:given], self.canonical.labels[:given]
+        names = [*labels, *(f"Argument {i}" for i in range(len(labels), len(params)))]
+        values = [as_array(p, name) for p, name in zip(params, names, strict=False)]
+        read_batch([v.shape for v in values], shapes, labels)
         dtype = dtype_of(values)
         if self.canonical.lifted is not None:
             values = with_expressions(self.canonical, values)

@@ -80,11 +80,11 @@ def _tangent_shapes(*avals: ShapedArray, site: Site, rows: int | None, dtype: np
 
 
 def _adjoint_shapes(
-    *avals: ShapedArray, site: Site, wanted: Sequence[bool], apart: bool, rows: int | None, **_: Any
+    *avals: ShapedArray, site: Site, wanted: Sequence[bool], per_sample: bool, rows: int | None, **_: Any
 ) -> list[ShapedArray]:
     values, _token, _gradients = _split(avals, site)
     lead = () if rows is None else (rows,)
-    batch = _batch(values, site) if apart else None
+    batch = _batch(values, site) if per_sample else None
     found = []
     for v, d, w in zip(values, site.dims, wanted, strict=True):
         if w:
@@ -115,7 +115,7 @@ def _run_now(host: Callable[..., tuple[np.ndarray, ...]], *arguments: Any, **par
 
 
 def _device(arguments: Sequence[Any]) -> Any:
-    """Where results belong: beside an argument that was put somewhere, on all devices of its mesh; None: anywhere."""
+    """Where to place results: as an argument that was placed explicitly, on all devices of its mesh; None: anywhere."""
     for a in arguments:
         if getattr(a, "committed", False):
             if len(a.sharding.device_set) == 1:
@@ -142,9 +142,9 @@ else:
 def _lower(host: Callable[..., tuple[np.ndarray, ...]], ctx: Any, *operands: Any, **params: Any) -> Any:
     """A callback that receives NumPy arrays.
 
-    JAX's own `pure_callback` first puts them on a device: a quarter of a millisecond a call, and a deadlock where all
-    threads of the runtime wait, each for a copy that one of them would have to make. It is left to programs for
-    several devices under a release of JAX that places callbacks in another way.
+    JAX's own `pure_callback` first copies them to a device. That takes a quarter of a millisecond, and deadlocks if all
+    threads of the runtime wait for such copies. It is used only for programs on several devices, in releases of JAX
+    that place callbacks differently.
     """
     call = partial(host, **params)
     context = ctx.module_context.axis_context
@@ -182,7 +182,7 @@ adjoint_p = _make("adjoint", _adjoint_host, _adjoint_shapes)
 
 
 def _given(vectors: Sequence[Any]) -> tuple[tuple[bool, ...], list[Any]]:
-    """Which are not zero by construction, and their values."""
+    """Which vectors are not symbolic zeros, and these vectors."""
     given = tuple(type(v) is not ad.Zero for v in vectors)
     return given, [v for v, g in zip(vectors, given, strict=True) if g]
 
@@ -200,7 +200,7 @@ def _solve_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, site: Site, *
 
 
 def _linear_jvp(primitive: Primitive, primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
-    """Of a derivative: it is linear in what follows the token, and has no derivative in the parameters."""
+    """The rule for `tangent` and `adjoint`: linear in what follows the token, an error in the parameters."""
     values, token, _ = _split(primals, params["site"])
     moved, _, changes = _split(tangents, params["site"])
     if any(type(t) is not ad.Zero for t in moved):
@@ -223,18 +223,20 @@ def _tangent_transpose(cotangents: Sequence[Any], *arguments: Any, site: Site, *
     expected = [next(avals) if w else None for w in wanted]
     lead = int(rows is not None)
     # a tangent may differ between samples that share the parameter
-    apart = any(
+    per_sample = any(
         e is not None and e.ndim - lead > d >= v.ndim for e, v, d in zip(expected, values, site.dims, strict=True)
     )
     asked = tuple(e is not None for e in expected)
-    found = adjoint_p.bind(*values, token, *vectors, site=site, given=given, wanted=asked, apart=apart, rows=rows)
+    found = adjoint_p.bind(
+        *values, token, *vectors, site=site, given=given, wanted=asked, per_sample=per_sample, rows=rows
+    )
     gradients = iter(found)
     summed = [None if e is None else _like(next(gradients), e, lead) for e in expected]
     return [*nothing, *(g for g, w in zip(summed, wanted, strict=True) if w)]
 
 
 def _like(gradient: jax.Array, aval: ShapedArray, lead: int) -> jax.Array:
-    """Summed over the batch where the tangent had none, and in shards of explicit axes where it was."""
+    """The gradient like its tangent: summed over the batch if that had none, sharded over the same explicit axes."""
     found = gradient.sum(lead) if gradient.ndim > aval.ndim else gradient
     known = isinstance(found, jax.core.Tracer) or not jax.sharding.get_abstract_mesh().empty
     if known and any(axis is not None for axis in aval.sharding.spec):
@@ -345,12 +347,12 @@ def _adjoint_fold(
     **params: Any,
 ) -> list[Any]:
     """A parameter shared by mapped samples has a separate gradient in each of them."""
-    rows, apart = params["rows"] is not None, params["apart"]
+    rows, per_sample = params["rows"] is not None, params["per_sample"]
     moved = [fold.spread(g, d, rows) for g, d in zip(vectors, dims, strict=True)]
-    found = adjoint_p.bind(*joint, token, *moved, **{**params, "apart": True})
+    found = adjoint_p.bind(*joint, token, *moved, **{**params, "per_sample": True})
     parted = [fold.part(v, rows) for v in found]
     batched = [b for b, w in zip(inner, params["wanted"], strict=True) if w]
-    over = [fold.batch is not None and not b and not apart for b in batched]
+    over = [fold.batch is not None and not b and not per_sample for b in batched]
     return [v.sum(1 + rows) if o else v for v, o in zip(parted, over, strict=True)]
 
 
@@ -365,7 +367,7 @@ for each in (tangent_p, adjoint_p):
 def bind_solve(
     site: Site, values: Sequence[jax.Array], keys: jax.Array | None, dtype: np.dtype
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Outputs and report (empty where it is not wanted)."""
+    """Outputs and report (empty if it is not wanted)."""
     arguments = _alike([*values, *(() if keys is None else (keys,))])
     found = solve_p.bind(*arguments, site=site, keys=keys is not None, keep=False, dtype=dtype)
     shown = len(site.output_shapes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from functools import lru_cache
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 
 from ffo.engine import Options, Smoothing
-from ffo.engine.options import OnFail, check_relaxed
+from ffo.engine.options import OnFail, check_relaxed, from_qpth
 from ffo.ghost.oracle import Way
 from ffo.jax.base import CallReport, LayerBase, as_array, dtype_of
 from ffo.program.blocks import MATRICES, Blocks, check_shapes, is_absent, make_blocks
@@ -30,6 +31,7 @@ class FFOQPLayer(LayerBase):
         duals: whether to return a `QPSolution` instead of z alone; multipliers are differentiable.
         solver, solver_args, backward, delta, backward_eps, backward_solver, on_fail, warm_start, retry, smoothing,
             verbose, time_limit: as in `FFOLayer`.
+        eps, maxIter, notImprovedLim, check_Q_spd: arguments of qpth's `QPFunction`, as in `ffo.torch.FFOQPLayer`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -43,7 +45,7 @@ class FFOQPLayer(LayerBase):
         self,
         *,
         duals: bool = False,
-        solver: str | Solver | None = None,
+        solver: str | Solver | Enum | None = None,
         solver_args: Mapping[str, Any] | None = None,
         backward: str | Way = "auto",
         delta: float | None = None,
@@ -53,12 +55,15 @@ class FFOQPLayer(LayerBase):
         warm_start: bool = False,
         retry: Sequence[str | Solver] | None = None,
         smoothing: float | Smoothing | None = None,
-        verbose: bool = False,
+        verbose: bool | int = False,
         time_limit: float | None = None,
+        eps: float | None = None,
+        maxIter: int | None = None,
+        notImprovedLim: int | None = None,
+        check_Q_spd: bool = True,
     ) -> None:
         options = Options(
-            solver=solver,
-            solver_args=dict(solver_args or {}),
+            **from_qpth(solver, solver_args, eps, verbose),
             backward=backward,
             delta=delta,
             backward_eps=backward_eps,
@@ -67,7 +72,6 @@ class FFOQPLayer(LayerBase):
             warm_start=warm_start,
             retry=retry,
             smoothing=smoothing,  # type: ignore[arg-type]
-            verbose=verbose,
             time_limit=time_limit,
         )
         check_relaxed(options.relax)

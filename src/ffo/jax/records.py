@@ -1,4 +1,4 @@
-"""What derivatives of a solve use, and the tokens by which traced programs name it (see `engine.records`)."""
+"""Records of solves for their derivatives, and the tokens by which traced programs refer to them (`engine.records`)."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ class CanonicalProblem:
         map: parameters -> cone program data.
         recovery: cone program solution -> requested quantities.
         shapes: shape of each parameter, in the user's order.
+        labels: what each parameter is called in messages.
         open_sides: whether +inf as the right-hand side of an inequality means no constraint.
         declared: declared attributes of the parameters.
         names: the user's names of constraints and variables.
@@ -31,6 +32,7 @@ class CanonicalProblem:
     map: AffineMap
     recovery: Recovery
     shapes: tuple[tuple[int, ...], ...]
+    labels: tuple[str, ...]
     open_sides: bool = False
     declared: tuple[Declaration, ...] = ()
     names: Names = field(default_factory=lambda: Names((), ()))

@@ -25,12 +25,12 @@ from cvxpy.utilities import scopes
 from cvxpy.utilities.psd_utils import TriangleKind
 
 from ffo import cones
-from ffo.errors import InputError, UnsupportedProblemError
+from ffo.errors import UnsupportedProblemError
 from ffo.program.affine import AffineMap, Block, Entry
 from ffo.program.assembly import Columns, Stored, placed
 from ffo.program.canonical import CanonicalProblem
 from ffo.program.declared import declarations
-from ffo.program.discipline import lifted_if_needed
+from ffo.program.discipline import check_arguments, known_backend, lifted_if_needed
 from ffo.program.extraction import Extractor, Tensor
 from ffo.program.factor import Factor
 from ffo.program.labels import constraint_starts, names_of
@@ -121,11 +121,11 @@ def canonicalize(
         variables: what to return: variables of the problem, or dual variables of its constraints.
         canon_backend: CVXPY's canonicalisation backend; its COO backend by default.
     """
-    _validate(problem, parameters, variables)
+    check_arguments(problem, parameters, variables)
     lift = lifted_if_needed(problem, parameters, gp)
     given = [*parameters, *lift.parameters] if lift else parameters
     whole = lift.problem if lift else problem
-    chain, program, stuffing = _reduce(whole, gp, canon_backend or cp.settings.COO_CANON_BACKEND)
+    chain, program, stuffing = _reduce(whole, gp, known_backend(canon_backend))
     every = [*given, *(form.M for form in lift.forms)] if lift else given
     canonical = _affine_map(program, stuffing, _parameter_columns(program, chain, every), every)
     if lift and lift.forms:
@@ -137,34 +137,17 @@ def canonicalize(
         canonical,
         Recovery(outputs, n, m),
         tuple(p.shape for p in given),
+        _labels(given, len(parameters)),
         declared=declarations(given, [own == {"P"} for own in blocks], canonical.logged, len(parameters)),
         names=names_of(problem, program, chain, [(v, _columns(v, program, chain)) for v in problem.variables()]),
         lifted=lift.expressions if lift else None,
     )
 
 
-def _validate(problem: cp.Problem, parameters: Sequence[cp.Parameter], variables: Sequence[cp.Variable]) -> None:
-    """Checks with the wording of CvxpyLayer."""
-    if problem.is_mixed_integer():
-        raise UnsupportedProblemError(
-            "Problem must be convex: integer and boolean variables have no gradient. "
-            "Relax them to bounded continuous variables, or solve the integer problem outside the layer."
-        )
-    if not isinstance(parameters, (list, tuple)):
-        raise InputError("The layer's parameters must be provided as a list or tuple")
-    if not isinstance(variables, (list, tuple)):
-        raise InputError("The layer's variables must be provided as a list or tuple")
-    if set(problem.parameters()) != set(parameters) or len(set(parameters)) != len(parameters):
-        raise InputError("The layer's parameters must exactly match problem.parameters")
-    known = {v.id for v in problem.variables()}
-    known |= {d.id for c in problem.constraints for d in c.dual_variables}
-    for v in variables:
-        if v.id not in known:
-            raise InputError(f"Variable {v} must be a subset of problem.variables or a constraint dual variable")
-    if any(leaf.is_complex() for leaf in [*problem.variables(), *parameters]):
-        raise UnsupportedProblemError(
-            "Complex variables and parameters are not supported: write the problem in real and imaginary parts."
-        )
+def _labels(parameters: Sequence[cp.Parameter], given: int) -> tuple[str, ...]:
+    """What parameters are called in messages; the first `given` are the user's, the others expressions of these."""
+    own = (f"Parameter {i} ({p.name()})" for i, p in enumerate(parameters[:given]))
+    return (*own, *(f"The parameter expression {p.name()}" for p in parameters[given:]))
 
 
 def _reduce(problem: cp.Problem, gp: bool, canon_backend: str) -> tuple[SolvingChain, ParamConeProg, _Stuffing]:

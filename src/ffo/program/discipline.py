@@ -10,11 +10,62 @@ from cvxpy.atoms.affine.binary_operators import DivExpression, MulExpression
 from cvxpy.atoms.quad_form import QuadForm
 from cvxpy.utilities import scopes
 
-from ffo.errors import InputError
+from ffo.errors import InputError, UnsupportedProblemError
 from ffo.program.lift import Lifted, lifted
 from ffo.program.rewriting import HIDING, hidden_parameters, nested_form, subexpressions, text_of
 
 OTHERWISE = "For problems beyond these rules there is ffo.torch.FFOFunctionLayer, which takes functions of tensors."
+
+
+def check_arguments(problem: cp.Problem, parameters: Sequence[cp.Parameter], variables: Sequence[cp.Variable]) -> None:
+    """Checks with the wording of CvxpyLayer, followed by names."""
+    if problem.is_mixed_integer():
+        raise UnsupportedProblemError(
+            "Problem must be convex: integer and boolean variables have no gradient. Relax them to bounded continuous "
+            "variables, or, if only the costs of a linear objective are predicted, use ffo.torch.decision."
+        )
+    if not isinstance(parameters, (list, tuple)):
+        raise InputError("The layer's parameters must be provided as a list or tuple")
+    if not isinstance(variables, (list, tuple)):
+        raise InputError("The layer's variables must be provided as a list or tuple")
+    if set(problem.parameters()) != set(parameters) or len(set(parameters)) != len(parameters):
+        raise InputError(
+            f"The layer's parameters must exactly match problem.parameters{_mismatch(problem, parameters)}"
+        )
+    known = {v.id for v in problem.variables()}
+    known |= {d.id for c in problem.constraints for d in c.dual_variables}
+    for v in variables:
+        if v.id not in known:
+            raise InputError(f"Variable {v} must be a subset of problem.variables or a constraint dual variable")
+    if any(leaf.is_complex() for leaf in [*problem.variables(), *parameters]):
+        raise UnsupportedProblemError(
+            "Complex variables and parameters are not supported: write the problem in real and imaginary parts."
+        )
+
+
+_BACKENDS = (cp.COO_CANON_BACKEND, cp.CPP_CANON_BACKEND, cp.SCIPY_CANON_BACKEND)
+#: what cvxpylayers documents instead; it has no effect there
+_CVXPYLAYERS_BACKENDS = ("diffcp", "cuclarabel")
+
+
+def known_backend(name: str | None) -> str:
+    """CVXPY's canonicalisation backend of this name, its COO backend by default."""
+    if name is None or name in _CVXPYLAYERS_BACKENDS:
+        return _BACKENDS[0]
+    if name not in _BACKENDS:
+        raise InputError(f"canon_backend must be one of {', '.join(_BACKENDS)}, not {name!r}")
+    return name
+
+
+def _mismatch(problem: cp.Problem, parameters: Sequence[cp.Parameter]) -> str:
+    """Which parameters are missing, foreign or given twice."""
+    own = problem.parameters()
+    found = {
+        "missing": [p.name() for p in own if all(p is not q for q in parameters)],
+        "not in the problem": [p.name() for p in parameters if all(p is not q for q in own)],
+        "given twice": [p.name() for i, p in enumerate(parameters) if any(p is q for q in parameters[:i])],
+    }
+    return "".join(f"; {what}: {', '.join(names)}" for what, names in found.items() if names)
 
 
 def lifted_if_needed(problem: cp.Problem, parameters: Sequence[cp.Parameter], gp: bool) -> Lifted | None:
@@ -22,6 +73,8 @@ def lifted_if_needed(problem: cp.Problem, parameters: Sequence[cp.Parameter], gp
     if _disciplined(problem, gp):
         return None
     if not gp and not problem.is_dcp():
+        if problem.is_dgp():
+            raise InputError("Problem must be DPP, or at least DCP. It is a geometric program (DGP): pass gp=True.")
         raise InputError(_undisciplined(problem, gp))
     found = lifted(problem, parameters, gp)
     if not _disciplined(found.problem, gp):
@@ -43,6 +96,8 @@ def _disciplined(problem: cp.Problem, gp: bool) -> bool:
 
 
 def _undisciplined(problem: cp.Problem, gp: bool) -> str:
+    if gp and problem.is_dcp():
+        return "Problem must be DPP for geometric programming. It is not DGP, but it is DCP: omit gp=True."
     head = "Problem must be DPP for geometric programming." if gp else "Problem must be DPP, or at least DCP."
     rules = "DGP" if gp else "DCP"
     for part in (problem.objective, *problem.constraints):

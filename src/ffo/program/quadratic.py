@@ -134,7 +134,9 @@ def quadratic_problem(structure: QuadraticStructure, duals: bool = False) -> Can
     sizes = [structure.size(name) for name in structure.parameters]
     cone = cones.Product([(cones.Zero(), layout.equalities), (cones.Nonneg(), layout.m - layout.equalities)])
     affine = AffineMap([s[0] for s in sizes], entries, constants, P, A, cone)
-    return CanonicalProblem(affine, layout.recovery(duals), tuple(sizes), open_sides=True, names=layout.names())
+    return CanonicalProblem(
+        affine, layout.recovery(duals), tuple(sizes), structure.parameters, open_sides=True, names=layout.names()
+    )
 
 
 def _quadratic(structure: QuadraticStructure, maps: dict[Name, dict[Block, sp.csc_array]]) -> Pattern:

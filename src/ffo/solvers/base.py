@@ -69,6 +69,8 @@ class Solver(ABC):
     defaults: ClassVar[Mapping[str, Any]] = {}
     #: True if the solver's setting names are not known here and all are passed through
     open_settings: ClassVar[bool] = False
+    #: names that are ignored nevertheless, with a warning
+    ignored_settings: ClassVar[frozenset[str]] = frozenset()
     #: measured residual below which an answer counts as solved, however small eps is
     residual_floor: ClassVar[float] = 1e-5
     #: smallest accuracy that the solver accepts

@@ -20,6 +20,7 @@ from ffo.cones.base import Cone
 from ffo.errors import InputError, MissingSolverError, Status
 from ffo.program.cone import ConeProgram
 from ffo.solvers.base import Capabilities, Solver
+from ffo.solvers.settings import FOREIGN, refused_settings
 from ffo.solvers.workspace import Point, Workspace, failed
 
 Array = np.ndarray
@@ -43,7 +44,6 @@ _WORDS: dict[str, tuple[tuple[str, ...], str, float]] = {
     "SDPA": (("epsilonStar", "epsilonDash"), "maxIteration", 0.0),
     "COPT": (("RelGap", "AbsGap", "FeasTol", "DualTol"), "BarIterLimit", 1e-9),
     "CUCLARABEL": (("tol_gap_abs", "tol_gap_rel", "tol_feas"), "max_iter", 0.0),
-    "DIFFCP": (("eps",), "max_iters", 0.0),
 }
 _TIME_LIMITS = {"GUROBI": "TimeLimit", "MOSEK": "MSK_DPAR_OPTIMIZER_MAX_TIME", "COPT": "TimeLimit"}
 #: reoptimize distinguishes infeasible from unbounded.
@@ -79,6 +79,7 @@ class CvxpySolver(Solver):
     name = "CVXPY"
     capabilities = Capabilities(frozenset({Zero, Nonneg}), quadratic=True, module="cvxpy", package="cvxpy")
     open_settings = True
+    ignored_settings = FOREIGN
 
     def __init__(self, cvxpy_name: str, settings: Mapping[str, Any] | None = None, *, verbose: bool = False) -> None:
         self.name = cvxpy_name.upper()  # type: ignore[misc]
@@ -137,7 +138,7 @@ class _CvxpyWorkspace(Workspace):
 
     def run(self, sample: int) -> Point:
         program = self.program
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), refused_settings(self.solver):
             warnings.simplefilter("ignore")  # CVXPY warns of inaccuracy; the status reports it
             self.problem.solve(solver=self.solver.name, verbose=self.solver.verbose, **self.settings)
         said = self.problem.status

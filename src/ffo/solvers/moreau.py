@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -34,12 +35,15 @@ _TOP = frozenset({"solver", "device", "device_id", "auto_tune", "max_iter", "tim
 
 
 class MoreauSolver(Solver):
-    """Moreau with its interior-point method: its automatic choice has returned wrong solutions for small QPs."""
+    """Moreau with its interior-point method: its automatic choice has returned wrong solutions for small QPs.
+
+    Settings of the interior-point method may be given as such, or as a dictionary `ipm_settings`, as for cvxpylayers.
+    """
 
     name = "MOREAU"
     capabilities = Capabilities(frozenset(_ORDER), quadratic=True, module="moreau", package="moreau", extra="moreau")
     native_settings = _TOP | frozenset(
-        """tol_gap_abs tol_gap_rel tol_feas tol_infeas_abs tol_infeas_rel tol_ktratio max_step_fraction
+        """ipm_settings tol_gap_abs tol_gap_rel tol_feas tol_infeas_abs tol_infeas_rel tol_ktratio max_step_fraction
         equilibrate_enable direct_solve_method cudss_ir_steps cudss_pivot_enable max_lu_nnz reduced_tol_gap_abs
         reduced_tol_gap_rel reduced_tol_feas reduced_tol_infeas_abs reduced_tol_infeas_rel reduced_tol_ktratio
         chordal_decomposition_enable chordal_decomposition_merge_method""".split()
@@ -48,6 +52,13 @@ class MoreauSolver(Solver):
     iteration_limit = "max_iter"
     time_limit = "time_limit"
     defaults = {"solver": "ipm", "device": "cpu"}
+
+    def __init__(self, settings: Mapping[str, Any] | None = None, *, verbose: bool = False) -> None:
+        given = dict(settings or {})
+        inner = given.pop("ipm_settings", None)
+        if inner is not None and not isinstance(inner, Mapping):
+            raise InputError(f"ipm_settings must be a dictionary, not {type(inner).__name__}")
+        super().__init__({**given, **(inner or {})}, verbose=verbose)
 
     def workspace(self, program: ConeProgram) -> Workspace:
         raise NotImplementedError("Moreau solves whole batches")

@@ -19,6 +19,7 @@ from ffo.errors import InputError, MissingSolverError, Status, UnsupportedProble
 from ffo.program.cone import ConeProgram
 from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.feed import DenseFeed, SparseFeed, mirrored
+from ffo.solvers.settings import refused_settings
 from ffo.solvers.split import Split
 from ffo.solvers.workspace import Point, Workspace, failed
 
@@ -163,7 +164,7 @@ class _QpsolversWorkspace(Workspace):
             np.array(split.lb[sample]) if bounded else None,
             np.array(split.ub[sample]) if bounded else None,
         )
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), refused_settings(solver):
             warnings.simplefilter("ignore")  # qpsolvers warns of failures and conversions; the status reports them
             answer = self._qpsolvers.solve_problem(
                 problem, solver=solver.inner, verbose=solver.verbose, **solver.settings

@@ -48,7 +48,7 @@ def get_solver(solver: str | Solver, settings: Mapping[str, Any] | None = None, 
 
     Args:
         solver: a name in CVXPY's spelling (any case), "qpsolvers:NAME" for a solver of the qpsolvers
-            package, or a `Solver`, which is returned as it is.
+            package, or a `Solver`, which is returned as it is. "DIFFCP" stands for SCS, the solver that diffcp calls.
         settings: `eps`, `max_iters` and the solver's own settings.
 
     Raises:
@@ -66,6 +66,8 @@ def get_solver(solver: str | Solver, settings: Mapping[str, Any] | None = None, 
     if not isinstance(solver, str):
         raise InputError(f"solver must be a name or an ffo Solver, not {type(solver).__name__}")
     name = solver.upper()
+    if name == _DIFFCP:
+        name = _DIFFCP_CALLS
     if name in NATIVE:
         return adapter(name)(settings, verbose=verbose)
     from ffo.solvers import qpsolvers_any
@@ -85,8 +87,8 @@ def get_solver(solver: str | Solver, settings: Mapping[str, Any] | None = None, 
     raise InputError(f"unknown solver {solver!r}{hint}; available here: {', '.join(usable)}")
 
 
-#: where cvxpylayers' users name the solver that diffcp calls
-_BEHIND_DIFFCP = ("solver", "solve_method")
+#: diffcp differentiates, and calls another solver: this one, unless settings of these names say otherwise
+_DIFFCP, _DIFFCP_CALLS, _DIFFCP_SETTINGS = "DIFFCP", "SCS", ("solver", "solve_method")
 
 
 def named_in_settings(
@@ -95,11 +97,11 @@ def named_in_settings(
     """The solver and its settings, where settings may name the solver as they do in cvxpylayers.
 
     `solver=cp.DIFFCP`, or no solver, with `{"solver": name}` or `{"solve_method": name}` stands for the solver of that
-    name. Beside any other solver these settings are left alone, and have no effect.
+    name. With any other solver these settings have no effect.
     """
     rest = dict(settings)
-    if solver is None or (isinstance(solver, str) and solver.upper() == "DIFFCP"):
-        names = [rest.pop(key) for key in _BEHIND_DIFFCP if isinstance(rest.get(key), str)]
+    if solver is None or (isinstance(solver, str) and solver.upper() == _DIFFCP):
+        names = [rest.pop(key) for key in _DIFFCP_SETTINGS if isinstance(rest.get(key), str)]
         if names:
             return names[0], rest
     return solver, rest

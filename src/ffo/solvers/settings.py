@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ def resolve(solver: type[Solver] | Solver, settings: Mapping[str, Any] | None) -
             else:
                 _warn(solver, name)
     for name, value in given.items():
-        if solver.open_settings or name in solver.native_settings:
+        if name in solver.native_settings or (solver.open_settings and name not in solver.ignored_settings):
             native[name] = value
         elif name in FOREIGN or name in _known_elsewhere():
             _warn(solver, name)
@@ -81,11 +82,11 @@ def _translated(solver: type[Solver] | Solver, settings: Mapping[str, Any]) -> d
 
     Of several accuracies the smallest counts. Names beside an explicit `eps` or `max_iters` are left as they are.
     """
-    given = dict(settings)
-    if solver.open_settings or given.keys() <= COMMON | solver.native_settings:
+    given, own = dict(settings), COMMON | solver.native_settings | {*solver.tolerances, solver.iteration_limit}
+    if given.keys() <= own or (solver.open_settings and not solver.tolerances):
         return given
     for common, names in zip(("eps", "max_iters"), _names_elsewhere(), strict=True):
-        foreign = [name for name in given if name in names and name not in COMMON | solver.native_settings]
+        foreign = [name for name in given if name in names and name not in own]
         if foreign and common not in given:
             kind = float if common == "eps" else int
             given[common] = min(_positive(name, given.pop(name), kind) for name in foreign)
@@ -93,9 +94,12 @@ def _translated(solver: type[Solver] | Solver, settings: Mapping[str, Any]) -> d
 
 
 def _names_elsewhere() -> tuple[set[str], set[str]]:
-    """Names that solvers have for their accuracy ("tol": several layer packages) and for their iteration limit."""
+    """Names that solvers have for their accuracy and for their iteration limit.
+
+    Those that no adapter has: "tol" (of several layer packages) and "feastol" (of ECOS).
+    """
     known = adapters().values()
-    return {"tol"}.union(*(cls.tolerances for cls in known)), {cls.iteration_limit for cls in known}
+    return {"tol", "feastol"}.union(*(cls.tolerances for cls in known)), {cls.iteration_limit for cls in known}
 
 
 def assign(target: Any, settings: Mapping[str, Any], solver: str) -> Any:
@@ -106,6 +110,18 @@ def assign(target: Any, settings: Mapping[str, Any], solver: str) -> Any:
         except (TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{solver} does not accept {name}={value!r}: {error}") from error
     return target
+
+
+@contextmanager
+def refused_settings(solver: Solver) -> Iterator[None]:
+    """Raise an `UnknownSettingError` instead of an exception that names one of the solver's settings in quotes."""
+    try:
+        yield
+    except Exception as error:
+        wrong = [name for name in solver.settings if f"'{name}'" in str(error)]
+        if wrong:
+            raise UnknownSettingError(f"{solver.name} does not accept {', '.join(wrong)}: {error}") from error
+        raise
 
 
 def _positive(name: str, value: Any, kind: type) -> Any:

@@ -60,7 +60,7 @@ def read_given(given: Mapping[Name, torch.Tensor | None]) -> Given:
     return Given({name: tensors[name] for name in form.names} if len(form.names) < len(tensors) else tensors, form)
 
 
-@lru_cache(maxsize=256)  # of a layer in training, all calls are of one kind
+@lru_cache(maxsize=256)  # during training all calls of a layer are of one kind
 def _checked(kinds: tuple[tuple[Name, Kind], ...]) -> Form:
     present = {name: kind for name, kind in kinds if not is_absent(name, kind.shape)}
     batch = check_shapes({name: tuple(kind.shape) for name, kind in present.items()})

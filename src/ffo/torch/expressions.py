@@ -20,13 +20,13 @@ Axis = int | tuple[int, ...]
 def with_expressions(
     canonical: CanonicalProblem, parameters: Sequence[Tensor], batched: tuple[bool, ...]
 ) -> tuple[list[Tensor], tuple[bool, ...]]:
-    """The tensors of a problem's own parameters after the user's: in double precision, as all data of a solve."""
+    """The user's tensors, followed by those of the parameter expressions, in double precision."""
     lifted = canonical.lifted
     assert lifted is not None
     double = [p if p.dtype is torch.float64 else p.to(torch.float64) for p in parameters]
     xp = _namespace(parameters[0].device)
     values = lifted(xp, double)
-    # Inside of torch.func, code must not depend on values.
+    # Inside torch.func, code must not depend on values.
     if inside_transform() or (any(v.requires_grad for v in values) and not _all_finite(values)):
         values = _failing_alone(xp, lifted, double, batched, values)
     entering = canonical.map.entering
@@ -35,7 +35,7 @@ def with_expressions(
 
 
 def _all_finite(values: Sequence[Tensor]) -> bool:
-    """Whether all entries are finite, told by their sums; false, too, where these overflow."""
+    """Whether all entries are finite, judged by their sums; also false if a sum overflows."""
     return all(isfinite(v.detach().sum().item()) for v in values)
 
 
@@ -46,11 +46,11 @@ def _failing_alone(
     batched: Sequence[bool],
     values: Sequence[Tensor],
 ) -> list[Tensor]:
-    """The values, without a derivative in samples outside of the domain of an expression.
+    """The values, without a derivative in samples outside the domain of an expression.
 
     Such a sample fails, and the gradient of its solution is zero. But zero times the derivative of a logarithm at -1 is
-    NaN, which a parameter that the batch shares would hand on to all samples. So the expression is computed again, for
-    the values of a sample inside; then NaN replaces the result.
+    NaN, and a parameter shared by the batch would pass it on to all samples. So the expression is computed again at the
+    values of a sample inside the domain, and its result is replaced by NaN.
     """
     found = list(values)
     for numbers, group in lifted.groups:
@@ -67,7 +67,7 @@ def _failing_alone(
 
 
 def _moved_inside(p: Tensor, inside: Tensor, batched: bool) -> Tensor:
-    """A parameter, with the value of the first sample inside for those that are not; none at all: without gradient."""
+    """A parameter, in which samples outside have the value of the first sample inside; detached if there is none."""
     fixed = p.detach()
     if not batched:
         return torch.where(inside.any(), p, fixed)

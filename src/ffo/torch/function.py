@@ -324,11 +324,12 @@ def _fold(
     return joint
 
 
-def kinds_of(parameters: Sequence[Any], name: str = "Parameter") -> tuple[Kind, ...]:
-    """The kinds of parameters, which must be tensors; `name` is for messages."""
+def kinds_of(parameters: Sequence[Any], labels: Sequence[str]) -> tuple[Kind, ...]:
+    """The kinds of parameters, which must be tensors; `labels` are for messages, for the first of them at least."""
     for i, p in enumerate(parameters):
         if not isinstance(p, torch.Tensor):
-            raise NotATensorError(f"{name} {i} must be a torch tensor, got {type(p).__name__}")
+            label = labels[i] if i < len(labels) else f"Argument {i}"
+            raise NotATensorError(f"{label} must be a torch tensor, got {type(p).__name__}")
     return tuple([Kind(p.shape, p.dtype, p.device, p.layout) for p in parameters])
 
 

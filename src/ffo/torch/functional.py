@@ -193,7 +193,7 @@ class FFOFunctionLayer(Reporting):
     def _layout(self, theta: Sequence[Tensor], y0: Tensor | None) -> _CallLayout:
         """Check the tensors of a call against each other and against the layer's arguments."""
         names = [f"theta {i}" for i in range(len(theta))]
-        check_kinds(kinds_of(theta, "theta"), names, names)
+        check_kinds(kinds_of(theta, names), names, names)
         if y0 is not None and not isinstance(y0, torch.Tensor):
             raise InputError(f"y0 must be a torch tensor, got {type(y0).__name__}")
         shape = self.shape

@@ -175,7 +175,9 @@ class FFOLayer(OptimizationLayer):
         start: Guesses | None,
     ) -> tuple[torch.Tensor, ...]:
         params = in_one_dtype(params)
-        batched, batch = validate(kinds_of(params), self.canonical.shapes[: self.canonical.given])
+        given = self.canonical.given
+        shapes, labels = self.canonical.shapes[:given], self.canonical.labels[:given]
+        batched, batch = validate(kinds_of(params, labels), shapes, labels)
         named = call_keys(keys, warm_start, self.engine.options.warm_start, batch)
         if self.canonical.lifted is not None:
             params, batched = with_expressions(self.canonical, params, batched)
@@ -204,7 +206,7 @@ class FFOLayer(OptimizationLayer):
             return outputs, reports[0]
 
         front = CanonicalFront(self.canonical, device_map(self.canonical, params[0].device), batched)
-        plan = DensePlan(front.form(batch, params[0].device), derivative, front, self.reduction, core)
+        plan = DensePlan(front.form(batch, params[0].device), derivative, front, self.reduction, core, self.engine)
         known = None if keys is None else Remembered(self._sets, keys)
         try:
             found = solve_in_parts(plan, known, self._receive, dict(enumerate(params)))
@@ -231,7 +233,10 @@ class FFOLayer(OptimizationLayer):
 
 
 @lru_cache(maxsize=256)  # during training all calls of a layer are of one kind
-def validate(kinds: tuple[Kind, ...], shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[bool, ...], int | None]:
+def validate(
+    kinds: tuple[Kind, ...], shapes: tuple[tuple[int, ...], ...], labels: tuple[str, ...]
+) -> tuple[tuple[bool, ...], int | None]:
     """Which parameters are batched, and the batch size (None: unbatched)."""
-    check_kinds(kinds, [f"Parameter {i}" for i in range(len(kinds))], range(len(kinds)))
-    return read_batch([kind.shape for kind in kinds], shapes)
+    every = (*labels, *(f"Argument {i}" for i in range(len(labels), len(kinds))))
+    check_kinds(kinds, every[: len(kinds)], range(len(kinds)))
+    return read_batch([kind.shape for kind in kinds], shapes, labels)

@@ -11,7 +11,7 @@ from typing_extensions import TypeVar  # torch requires it; typing's has no defa
 
 from ffo.engine import Info, Options, Smoothing
 from ffo.engine.call import call_keys
-from ffo.engine.options import OnFail, check_relaxed
+from ffo.engine.options import OnFail, check_relaxed, from_qpth
 from ffo.errors import InputError
 from ffo.ghost.oracle import Way
 from ffo.program.blocks import MATRICES, is_absent
@@ -38,6 +38,8 @@ class QPOptions(TypedDict, total=False):
     solver_args: Mapping[str, Any] | None
     backward: str | Way
     delta: float | None
+    backward_eps: float | None
+    backward_solver: str | Solver | None
     on_fail: OnFail
     warm_start: bool
     retry: Sequence[str | Solver] | None
@@ -115,8 +117,7 @@ class FFOQPLayer(OptimizationLayer, Generic[Found]):
         if reduction not in ("sum", "mean"):
             raise InputError(f"reduction must be 'sum' or 'mean', not {reduction!r}")
         options = Options(
-            solver=None if type(solver).__name__ == "QPSolvers" else solver,  # type: ignore[arg-type]
-            solver_args={**({} if eps is None else {"eps": eps}), **(solver_args or {})},
+            **from_qpth(solver, solver_args, eps, verbose),
             backward=backward,
             delta=delta,
             backward_eps=backward_eps,
@@ -125,7 +126,6 @@ class FFOQPLayer(OptimizationLayer, Generic[Found]):
             warm_start=warm_start,
             retry=retry,
             smoothing=smoothing,  # type: ignore[arg-type]
-            verbose=bool(verbose > 0),
             time_limit=time_limit,
         )
         check_relaxed(options.relax)
@@ -256,7 +256,8 @@ class FFOQPLayer(OptimizationLayer, Generic[Found]):
             outputs = self._core(read_given(inputs), None, named, receive=reports.append)
             return outputs, reports[0]
 
-        plan = DensePlan(given.form, derivative, BlockFront(given.form, self.duals), self.reduction, core)
+        front = BlockFront(given.form, self.duals)
+        plan = DensePlan(given.form, derivative, front, self.reduction, core, self.engine)
         z = None if start is None else start[0]
         known = None if keys is None and z is None else Remembered(self._sets, keys, z)
         try:

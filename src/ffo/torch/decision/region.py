@@ -145,7 +145,7 @@ def batched(costs: Tensor, shape: tuple[int, ...]) -> Tensor:
     """The costs with a batch dimension, checked."""
     if not isinstance(costs, Tensor):
         raise InputError(f"costs must be a torch tensor, got {type(costs).__name__}")
-    (has,), _ = read_batch([tuple(costs.shape)], [shape])
+    (has,), _ = read_batch([tuple(costs.shape)], [shape], ["The costs"])
     return costs if has else costs.unsqueeze(0)
 
 
@@ -181,7 +181,7 @@ class _Perturbed(torch.autograd.Function):
 
 
 class _Constant(torch.autograd.Function):
-    """(region, decisions, costs) -> decisions, whose derivative in the costs is zero, and said to be so once."""
+    """(region, decisions, costs) -> decisions, with a zero derivative in the costs; the first one issues a warning."""
 
     @staticmethod
     def forward(ctx: Any, region: FixedRegion, decisions: Tensor, costs: Tensor) -> Tensor:

@@ -38,6 +38,9 @@ class BlockFront:
     def incoming(self, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
         return (*gradients, *(None,) * (4 - len(gradients)))
 
+    def wants_costs(self, wanted: Mapping[Any, bool]) -> bool:
+        return wanted["p"]
+
     def gradients(self, change: Change, wanted: Mapping[Any, bool]) -> dict[Any, Tensor]:
         c, k = change, self.form.equalities
         parts: dict[str, Any] = {

@@ -270,6 +270,9 @@ class CanonicalFront:
         duals = (None, None) if c_y is None else (c_y[:, :k], c_y[:, k:])
         return found.get(False), *duals, None
 
+    def wants_costs(self, wanted: Mapping[Any, bool]) -> bool:
+        return any(wanted[e.parameter] for e in self.made.entries["q"])
+
     def gradients(self, change: Change, wanted: Mapping[Any, bool]) -> dict[Any, Tensor]:
         c, half = change, 0.5 * change.u
         pairs: dict[Block, Pairs] = {"P": ((half, c.z), (c.z, half)), "A": ((c.lam, c.u), (c.t, c.z))}

@@ -167,7 +167,7 @@ def start(made: Standard) -> InteriorState:
     error = _residuals(made, now).error
     stopped = ~(error > made.eps)  # also where it is NaN
     idle, steps = (torch.zeros_like(error, dtype=torch.long) for _ in range(2))
-    # nothing is there twice: recorded steps overwrite their state
+    # no tensor is used twice: recorded steps overwrite their state
     return InteriorState(now, copied(now), error, idle, torch.zeros_like(error), stopped, steps, ~stopped.all())
 
 

@@ -9,7 +9,9 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from ffo.engine import Engine
 from ffo.engine.info import Info, Times
+from ffo.engine.notices import stands_still
 from ffo.errors import SolverError
 from ffo.torch.blocks import Form
 from ffo.torch.dense.answer import Change, UnverifiedError, answered, changed, multipliers
@@ -20,7 +22,7 @@ from ffo.torch.function import Once, refuse_legacy_batches
 
 
 def accessible(device: torch.device) -> bool:
-    """Whether tensors are on a device other than the CPU, outside of torch.func and forward mode, which go through the
+    """Whether tensors are on a device other than the CPU, outside torch.func and forward mode, which use the
     core."""
     if device.type == "cpu":
         return False
@@ -58,6 +60,9 @@ class Front(Protocol):
     def gradients(self, change: Change, wanted: Mapping[Any, bool]) -> dict[Any, Tensor]:
         """Gradients of the wanted inputs; those of shared ones are sums over the batch."""
 
+    def wants_costs(self, wanted: Mapping[Any, bool]) -> bool:
+        """Whether a wanted input enters the linear term."""
+
 
 @dataclass(frozen=True)
 class DensePlan:
@@ -67,6 +72,7 @@ class DensePlan:
         derivative: whether a backward pass may follow.
         front: the layer's inputs and outputs; reduction: of the gradients of inputs shared by the batch.
         core: for samples that cannot be verified, or whose derivative is in doubt.
+        engine: of the layer, which issues notices.
     """
 
     form: Form
@@ -74,6 +80,7 @@ class DensePlan:
     front: Front
     reduction: Literal["sum", "mean"]
     core: Core
+    engine: Engine
 
 
 @dataclass(frozen=True)
@@ -170,6 +177,17 @@ def _left(plan: DensePlan, doubt: Tensor, values: dict[Any, Tensor]) -> Left:
     return Left(samples, inputs, outputs, info)
 
 
+def _notice_vertices(ctx: Any, c_z: Tensor | None, change: Change, wanted: Mapping[Any, bool]) -> None:
+    """Warn if the gradient in the costs of linear programs is zero, as `LayerCall` does."""
+    plan = ctx.plan
+    linear = "Q" not in plan.form.names and not plan.form.cones
+    if c_z is None or not linear or not plan.engine.notices_vertices or not plan.front.wants_costs(wanted):
+        return
+    costs = plan.front.blocks(tuple(v.detach().to(torch.float64) for v in ctx.saved_tensors))[0]
+    if stands_still(*(v.reshape(-1, plan.form.n).numpy(force=True) for v in (c_z, change.z, change.u, costs))):
+        plan.engine.notice_vertices()
+
+
 def _as(v: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     return (v if v.shape == shape else v.reshape(shape)).to(dtype)
 
@@ -188,6 +206,7 @@ def _adjoint(
         change = changed(answer, incoming, plan.form)
         if left is not None:  # the core handles these
             change = change.without(torch.ones_like(change.residual).index_fill(0, left.samples, 0.0) == 0)
+    _notice_vertices(ctx, incoming[0], change, wanted)
     found = plan.front.gradients(change, wanted)
     if left is not None:
         for name, theirs in left.gradients(gradients, wanted).items():

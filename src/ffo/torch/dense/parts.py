@@ -30,7 +30,7 @@ def solve_in_parts(
         except torch.OutOfMemoryError:
             if batch == 1 and again:
                 raise
-        release()  # caches for other shapes may be what takes the memory
+        release()  # caches for other shapes may use most of the memory
     if plan.reduction == "mean":
         tensors = {name: Weighted.apply(t, 1 / batch) if name in shared else t for name, t in tensors.items()}
     outputs, reports = [], list[DenseReport | Parts]()

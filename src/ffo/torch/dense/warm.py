@@ -48,8 +48,8 @@ class Remembered:
         return Remembered(self.sets, None if keys is None else keys[samples], few)
 
     def guess(self, program: DenseProgram) -> Guess | None:
-        """The active sets of the guess; else remembered ones, if most samples have one and those of the last calls
-        were right."""
+        """The active sets of the guess; otherwise remembered ones, if most samples have one and those of the last
+        calls were right."""
         if self.start is not None:
             return _active_at(program, self.start)
         assert self.keys is not None
