@@ -7,7 +7,7 @@ from typing import Any
 
 import cvxpy as cp
 import numpy as np
-from scipy.optimize import brentq
+from scipy.optimize import brentq, linprog
 
 from benchmarks import exact
 from benchmarks.problems import Array, Case
@@ -121,7 +121,8 @@ def predict_then_optimize(batch: int = 1, n: int = 5, rows: int = 3) -> Case:
         return cp.Problem(cp.Minimize(d["c"] @ x), [A @ x <= 3, x >= 0]), x
 
     draw = lambda seed: {"c": np.random.default_rng(seed).standard_normal((batch, n))}  # noqa: E731
-    return Case("predict then optimize", formulate, {}, draw, ("c",))
+    solve = lambda d: linprog(d["c"], A, np.full(rows, 3.0)).x  # noqa: E731
+    return Case("predict then optimize", formulate, {}, draw, ("c",), exact=solve)
 
 
 def resource_allocation(batch: int = 4, m: int = 10) -> Case:

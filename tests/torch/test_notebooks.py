@@ -79,7 +79,8 @@ def test_gradients_through_a_closed_loop() -> None:
         x, total = start["x"], 0.0
         for _ in range(10):
             u = case.exact({**start, "x": x, "q": q})
-            x, total = dynamics @ x + inputs @ u, total + float(np.sum(x**2) + np.sum(u**2))
+            x = dynamics @ x + inputs @ u
+            total += float(np.sum(x**2) + np.sum(u**2))
         return total
 
     q = torch.tensor(start["q"], requires_grad=True)

@@ -27,10 +27,13 @@ def tells_nothing(program: ConeProgram, c_x: Array, gradient: DataGradient) -> b
     """
     if program.P.nnz or not program.cones.kinds <= {Zero, Nonneg}:
         return False
-    seen, moved = _largest(c_x) * _largest(gradient.x), _largest(gradient.u) * _largest(program.q)
+    # The scale of x is its size or, for a solution at the origin, that of the right-hand side.
+    entries = _largest(program.A.values)
+    seen = _largest(c_x) * np.maximum(_largest(gradient.x) * entries, _largest(program.b))
+    moved = _largest(gradient.u) * _largest(program.q) * entries
     return bool((seen > 0).any() and (moved <= STILL * seen).all())
 
 
 def _largest(v: Array) -> Array:
-    """(batch,) largest magnitudes."""
-    return np.abs(v).max(axis=1, initial=0.0)
+    """(batch,) largest magnitudes; one number if the batch shares the values."""
+    return np.abs(v).max(axis=-1, initial=0.0)
