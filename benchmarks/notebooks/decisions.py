@@ -61,9 +61,9 @@ def portfolio_with_vix(batch: int = 8, assets: int = 7) -> Case:
 
 def batched_portfolio(batch: int = 8, assets: int = 5) -> Case:
     """maximize mu'w, w on the simplex, with a budget of risk |L'w| <= sigma."""
-    F = 0.1 * np.random.default_rng(42).standard_normal((assets, assets))
-    covariance = F.T @ F + 0.05 * np.eye(assets)
-    L = np.linalg.cholesky(covariance)
+    F = 10 * np.random.default_rng(42).standard_normal((assets, assets))
+    covariance = F.T @ F + 500 * np.eye(assets)
+    L, least_risk = np.linalg.cholesky(covariance), np.linalg.inv(covariance).sum() ** -0.5
 
     def formulate(d: Data) -> Formulated:
         w = cp.Variable(assets)
@@ -72,7 +72,8 @@ def batched_portfolio(batch: int = 8, assets: int = 5) -> Case:
 
     def draw(seed: int) -> dict[str, Array]:
         rng = np.random.default_rng(seed)
-        return {"mu": 6 + 3 * rng.standard_normal((batch, assets)), "sigma": rng.uniform(0.14, 0.18, batch)}
+        mu = 6 + 3 * rng.standard_normal((batch, assets))
+        return {"mu": mu, "sigma": least_risk * rng.uniform(1.05, 1.4, batch)}
 
     def solve(d: Data) -> Array:
         """On the assets held, mu = nu + t Cov w: w = w0 + s w1 with w0 of least risk, and s from the budget."""

@@ -90,7 +90,7 @@ def monotonic_regression(batch: int = 16, m: int = 10) -> Case:
         y = cp.Variable(m)
         return cp.Problem(cp.Minimize(cp.norm2(y - d["prediction"])), [cp.diff(y) >= 0]), y
 
-    draw = lambda seed: {"prediction": 3 * np.random.default_rng(seed).standard_normal((batch, m))}  # noqa: E731
+    draw = lambda seed: {"prediction": 3 * np.random.default_rng([seed, 1]).standard_normal((batch, m))}  # noqa: E731
     solve = lambda d: isotonic_regression(d["prediction"]).x  # noqa: E731
     return Case("monotonic output regression", formulate, {}, draw, ("prediction",), exact=solve)
 

@@ -105,4 +105,4 @@ def test_positive_costs_buy_nothing() -> None:
     torch.testing.assert_close(found, torch.zeros(5, dtype=torch.float64), rtol=0, atol=1e-9)
     with pytest.warns(ZeroGradientWarning):
         found.sum().backward()
-    assert not costs.grad.any()
+    assert costs.grad.abs().max() < 1e-12
