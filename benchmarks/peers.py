@@ -48,7 +48,7 @@ def ffo(case: Case, **options: Any) -> Step:
     from ffo.torch import FFOLayer
 
     problem, parameters, variable = case.parametrised()
-    return _layer_step(case, FFOLayer(problem, parameters=parameters, variables=[variable], **options))
+    return _layer_step(case, FFOLayer(problem, parameters, [variable], gp=case.gp, **options))
 
 
 def cvxpylayers(case: Case, **options: Any) -> Step:
@@ -56,7 +56,7 @@ def cvxpylayers(case: Case, **options: Any) -> Step:
     from cvxpylayers.torch import CvxpyLayer
 
     problem, parameters, variable = case.parametrised()
-    return _layer_step(case, CvxpyLayer(problem, parameters=parameters, variables=[variable], **options))
+    return _layer_step(case, CvxpyLayer(problem, parameters, [variable], gp=case.gp, **options))
 
 
 def cvxpylayers_lean(case: Case) -> Step:
@@ -144,12 +144,11 @@ def qpth(case: Case) -> Step:
     batch = len(next(iter(case.draw(0).values())))
 
     def forward(t: Tensors) -> torch.Tensor:
-        d = quadratic_blocks(t)
+        d = quadratic_blocks({k: _times_in_backward(v, batch) if k in case.shared else v for k, v in t.items()})
         G, h = d.get("G", none), d.get("h", none)
         if "lb" in d:
             G, h = -torch.eye(len(d["lb"]), dtype=torch.float64), -d["lb"]
-        A, b = (_times_in_backward(d[k], batch) if k in case.shared else d.get(k, none) for k in ("A", "b"))
-        return solve(d["Q"], d["p"], G, h, A, b)
+        return solve(d["Q"], d["p"], G, h, d.get("A", none), d.get("b", none))
 
     return Step(forward, case.differentiate)
 

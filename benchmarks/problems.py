@@ -33,6 +33,7 @@ class Case:
         differentiate: names of the parameters whose gradients are computed.
         exact: data of one sample -> solution, accurate to rounding, by a method for this problem alone (on curved cones
             an interior-point method has an error of 1e-5 in x, too much for a reference).
+        gp: whether the problem is a geometric program.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Case:
     differentiate: tuple[str, ...]
     attributes: Mapping[str, dict[str, bool]] = field(default_factory=dict)
     exact: Callable[[Mapping[str, Array]], Array] | None = None
+    gp: bool = False
 
     def data(self, seed: int) -> dict[str, Array]:
         """All values by parameter name: the shared ones, and batched ones drawn with this seed."""
@@ -258,7 +260,7 @@ def sudoku(clues: int = 35, batch: int = 8) -> Case:
         return {"p": p.reshape(batch, n)}
 
     shared = {"Q": 0.1 * np.eye(n), "A": A, "b": b, "lb": np.zeros(n)}
-    return Case(f"Sudoku n={n}", _quadratic, shared, draw, ("A", "b"), {"Q": {"PSD": True}})
+    return Case(f"Sudoku n={n}", quadratic, shared, draw, ("A", "b"), {"Q": {"PSD": True}})
 
 
 def dense_qp(n: int, batch: int = 128) -> Case:
@@ -276,10 +278,11 @@ def dense_qp(n: int, batch: int = 128) -> Case:
         }
 
     names = ("Q", "p", "G", "h")
-    return Case(f"dense QP n=m={n}", _quadratic, {}, draw, names, {"Q": {"PSD": True}})
+    return Case(f"dense QP n=m={n}", quadratic, {}, draw, names, {"Q": {"PSD": True}})
 
 
-def _quadratic(d: Mapping[str, Any]) -> tuple[cp.Problem, cp.Variable]:
+def quadratic(d: Mapping[str, Any]) -> tuple[cp.Problem, cp.Variable]:
+    """minimize 1/2 y'Qy + p'y subject to Gy <= h, Ay = b, y >= lb, for the blocks that are given."""
     y = cp.Variable(d["p"].shape[0])
     constraints = [d["G"] @ y <= d["h"]] if "G" in d else []
     constraints += [d["A"] @ y == d["b"]] if "A" in d else []

@@ -107,7 +107,7 @@ def play(match: Match, repeats: int, progress: Callable[[str], None]) -> Outcome
     """Time all contenders of a match and check their gradients."""
     case = CASES[match.case](match.n)
     progress(f"{case.name}: reference")
-    reference = _reference(case, match.checked)
+    reference = reference_gradients(case, match.checked)
     entries = [Entry(label, CONTENDERS[label], case) for label in (OURS, *match.together)]
     # Small problems take milliseconds: more repetitions cost little, and make the medians more stable.
     count = match.repeats or (4 * repeats if match.n <= 10 else repeats)
@@ -140,7 +140,7 @@ def _figure(case: str, timings: Mapping[str, Timing], target: float, rivals: Seq
     )
 
 
-def _reference(case: Case, samples: int) -> dict[str, Array]:
+def reference_gradients(case: Case, samples: int) -> dict[str, Array]:
     """Gradients of the first samples for each block: the sum over samples if the block is shared, else stacked."""
     data, weights = case.data(SEED), case.weights(SEED)
     found = []
@@ -164,23 +164,22 @@ def _solution(case: Case, values: Mapping[str, Array]) -> Array:
 def _error(label: str, case: Case, reference: Mapping[str, Array]) -> float:
     """Relative error of a contender's gradients, NaN if it does not run."""
     try:
-        return _difference(_gradients(label, case), reference)
+        return difference(gradients(CONTENDERS[label], case), reference)
     except Exception:
         return np.nan  # the row of its timing says why
 
 
-def _gradients(label: str, case: Case) -> dict[str, Array]:
-    step = CONTENDERS[label](case)
+def gradients(contender: Contender, case: Case) -> dict[str, Array]:
+    """Gradients of all samples at default settings."""
+    step = contender(case)
     tensors = step.tensors(case.data(SEED))
     found = step.backward(tensors, step.forward(tensors), torch.tensor(case.weights(SEED)))
     return {name: g.numpy() for name, g in found.items()}
 
 
-def _difference(gradients: Mapping[str, Array], reference: Mapping[str, Array]) -> float:
+def difference(found: Mapping[str, Array], reference: Mapping[str, Array]) -> float:
     """Relative error over all blocks together; the reference may cover only the first samples."""
-    pairs = [
-        (gradients[k][: len(v)] if gradients[k].shape != v.shape else gradients[k], v) for k, v in reference.items()
-    ]
+    pairs = [(found[k][: len(v)] if found[k].shape != v.shape else found[k], v) for k, v in reference.items()]
     distance = np.sqrt(sum(np.sum((g - v) ** 2) for g, v in pairs))
     return float(distance / np.sqrt(sum(np.sum(v**2) for _, v in pairs)))
 
@@ -189,16 +188,16 @@ def _alone(label: str, match: Match, reference: Mapping[str, Array]) -> tuple[Ti
     """Run a slow contender in a process of its own: the time of its fastest step, and the error of its gradients."""
     case = "dfl-factor" if label == THROUGH else match.case
     with tempfile.TemporaryDirectory() as folder:
-        gradients = Path(folder) / "gradients.npz"
+        saved = Path(folder) / "gradients.npz"
         command = [sys.executable, "-m", "benchmarks.qp_layers", label, case]
-        command += [str(match.n), str(gradients), str(time.time())]
+        command += [str(match.n), str(saved), str(time.time())]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
             output, errors, stopped = done.stdout, done.stderr, False
         except subprocess.TimeoutExpired as late:
             output, errors, stopped = (late.stdout or b"").decode(), "", True
         found = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-        error = _difference(np.load(gradients), reference) if gradients.exists() else np.nan
+        error = difference(np.load(saved), reference) if saved.exists() else np.nan
     steps = [line for line in found if "forward" in line]
     if steps:
         best = min(steps, key=lambda step: step["forward"] + step["backward"])

@@ -27,15 +27,20 @@ def tells_nothing(program: ConeProgram, c_x: Array, gradient: DataGradient) -> b
     """
     if program.P.nnz or not program.cones.kinds <= {Zero, Nonneg}:
         return False
-    return stands_still(c_x, gradient.x, gradient.u, program.q)
+    sides = np.where(np.isfinite(program.b), program.b, 0.0)
+    return stands_still(c_x, gradient.x, gradient.u, program.q, _largest(program.A.values), _largest(sides))
 
 
-def stands_still(c_x: Array, x: Array, u: Array, q: Array) -> bool:
-    """Whether a loss with gradient c_x at the solutions x has no gradient u in the costs q, (batch, n) each."""
-    seen, moved = _largest(c_x) * _largest(x), _largest(u) * _largest(q)
+def stands_still(
+    c_x: Array, x: Array, u: Array, q: Array, entries: Array | float = 1.0, sides: Array | float = 0.0
+) -> bool:
+    """Whether a loss with gradient c_x at the solutions x has no gradient u in the costs q, (batch, n) each. The scale
+    of x is its size or, for a solution at the origin, that of right-hand sides over entries of the matrix."""
+    seen = _largest(c_x) * np.maximum(_largest(x) * entries, sides)
+    moved = _largest(u) * _largest(q) * entries
     return bool((seen > 0).any() and (moved <= STILL * seen).all())
 
 
 def _largest(v: Array) -> Array:
-    """(batch,) largest magnitudes."""
-    return np.abs(v).max(axis=1, initial=0.0)
+    """(batch,) largest magnitudes; one number if the batch shares the values."""
+    return np.abs(v).max(axis=-1, initial=0.0)
