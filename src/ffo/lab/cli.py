@@ -57,6 +57,7 @@ def _adjusted(preset: Preset, seeds: str, sizes: str, d_y: int | None, adam_eps:
     changes: dict[str, Any] = {}
     if seeds:
         changes["seeds"] = changes["ablation_seeds"] = _numbers(seeds)
+        changes["bilevel"] = replace(preset.bilevel, seeds=_numbers(seeds))
     if sizes:
         changes |= dict.fromkeys(("sizes", "memory_sizes", "similarity_sizes"), _numbers(sizes))
     if d_y is not None:

@@ -14,7 +14,7 @@ from ffo.lab.tasks.base import TaskSizes
 
 #: fields that limit a job; they do not change what it measures
 NOT_MEASURED = ("after", "budget", "time_limit", "repeat_limit")
-Kind = Literal["train", "time", "memory", "similarity"]
+Kind = Literal["train", "time", "memory", "similarity", "walk", "price"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Job:
 
     Attributes:
         kind: "train": convergence and times; "time": times of single steps; "memory": peaks by phase;
-            "similarity": gradients along a training run.
+            "similarity": gradients along a training run; "walk" and "price": of the bilevel experiments.
         epochs: of training ("train"); steps: timed ("time") or taken ("similarity").
         every: steps between two comparisons with the reference ("similarity").
         processes: of distributed training.
