@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from ffo.lab.bilevel.jobs import BilevelJob
 from ffo.lab.experiments import CATALOGUE, PRESETS, plan
 from ffo.lab.experiments.estimate import estimate, seconds_per_sample
 from ffo.lab.experiments.presets import Preset
-from ffo.lab.jobs import Job
+from ffo.lab.jobs import NOT_MEASURED, Job
 from ffo.lab.rows import Row
 from ffo.lab.step import Clock, Step
 from ffo.lab.tasks import Inner, TaskSizes, make_task
@@ -235,6 +237,25 @@ def test_plans_cover_every_experiment_and_method(preset: Preset) -> None:
     for job in jobs:  # what a job waits for comes before it
         assert job.after in known
         known.add(job.key)
+
+
+def test_keys_of_the_paper_s_setting_are_those_from_before_there_were_settings(tiny: MakeJob) -> None:
+    job = tiny()
+    assert job.key != tiny(sizes=replace(job.sizes, setting="authors")).key
+    spec = {k: v for k, v in asdict(job).items() if k not in NOT_MEASURED}
+    del spec["sizes"]["setting"]
+    assert job.key == hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def test_clipping_scales_long_gradients(tiny: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer.of(tiny())
+    trainer.step(next(trainer.batches(1)))
+    norm = torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]).norm()
+    other = Trainer.of(tiny())
+    monkeypatch.setattr(other.task, "clip", 0.5 * norm.item())
+    other.step(next(other.batches(1)))
+    clipped = torch.cat([p.grad.flatten() for p in other.model.parameters() if p.grad is not None]).norm()
+    assert clipped.item() == pytest.approx(0.5 * norm.item(), rel=1e-5)
 
 
 def test_the_estimate_knows_presets_limits_and_cores() -> None:

@@ -101,6 +101,7 @@ class Row:
         solver: the forward solver, if the experiment sets one.
         backward_tolerance: the tolerance of the backward solve alone, if the experiment sets one.
         adam_eps: Adam's epsilon, if a model is trained.
+        setting: "paper": the task as in the paper's text; "authors": as in its authors' code.
         epsilon: what a bilevel method aims at: the norm of a mean gradient, or one over the weight of a penalty.
         calls: of the oracle, one forward and one backward pass each ("bilevel"), or gradients of the lower level's
             functions ("hypergradient"); null if epsilon was not reached.
@@ -145,6 +146,7 @@ class Row:
     solver: str | None = None
     backward_tolerance: float | None = None
     adam_eps: float | None = None
+    setting: str = "paper"
     epsilon: float | None = None
     calls: int | None = None
     distance: float | None = None
@@ -172,6 +174,7 @@ class Machine:
         preset, seeds, experiments, methods: as requested.
         threads: OpenMP/BLAS threads of a job.
         command: the command line.
+        setting: of the tasks, as in `Row`.
     """
 
     cpu: str
@@ -187,6 +190,7 @@ class Machine:
     methods: list[str]
     threads: int
     command: str
+    setting: str = "paper"
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

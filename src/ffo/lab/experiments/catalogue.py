@@ -30,6 +30,9 @@ FORWARD_SOLVERS = {
     "socp": ("CLARABEL", "SCS", "QOCO", "MOREAU", "ECOS"),
 }
 
+#: seconds that a bilevel job may take at least
+BILEVEL_LIMIT = 60.0
+
 Planner = Callable[[Preset, Sequence[str]], Iterator[Job]]
 
 
@@ -85,7 +88,7 @@ def _scaling_sudoku(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
 def _memory(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
     """One seed: what is measured does not depend on the data's values."""
     for size, method in product(sorted(preset.memory_sizes), _among(methods, preset.weighed)):
-        sizes = TaskSizes(d_y=size, samples=2 * preset.batch)
+        sizes = TaskSizes(d_y=size, samples=2 * preset.batch, setting=preset.decision.sizes.setting)
         yield Job("memory", "qp", method, preset.seeds[0], sizes, preset.batch, "memory", timed=False)
 
 
@@ -227,7 +230,9 @@ def plan(
 
 
 def _limit(job: Job, preset: Preset) -> float:
-    """The time limit of its course, if it has one."""
+    """The time limit of its course, if it has one; bilevel jobs count calls, and get the time for them."""
+    if isinstance(job, BilevelJob):
+        return max(preset.time_limit, BILEVEL_LIMIT)
     return job.time_limit if job.kind == "train" and math.isfinite(job.time_limit) else preset.time_limit
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ffo.lab.tasks.base import TaskSizes
 
@@ -204,4 +204,29 @@ PAPER = Preset(
     repeat_training=math.inf,
     bilevel=LARGE,
 )
+#: of the authors' code: learning rates of the decision-focused tasks and of Sudoku, and samples of the former
+AUTHORS_RATE, AUTHORS_SUDOKU_RATE, AUTHORS_SAMPLES = 1e-3, 1e-1, 2000
+
+
+def as_the_authors(preset: Preset) -> Preset:
+    """The preset with the authors' tasks and learning rates, and 2000 samples where it has the paper's 2048."""
+
+    def changed(course: Course, rate: float, most: int) -> Course:
+        sizes = replace(course.sizes, setting="authors", learning_rate=rate, samples=min(course.sizes.samples, most))
+        return replace(course, sizes=sizes)
+
+    boards = {
+        size: changed(course, AUTHORS_SUDOKU_RATE, course.sizes.samples) for size, course in preset.boards.items()
+    }
+    return replace(
+        preset,
+        decision=changed(preset.decision, AUTHORS_RATE, AUTHORS_SAMPLES),
+        dense=changed(preset.dense, AUTHORS_RATE, AUTHORS_SAMPLES),
+        ablation=changed(preset.ablation, AUTHORS_RATE, AUTHORS_SAMPLES),
+        adam=changed(preset.adam, AUTHORS_RATE, AUTHORS_SAMPLES),
+        boards=boards,
+        lpgd=changed(preset.lpgd, AUTHORS_SUDOKU_RATE, preset.lpgd.sizes.samples),
+    )
+
+
 PRESETS = {preset.name: preset for preset in (QUICK, PAPER)}
