@@ -114,7 +114,7 @@ def test_the_authors_decisions(name: str) -> None:
     model = task.model(0)
     kinds = [type(part).__name__ for part in model.modules()]
     assert (kinds.count("Linear"), kinds.count("BatchNorm1d")) == (3, 2)
-    assert model(1e6 * data.train_inputs)["q"].abs().max() == 10
+    assert model(1e6 * data.train_inputs[:1])["q"].abs().max() == 10  # one sample is not normalised
     values = model(data.train_inputs)
     layer = BASELINES["FFOCP"].build(task.inner)
     y = layer(values)
