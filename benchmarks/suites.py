@@ -25,7 +25,6 @@ from benchmarks import (
 )
 from benchmarks import maros as collection
 from benchmarks.accuracy import compare, probes
-from benchmarks.bilevel import bilevel as bilevel_suite
 from benchmarks.functions import functions
 from benchmarks.memory import footprint
 from benchmarks.problems import Case, decision_qp
@@ -154,11 +153,6 @@ def maros(options: Options) -> Suite:
     return collection.suite(options.progress)
 
 
-def bilevel(options: Options) -> Suite:
-    """Oracle calls to Goldstein stationary points, errors of the hypergradient, and pictures of both."""
-    return bilevel_suite(options.progress)
-
-
 SUITES: dict[str, Callable[[Options], Suite]] = {
     "qp": qp,
     "socp": socp,
@@ -168,7 +162,6 @@ SUITES: dict[str, Callable[[Options], Suite]] = {
     "iterative": iterative,
     "accuracy": accuracy,
     "maros": maros,
-    "bilevel": bilevel,
     "warm": lambda options: warm.suite(options.repeats, options.progress),
     "growth": lambda options: growth.suite(options.progress),
     "functions": functions,

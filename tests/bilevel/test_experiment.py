@@ -1,13 +1,20 @@
-"""Assumptions of the benchmark: its problems, their Goldstein distances, and the literal Algorithm 1."""
+"""Assumptions of the lab's bilevel experiments: problems, Goldstein distances, and the cost of a hypergradient."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from benchmarks import hypergradient
-from benchmarks.bilevel import Stretches, log_slope
-from benchmarks.nonsmooth import RHO, Problem, corners, kink, least_norm, simplex, smoothed_kink, valley
+
+from ffo.bilevel import plan
+from ffo.lab.bilevel.hypergradient import PARAMETERS, Descent, LowerLevel, algorithm_one, penalty_method
+from ffo.lab.bilevel.problems import RHO, Problem, corners, disc, kink, least_norm, simplex, smoothed_kink, valley
+from ffo.lab.bilevel.walks import WALKS, Stretches
+
+MakeProblem = Callable[[], Problem]
 
 D = torch.float64
 
@@ -18,8 +25,8 @@ def gradients(problem: Problem, x: np.ndarray, epsilon: float = 0.3) -> np.ndarr
     return at.grad.numpy()
 
 
-@pytest.mark.parametrize("make", [kink, corners, simplex, valley])
-def test_gradients_are_differences_of_values_and_lipschitz(make: object) -> None:
+@pytest.mark.parametrize("make", [kink, corners, simplex, valley, disc])
+def test_gradients_are_differences_of_values_and_lipschitz(make: MakeProblem) -> None:
     problem = make()
     rng = np.random.default_rng(3)
     x = rng.uniform(-0.5, 1.6, (12, problem.dimension))
@@ -39,8 +46,8 @@ def test_least_norm_in_a_convex_hull() -> None:
     assert least_norm(np.array([[1.0, 0.0], [-2.0, 0.0], [0.0, 5.0]])) == pytest.approx(0.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("make", [kink, corners, valley])
-def test_known_distances_are_those_of_sampled_balls(make: object) -> None:
+@pytest.mark.parametrize("make", [kink, corners, valley, disc])
+def test_known_distances_are_those_of_sampled_balls(make: MakeProblem) -> None:
     problem = make()
     rng = np.random.default_rng(1)
     epsilon, delta = 0.3, 0.35
@@ -70,31 +77,61 @@ def test_stretches_begin_anew_when_they_leave_the_ball() -> None:
     assert [float(v) for v in stretches.add(1.5 * one, -one)] == [1.0, 1.0]
 
 
-def test_the_reference_hypergradient_is_a_difference_of_tight_solves() -> None:
-    problem, x = hypergradient.instance(1)
-    n, none = len(problem.u), np.zeros(len(problem.u))
+@pytest.mark.parametrize("make", [corners, disc])
+@pytest.mark.parametrize("name", ["GoldsteinDescent", "minimize"])
+def test_walks_end_at_stationary_points_within_the_bound(name: str, make: MakeProblem) -> None:
+    problem = make()
+    runs = WALKS[name](problem, 0, (0.5, 0.4))
+    assert sorted(run.epsilon for run in runs) == [0.4, 0.5]
+    for run in runs:
+        bound = plan(problem.delta, run.epsilon, problem.lipschitz, problem.gap).steps
+        assert run.calls is not None
+        assert bound is not None
+        assert run.calls <= bound
+        assert run.distance is not None
+        assert run.distance <= run.epsilon
 
-    def value(x: np.ndarray) -> float:
-        y, _ = hypergradient.project_and_descend(problem, x, None, none, none, 5000, 1e-15)
-        return 0.5 * float(np.sum((y - problem.t) ** 2))
 
-    differences = [(value(x + 1e-6 * e) - value(x - 1e-6 * e)) / 2e-6 for e in np.eye(len(x))]
-    np.testing.assert_allclose(hypergradient.reference(problem, x), differences, rtol=1e-6, atol=1e-7)
-    y, _ = hypergradient.project_and_descend(problem, x, None, none, none, 5000, 1e-15)
-    assert 0.2 * n < np.sum((y == problem.lower) | (y == problem.u + problem.E @ x)) < 0.9 * n
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_descent_without_windows_is_judged_by_stretches(name: str) -> None:
+    loose, tight = WALKS[name](corners(), 0, (0.5, 0.25))
+    assert loose.calls is not None
+    assert tight.calls is not None
+    assert 1 < loose.calls <= tight.calls
 
 
-def test_algorithm_one_errs_like_delta_and_converges_linearly() -> None:
-    problem, x = hypergradient.instance(1)
-    expected = hypergradient.reference(problem, x)
-    deltas = [1e-4, 1e-3, 1e-2]
-    errors = [
-        hypergradient.relative(hypergradient.algorithm_one(problem, x, d, tolerance=1e-14)[0], expected) for d in deltas
-    ]
-    assert log_slope(deltas, errors) == pytest.approx(1.0, abs=0.05)
-    by_calls = [
-        hypergradient.relative(hypergradient.algorithm_one(problem, x, None, evaluations=k)[0], expected)
-        for k in (40, 80, 120)
-    ]
-    assert by_calls[1] < 0.3 * by_calls[0]
-    assert by_calls[2] < 0.3 * by_calls[1]
+@pytest.mark.parametrize("kind", ["box", "ball"])
+def test_the_reference_hypergradient_is_a_difference_of_tight_solves(kind: str) -> None:
+    lower = LowerLevel.draw(kind, 1)
+
+    def value(x: torch.Tensor) -> float:
+        moved = replace(lower, x=x)
+        solve = Descent(moved, 1e-11)
+        return float(solve(lambda y: moved.objective(x, y), None, None, torch.zeros_like(lower.c)) @ lower.c)
+
+    units = 1e-4 * torch.eye(PARAMETERS, dtype=D)
+    differences = [(value(lower.x + e) - value(lower.x - e)) / 2e-4 for e in units]
+    np.testing.assert_allclose(lower.reference().numpy(), differences, rtol=1e-5, atol=1e-6)
+
+
+def slope(x: list[float], y: list[float]) -> float:
+    return float(np.polyfit(np.log(x), np.log(y), 1)[0])
+
+
+@pytest.mark.parametrize("kind", ["box", "ball"])
+def test_algorithm_one_errs_like_delta_and_costs_a_logarithm(kind: str) -> None:
+    """On the layer itself; a penalty method costs one over the error."""
+    lower = LowerLevel.draw(kind, 0)
+    expected = lower.reference()
+    deltas = [1e-3, 1e-2, 1e-1]
+    errors = [algorithm_one(lower, expected, 1e-12, delta).error for delta in deltas]
+    assert slope(deltas, errors) == pytest.approx(1.0, abs=0.05)
+    accuracies = (1e-7, 1e-9, 1e-11)
+    ours = [algorithm_one(lower, expected, accuracy) for accuracy in accuracies]
+    assert all(cost.error <= 0.3 * accuracy**0.5 for cost, accuracy in zip(ours, accuracies, strict=True))
+    more = np.diff([cost.calls for cost in ours])
+    assert max(more) <= 1.5 * min(more), "two digits cost the same anywhere"
+    penalties = [penalty_method(lower, expected, weight) for weight in (50.0, 200.0)]
+    assert slope([1 / cost.error for cost in penalties], [cost.calls for cost in penalties]) > 0.7
+    assert penalties[1].error > 10 * ours[0].error
+    assert penalties[1].calls > ours[2].calls

@@ -63,12 +63,32 @@ def test_adam_s_epsilon_can_be_chosen(tmp_path: Path) -> None:
     assert used == {("dfl", 1e-6), ("adam", 1e-8), ("adam", 1e-5)}
 
 
+def test_the_authors_setting_can_be_chosen(tmp_path: Path) -> None:
+    options = ["--experiments", "dfl", "--methods", "FFOQP", "--seeds", "0", "--d-y", "8", "--time-limit", "60"]
+    shown = runner.invoke(lab, ["run", "--out", str(tmp_path), "--setting", "authors", *options])
+    assert shown.exit_code == 0, shown.output
+    rows = read_rows(tmp_path)
+    assert {row.setting for row in rows} == {read_machine(tmp_path).setting} == {"authors"}
+    (result,) = (row for row in rows if row.record == "result")
+    assert (result.status, result.cosine) == ("ok", pytest.approx(1.0, abs=1e-9))
+    assert result.train_loss is not None
+    assert -1 <= result.train_loss <= 0
+    shown = runner.invoke(lab, ["report", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    for name in ("report.html", "report.md"):
+        assert "tasks as in the authors" in (tmp_path / name).read_text(encoding="utf-8")
+    mixed = runner.invoke(lab, ["run", "--out", str(tmp_path), *options], env={"COLUMNS": "400"})
+    assert mixed.exit_code == 2
+    assert "has results of the setting 'authors'" in mixed.output
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--experiments", "nonsense"], "no experiment 'nonsense'"),
         (["--methods", "FFOCP,Nobody"], "no method 'Nobody'"),
         (["--preset", "huge"], "no preset 'huge'"),
+        (["--setting", "mine"], "no setting 'mine'"),
         (["--seeds", "a"], "numbers separated by commas"),
     ],
 )

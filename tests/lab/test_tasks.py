@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from ffo.lab.baselines import BASELINES
+from ffo.lab.bilevel.jobs import BilevelJob
+from ffo.lab.experiments import CATALOGUE, PRESETS, plan
+from ffo.lab.experiments.presets import as_the_authors
 from ffo.lab.rows import TASKS
+from ffo.lab.step import accuracy, take_step, true_gradient
 from ffo.lab.tasks import Task, TaskSizes, make_task
 
 SIZES = TaskSizes(d_y=7, samples=10, d_x=5, hidden=4)
@@ -91,3 +98,53 @@ def test_sudoku_error_counts_boards() -> None:
     assert (scores["error"], scores["cells"]) == (0.25, 1 / 64)
     assert list(make_task("qp", SIZES).scores(targets, targets)) == ["loss"]
     assert task.loss(torch.zeros_like(targets), targets).item() == 16.0
+
+
+AUTHORS = replace(SIZES, samples=20, setting="authors")
+
+
+@pytest.mark.parametrize("name", ["qp", "qp_dense", "socp"])
+def test_the_authors_decisions(name: str) -> None:
+    """Costs in [0, 1], -1 <= y <= 0, three linear layers with batch normalisation, clipped outputs, a mean as loss."""
+    task = make_task(name, AUTHORS)
+    data = task.data(0)
+    assert (len(data.train_inputs), len(data.test_inputs)) == (16, 4)
+    assert 0 <= data.train_targets.min() < data.train_targets.max() <= 1
+    assert torch.equal(task.draw(0).train_inputs, data.train_inputs)
+    model = task.model(0)
+    kinds = [type(part).__name__ for part in model.modules()]
+    assert (kinds.count("Linear"), kinds.count("BatchNorm1d")) == (3, 2)
+    assert model(1e6 * data.train_inputs[:1])["q"].abs().max() == 10  # one sample is not normalised
+    values = model(data.train_inputs)
+    layer = BASELINES["FFOCP"].build(task.inner)
+    y = layer(values).detach()
+    assert -1 - 1e-9 <= y.min() < y.max() <= 1e-9
+    assert task.loss(y, data.train_targets).item() == pytest.approx(float((y * data.train_targets).mean()))
+    step, true = take_step(task, layer, values, data.train_targets), true_gradient(task, values, data.train_targets)
+    assert accuracy(step, true).l2 < 1e-8
+
+
+def test_a_batch_of_one_is_not_normalised() -> None:
+    task = make_task("qp", AUTHORS)
+    one = task.data(0).train_inputs[:1]
+    assert task.model(0)(one)["q"].isfinite().all()
+
+
+def test_the_authors_sudoku() -> None:
+    """A split of 90/10, and the mean over all entries."""
+    task = make_task("sudoku4", AUTHORS)
+    data = task.data(0)
+    assert (len(data.train_inputs), len(data.test_inputs)) == (18, 2)
+    assert task.loss(torch.zeros_like(data.train_targets), data.train_targets).item() == 16 / 64
+    paper = make_task("sudoku4", replace(AUTHORS, setting="paper"))
+    assert paper.loss(torch.zeros_like(data.train_targets), data.train_targets).item() == 16
+
+
+def test_the_authors_presets() -> None:
+    preset = as_the_authors(PRESETS["paper"])
+    courses = [preset.decision, preset.dense, preset.ablation, preset.adam, preset.lpgd, *preset.boards.values()]
+    assert {course.sizes.setting for course in courses} == {"authors"}
+    assert (preset.decision.sizes.learning_rate, preset.decision.sizes.samples) == (1e-3, 2000)
+    assert {course.sizes.learning_rate for course in preset.boards.values()} == {0.1}
+    layers = plan(preset, list(CATALOGUE), ["FFOCP"])
+    assert {job.sizes.setting for job in layers if not isinstance(job, BilevelJob)} == {"authors"}

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 
 from ffo.lab import work
 from ffo.lab.baselines import BASELINES, Layer, Settings
+from ffo.lab.bilevel.jobs import BilevelJob
 from ffo.lab.experiments import CATALOGUE, PRESETS, plan
 from ffo.lab.experiments.estimate import estimate, seconds_per_sample
 from ffo.lab.experiments.presets import Preset
-from ffo.lab.jobs import Job
+from ffo.lab.jobs import NOT_MEASURED, Job
 from ffo.lab.rows import Row
 from ffo.lab.step import Clock, Step
 from ffo.lab.tasks import Inner, TaskSizes, make_task
@@ -92,6 +95,35 @@ def test_memory_has_a_row_for_each_phase(tiny: MakeJob) -> None:
     assert min(peaks) >= 0.9 * result.base_mb > 50
     # Q, G, h, q and the gradient in q, in doubles
     assert result.data_mb == pytest.approx(8 * (36 + 13 * 6 + 13 + 2 * 8 * 6) / 2**20)
+
+
+def bilevel_job(experiment: str, task: str, label: str) -> BilevelJob:
+    """The job of the quick preset, with less to do."""
+    jobs = plan(PRESETS["quick"], [experiment], list(BASELINES))
+    (job,) = (job for job in jobs if isinstance(job, BilevelJob) and (job.task, job.label) == (task, label))
+    return job
+
+
+@pytest.mark.parametrize("task", ["corners", "disc"])
+def test_a_walk_has_a_row_for_each_epsilon(task: str) -> None:
+    *curve, result = rows_of(replace(bilevel_job("bilevel", task, "minimize"), values=(0.5, 0.35)))
+    assert [(row.epsilon, row.method, row.record) for row in curve] == [(e, "minimize", "curve") for e in (0.5, 0.35)]
+    assert all(row.calls and row.distance is not None and row.distance <= row.epsilon for row in curve)
+    assert (result.calls, result.d_y, result.batch) == (sum(row.calls or 0 for row in curve), None, None)
+    assert result.family == ("conic" if task == "disc" else "qp")
+
+
+def test_a_hypergradient_has_a_row_for_each_accuracy_and_perturbation() -> None:
+    job = replace(bilevel_job("hypergradient", "ball", "Algorithm 1"), values=(1e-7, 1e-9), deltas=(1e-2,))
+    *curve, result = rows_of(job)
+    assert [(row.tolerance, row.delta) for row in curve] == [(1e-7, None), (1e-9, None), (1e-9, 1e-2)]
+    errors = [row.l2 for row in curve if row.l2 is not None]
+    assert errors[1] < min(errors[0], errors[2])
+    assert max(errors) < 1e-2
+    assert result.l2 == errors[1]
+    *curve, result = rows_of(replace(bilevel_job("hypergradient", "ball", "penalty method"), values=(10.0,)))
+    assert [row.epsilon for row in curve] == [0.1]
+    assert result.status == "ok"
 
 
 def test_failures_and_refusals_are_rows(tiny: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,6 +238,25 @@ def test_plans_cover_every_experiment_and_method(preset: Preset) -> None:
     for job in jobs:  # what a job waits for comes before it
         assert job.after in known
         known.add(job.key)
+
+
+def test_keys_of_the_paper_s_setting_are_those_from_before_there_were_settings(tiny: MakeJob) -> None:
+    job = tiny()
+    assert job.key != tiny(sizes=replace(job.sizes, setting="authors")).key
+    spec = {k: v for k, v in asdict(job).items() if k not in NOT_MEASURED}
+    del spec["sizes"]["setting"]
+    assert job.key == hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def test_clipping_scales_long_gradients(tiny: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer.of(tiny())
+    trainer.step(next(trainer.batches(1)))
+    norm = torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]).norm()
+    other = Trainer.of(tiny())
+    monkeypatch.setattr(other.task, "clip", 0.5 * norm.item())
+    other.step(next(other.batches(1)))
+    clipped = torch.cat([p.grad.flatten() for p in other.model.parameters() if p.grad is not None]).norm()
+    assert clipped.item() == pytest.approx(0.5 * norm.item(), rel=1e-5)
 
 
 def test_the_estimate_knows_presets_limits_and_cores() -> None:

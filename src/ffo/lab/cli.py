@@ -15,6 +15,7 @@ from ffo.kernels.pool import cpus
 from ffo.lab.baselines import BASELINES
 from ffo.lab.experiments import CATALOGUE, PRESETS, Course, Preset, plan
 from ffo.lab.experiments.estimate import estimate
+from ffo.lab.experiments.presets import as_the_authors
 from ffo.lab.jobs import Job
 from ffo.lab.machine import this_machine
 from ffo.lab.rows import EXPERIMENTS
@@ -57,6 +58,7 @@ def _adjusted(preset: Preset, seeds: str, sizes: str, d_y: int | None, adam_eps:
     changes: dict[str, Any] = {}
     if seeds:
         changes["seeds"] = changes["ablation_seeds"] = _numbers(seeds)
+        changes["bilevel"] = replace(preset.bilevel, seeds=_numbers(seeds))
     if sizes:
         changes |= dict.fromkeys(("sizes", "memory_sizes", "similarity_sizes"), _numbers(sizes))
     if d_y is not None:
@@ -95,6 +97,9 @@ def run(
     adam_eps: Annotated[
         float | None, typer.Option(help="Adam's epsilon in every training run; default: torch's, 1e-8.")
     ] = None,
+    setting: Annotated[
+        str, typer.Option(help="paper: tasks as in the paper's text; authors: as in its authors' public code.")
+    ] = "paper",
     time_limit: Annotated[float | None, typer.Option(help="Seconds for one job.")] = None,
     memory_limit: Annotated[
         float | None, typer.Option(help="Gigabytes for one job; default: 3/4 of the free memory.")
@@ -106,14 +111,19 @@ def run(
 ) -> None:
     """Run experiments; jobs finished by an earlier run in the same folder are not repeated."""
     (name,) = _names(preset, list(PRESETS), "preset")[:1]
-    chosen = _adjusted(PRESETS[name], seeds, sizes, d_y, adam_eps)
+    (whose,) = _names(setting, ["paper", "authors"], "setting")[:1]
+    basis = as_the_authors(PRESETS[name]) if whose == "authors" else PRESETS[name]
+    chosen = _adjusted(basis, seeds, sizes, d_y, adam_eps)
     wanted = _names(experiments, list(CATALOGUE), "experiment")
     contenders = _names(methods, list(BASELINES), "method")
     jobs = plan(chosen, wanted, contenders, ddp, time_limit)
     limits = Limits(memory_limit * 2**10 if memory_limit else 0.75 * psutil.virtual_memory().available / 2**20)
     console = Console()
     with Store(out) as store:
-        store.describe(this_machine(name, chosen.seeds, wanted, contenders, threads))
+        try:
+            store.describe(this_machine(name, chosen.seeds, wanted, contenders, threads, whose))
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
         left = pending(jobs, store, limits)
         expected = duration(estimate(left, cpus()))
         console.print(

@@ -14,7 +14,7 @@ from ffo.lab.tasks.base import TaskSizes
 
 #: fields that limit a job; they do not change what it measures
 NOT_MEASURED = ("after", "budget", "time_limit", "repeat_limit")
-Kind = Literal["train", "time", "memory", "similarity"]
+Kind = Literal["train", "time", "memory", "similarity", "walk", "price"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Job:
 
     Attributes:
         kind: "train": convergence and times; "time": times of single steps; "memory": peaks by phase;
-            "similarity": gradients along a training run.
+            "similarity": gradients along a training run; "walk" and "price": of the bilevel experiments.
         epochs: of training ("train"); steps: timed ("time") or taken ("similarity").
         every: steps between two comparisons with the reference ("similarity").
         processes: of distributed training.
@@ -59,6 +59,8 @@ class Job:
     def key(self) -> str:
         """A hash of what is measured, without the limits."""
         spec = {k: v for k, v in asdict(self).items() if k not in NOT_MEASURED}
+        if self.sizes.setting == "paper":
+            del spec["sizes"]["setting"]  # results from before there was another setting can be resumed
         return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -91,6 +93,7 @@ class Job:
             "delta": self.settings.delta,
             "solver": self.settings.solver,
             "backward_tolerance": self.settings.backward_tolerance,
+            "setting": self.sizes.setting,
             "adam_eps": self.sizes.adam_eps if self.kind in ("train", "similarity") else None,
         }
         return Row(**{**given, **values})

@@ -22,7 +22,12 @@ PACKAGES = (
 
 
 def this_machine(
-    preset: str, seeds: Sequence[int], experiments: Sequence[str], methods: Sequence[str], threads: int
+    preset: str,
+    seeds: Sequence[int],
+    experiments: Sequence[str],
+    methods: Sequence[str],
+    threads: int,
+    setting: str = "paper",
 ) -> Machine:
     """This machine, now."""
     return Machine(
@@ -38,6 +43,7 @@ def this_machine(
         experiments=list(experiments),
         methods=list(methods),
         threads=threads,
+        setting=setting,
         command=shlex.join(["ffo", "lab", *(sys.argv[2:] if sys.argv[1:2] == ["lab"] else sys.argv[1:])]),
     )
 

@@ -38,6 +38,8 @@ EXPERIMENTS = {
     "tolerance": "Tolerance of the backward solve",
     "delta": "Size of the perturbation",
     "solvers": "Solver of the forward pass",
+    "bilevel": "Bilevel: calls to a Goldstein stationary point",
+    "hypergradient": "Bilevel: cost of one hypergradient",
 }
 TASKS = {
     "qp": "decision-focused QP",
@@ -45,6 +47,17 @@ TASKS = {
     "sudoku4": "Sudoku 4×4",
     "sudoku9": "Sudoku 9×9",
     "socp": "decision-focused SOCP",
+}
+#: lower levels of the bilevel experiments: the same field of a row as a task
+LOWER_LEVELS = {
+    "kink": "kink of the paper (QP)",
+    "corners": "corners of a box (QP)",
+    "simplex": "face of a simplex (QP)",
+    "valley": "valley, one for each ε (QP)",
+    "smoothed": "smoothed kink, one draw per call (QP)",
+    "disc": "edge of a disc (second-order cone)",
+    "box": "linear constraints",
+    "ball": "a second-order cone",
 }
 
 
@@ -54,15 +67,15 @@ class Row:
 
     Attributes:
         experiment: a key of `EXPERIMENTS`.
-        task: a key of `TASKS`.
+        task: a key of `TASKS`, or of `LOWER_LEVELS` in the bilevel experiments.
         method: display name of the method, such as "FFOCP" or "CvxpyLayer".
         family: "conic" for methods that take any convex problem, "qp" for those that take only QPs.
         seed: seed of data, model and training.
         d_y: dimension of the decision variable.
         batch: samples per step.
         record: "result": one per job, its times, accuracy and final values; "curve": one point of a
-            curve of that job (an epoch of training, or a step for "similarity"); "phase": one phase of
-            "memory"; "progress": what a running job knows so far (not written to files).
+            curve of that job (an epoch of training, a step for "similarity", an accuracy of a bilevel method);
+            "phase": one phase of "memory"; "progress": what a running job knows so far (not written to files).
         job: hash of the job; its curve rows and its result row share it.
         build_s: seconds to build the layer, once, including the first step's set-up if a method defers it.
         forward_s, backward_s, total_s: median seconds of one step's layer (not of the network around it).
@@ -88,6 +101,11 @@ class Row:
         solver: the forward solver, if the experiment sets one.
         backward_tolerance: the tolerance of the backward solve alone, if the experiment sets one.
         adam_eps: Adam's epsilon, if a model is trained.
+        setting: "paper": the task as in the paper's text; "authors": as in its authors' code.
+        epsilon: what a bilevel method aims at: the norm of a mean gradient, or one over the weight of a penalty.
+        calls: of the oracle, one forward and one backward pass each ("bilevel"), or gradients of the lower level's
+            functions ("hypergradient"); null if epsilon was not reached.
+        distance: of zero from the Goldstein subdifferential at the point that was found, known without a layer.
         status: "ok"; "failed": it was tried and did not finish; "skipped": it cannot run here.
         reason: why it failed or was skipped; empty if ok.
     """
@@ -128,6 +146,10 @@ class Row:
     solver: str | None = None
     backward_tolerance: float | None = None
     adam_eps: float | None = None
+    setting: str = "paper"
+    epsilon: float | None = None
+    calls: int | None = None
+    distance: float | None = None
     status: Literal["ok", "failed", "skipped"] = "ok"
     reason: str = ""
 
@@ -152,6 +174,7 @@ class Machine:
         preset, seeds, experiments, methods: as requested.
         threads: OpenMP/BLAS threads of a job.
         command: the command line.
+        setting: of the tasks, as in `Row`.
     """
 
     cpu: str
@@ -167,6 +190,7 @@ class Machine:
     methods: list[str]
     threads: int
     command: str
+    setting: str = "paper"
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -88,11 +88,19 @@ class Store:
             file.write(json.dumps(entry) + "\n")
 
     def describe(self, machine: Machine) -> None:
-        """Write machine.json; a resumed run keeps the date of the first one."""
+        """Write machine.json; a resumed run keeps the date of the first one, and must have its setting: a report
+        compares all rows of a folder."""
         path = self.folder / MACHINE
         entry = asdict(machine)
         if path.exists():
-            entry["date"] = json.loads(path.read_text(encoding="utf-8"))["date"]
+            before = json.loads(path.read_text(encoding="utf-8"))
+            known = before.get("setting", "paper")
+            if known != machine.setting:
+                raise ValueError(
+                    f"{self.folder} has results of the setting {known!r}, which cannot be compared with those of "
+                    f"{machine.setting!r}: choose another folder with --out"
+                )
+            entry["date"] = before["date"]
         _write(path, json.dumps(entry, indent=1, ensure_ascii=False) + "\n")
 
     def _replace(self, name: str, entries: Iterable[dict]) -> None:

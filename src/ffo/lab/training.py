@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -65,6 +66,8 @@ class Trainer:
         step = take_step(self.task, self.layer, values, self.data.train_targets[index])
         self.optimizer.zero_grad()
         torch.autograd.backward([values[name] for name in step.gradient], list(step.gradient.values()))
+        if math.isfinite(self.task.clip):
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.task.clip)
         self.optimizer.step()
         self.clock.add(step)
         self.first, self.last = self.first or step, step
@@ -110,9 +113,11 @@ class Trainer:
     def test(self) -> dict[str, float]:
         """Mean loss and errors on the test set, in batches of the training's size."""
         solutions = []
+        self.model.eval()
         for x in self.data.test_inputs.split(self.job.batch):
             values = {name: v.detach() for name, v in self.model(x).items()}
             solutions.append(self.layer(values))
+        self.model.train()
         return self.task.scores(torch.cat(solutions), self.data.test_targets)
 
 

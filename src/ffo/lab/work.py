@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from ffo.lab.baselines import BASELINES
+from ffo.lab.bilevel.jobs import BilevelJob, price, walk
 from ffo.lab.distributed import train_distributed
 from ffo.lab.jobs import Job, Kind
 from ffo.lab.memory import measure_memory
@@ -15,11 +17,13 @@ from ffo.lab.step import first_reference
 from ffo.lab.tasks import make_task
 from ffo.lab.training import follow_gradients, time_steps, train
 
-KINDS: dict[Kind, Callable[[Job], Iterator[Row]]] = {
+KINDS: dict[Kind, Callable[[Any], Iterator[Row]]] = {
     "train": train,
     "time": time_steps,
     "memory": measure_memory,
     "similarity": follow_gradients,
+    "walk": walk,
+    "price": price,
 }
 LONGEST_REASON = 300
 
@@ -27,14 +31,18 @@ LONGEST_REASON = 300
 def prepare(job: Job) -> None:
     """Make what all methods share, data and reference, before any time is measured."""
     compared = job.kind in ("train", "time") and job.processes == 1
-    if compared and not BASELINES[job.method].why_not(make_task(job.task, job.sizes).inner, job.settings):
+    if compared and not _why_not(job):
         with contextlib.suppress(NoReferenceError):
             first_reference(job.task, job.sizes, job.seed, job.batch)
 
 
+def _why_not(job: Job) -> str:
+    return BASELINES[job.method].why_not(make_task(job.task, job.sizes).inner, job.settings)
+
+
 def rows_of(job: Job) -> Iterator[Row]:
     """The rows of a job. If a method cannot run, or fails, the last row says so."""
-    reason = BASELINES[job.method].why_not(make_task(job.task, job.sizes).inner, job.settings)
+    reason = "" if isinstance(job, BilevelJob) else _why_not(job)
     if reason:
         yield job.skipped(reason)
         return

@@ -163,6 +163,29 @@ def sweeps(seed: int) -> Iterator[Row]:
                 yield failed(base, reason, "skipped")
 
 
+def bilevel(seed: int) -> Iterator[Row]:
+    """Calls to stationary points, and costs of hypergradients."""
+
+    def row(experiment: str, task: str, method: str, **values: Any) -> Row:
+        job = f"{experiment}-{task}-{method}-{seed}"
+        return Row(experiment, task, method, "conic", seed, job=job, **{"record": "curve", **values})
+
+    for task in ("corners", "disc"):
+        for epsilon in (0.5, 0.35, 0.25):
+            for method, calls in (("GoldsteinDescent", 90 / epsilon**2), ("minimize", 40 / epsilon)):
+                yield row("bilevel", task, method, epsilon=epsilon, calls=round(calls) + seed, distance=0.1)
+        yield row("bilevel", task, "GoldsteinDescent", calls=1440, record="result")
+    for task in ("box", "ball"):
+        for k in (7, 9, 11, 13):
+            yield row("hypergradient", task, "Algorithm 1", tolerance=10.0**-k, l2=10 ** (-k / 2), calls=15 * k + seed)
+        for weight in (30, 100, 300):
+            yield row("hypergradient", task, "penalty method", epsilon=1 / weight, l2=3 / weight, calls=20 * weight)
+        for delta in (1e-1, 1e-2, 1e-3):
+            error = 0.1 * delta
+            yield row("hypergradient", task, "Algorithm 1", tolerance=1e-13, delta=delta, l2=error, calls=190)
+        yield row("hypergradient", task, "Algorithm 1", calls=195, l2=1e-6, record="result")
+
+
 def memory(seed: int, growth: float) -> Iterator[Row]:
     for name in ("FFOCP", "FFOQP", "CvxpyLayer", "QPTH"):
         contender = BY_NAME[name]
@@ -209,6 +232,7 @@ def synthetic_rows(memory_growth: float = 0.3) -> list[Row]:
         published = Contender("ffolayer FFOCP", "conic", 1, 1, 1, 0.3)
         rows.append(failed(row_of(published, "dfl", "qp", seed), "the package ffolayer does not import", "skipped"))
         rows += sweeps(seed)
+        rows += bilevel(seed)
         rows += memory(seed, memory_growth)
     return rows
 

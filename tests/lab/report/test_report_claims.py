@@ -11,28 +11,33 @@ import pytest
 from lab.report.synthetic import MACHINE_OF_THE_ROWS, synthetic_rows
 
 from ffo.lab.baselines import BASELINES
+from ffo.lab.report.bilevel import bilevel_claims
 from ffo.lab.report.claims import claims, exponent
 from ffo.lab.report.figures.opening import opening
 from ffo.lab.report.looks import looks
 from ffo.lab.report.page import BY_FAR, RIGHT
 from ffo.lab.report.results import Results, distinct
 from ffo.lab.report.tables import features_table
-from ffo.lab.report.verdicts import verdicts
+from ffo.lab.report.verdicts import ClaimVerdict, verdicts
 from ffo.lab.rows import Row
 
-GROWTH, AMORTISED, INSENSITIVE, UNSTABLE = range(4)
+GROWTH, AMORTISED, INSENSITIVE, UNSTABLE, STATIONARY, LOGARITHMIC = range(6)
 
 
 def results(rows: list[Row]) -> Results:
     return Results(Path(), tuple(rows), MACHINE_OF_THE_ROWS)
 
 
+def all_claims(rows: list[Row]) -> list[ClaimVerdict]:
+    return [*claims(results(rows)), *bilevel_claims(results(rows))]
+
+
 def test_a_whole_run_reaches_every_claim() -> None:
-    assert [verdict.state for verdict in claims(results(synthetic_rows()))] == ["reached"] * 4
+    assert [verdict.state for verdict in all_claims(synthetic_rows())] == ["reached"] * 6
 
 
 def test_without_rows_nothing_is_claimed() -> None:
-    assert {verdict.state for verdict in claims(results([]))} == {"not measured"}
+    assert {verdict.state for verdict in all_claims([])} == {"not measured"}
 
 
 @pytest.mark.parametrize(
@@ -42,12 +47,16 @@ def test_without_rows_nothing_is_claimed() -> None:
         (AMORTISED, lambda r: r.method == "FFOQP" and r.experiment == "batch" and r.batch == 256, {"total_s": 9.0}),
         (INSENSITIVE, lambda r: r.backward_tolerance == 1e-3 and r.method == "FFOCP (paper)", {"cosine": 0.999}),
         (UNSTABLE, lambda r: r.tolerance == 1e-3 and r.method == "LPGD", {"cosine": 0.9999}),
+        (STATIONARY, lambda r: r.experiment == "bilevel" and r.epsilon == 0.25, {"calls": 10**6}),
+        (STATIONARY, lambda r: r.experiment == "bilevel" and r.epsilon == 0.25, {"calls": None}),
+        (STATIONARY, lambda r: r.experiment == "bilevel" and r.epsilon == 0.25, {"distance": 0.3}),
+        (LOGARITHMIC, lambda r: r.method == "Algorithm 1" and r.tolerance == 1e-13, {"calls": 10**6}),
     ],
-    ids=["superlinear", "no gain from batches", "sensitive", "LPGD stable"],
+    ids="superlinear, no gain from batches, sensitive, LPGD stable, steep, unreached, false, costly".split(", "),
 )
 def test_each_claim_can_be_missed(missed: int, where: Callable[[Row], bool], values: dict[str, Any]) -> None:
     rows = [replace(row, **values) if where(row) else row for row in synthetic_rows()]
-    found = claims(results(rows))
+    found = all_claims(rows)
     assert found[missed].state == "not reached"
     assert {each.state for k, each in enumerate(found) if k != missed} == {"reached"}
 

@@ -13,8 +13,9 @@ from itertools import product
 
 from ffo.lab.baselines import BASELINES, DEFAULTS, Settings
 from ffo.lab.baselines.cvxpylayers_ import FIXED_TAU, FIXED_TOLERANCE
+from ffo.lab.bilevel.jobs import ALGORITHM_ONE, PENALTY, BilevelJob
 from ffo.lab.experiments.presets import Course, Preset
-from ffo.lab.jobs import Job
+from ffo.lab.jobs import Job, Kind
 from ffo.lab.rows import EXPERIMENTS
 from ffo.lab.tasks.base import TaskSizes
 
@@ -28,6 +29,9 @@ FORWARD_SOLVERS = {
     "qp": ("PIQP", "CLARABEL", "SCS", "OSQP", "PROXQP", "QOCO", "DAQP", "HIGHS", "MOREAU", "ECOS"),
     "socp": ("CLARABEL", "SCS", "QOCO", "MOREAU", "ECOS"),
 }
+
+#: seconds that a bilevel job may take at least
+BILEVEL_LIMIT = 60.0
 
 Planner = Callable[[Preset, Sequence[str]], Iterator[Job]]
 
@@ -84,7 +88,7 @@ def _scaling_sudoku(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
 def _memory(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
     """One seed: what is measured does not depend on the data's values."""
     for size, method in product(sorted(preset.memory_sizes), _among(methods, preset.weighed)):
-        sizes = TaskSizes(d_y=size, samples=2 * preset.batch)
+        sizes = TaskSizes(d_y=size, samples=2 * preset.batch, setting=preset.decision.sizes.setting)
         yield Job("memory", "qp", method, preset.seeds[0], sizes, preset.batch, "memory", timed=False)
 
 
@@ -154,6 +158,31 @@ def _solvers(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
             yield replace(job, steps=preset.steps, settings=Settings(solver=solver))
 
 
+def _bilevel(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
+    """Calls to a stationary point; of every lower level, with the layer that solves it."""
+    sizes = preset.bilevel
+    for task, seed, walk in product(sizes.lower_levels, sizes.seeds, sizes.walks):
+        layer = "FFOCP" if task == "disc" else "FFOQP"
+        if layer in methods:
+            yield _bilevel_job("bilevel", task, layer, seed, "walk", walk, sizes.epsilons)
+
+
+def _hypergradient(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
+    """Algorithm 1 beside a penalty method."""
+    sizes = preset.bilevel
+    for task, seed in product(("box", "ball"), sizes.seeds) if "FFOCP" in methods else ():
+        job = _bilevel_job("hypergradient", task, "FFOCP", seed, "price", ALGORITHM_ONE, sizes.accuracies)
+        yield replace(job, deltas=sizes.deltas)
+        yield _bilevel_job("hypergradient", task, "FFOCP", seed, "price", PENALTY, sizes.weights)
+
+
+def _bilevel_job(
+    experiment: str, task: str, layer: str, seed: int, kind: Kind, label: str, values: tuple[float, ...]
+) -> BilevelJob:
+    sizes = TaskSizes(d_y=0, samples=0)  # the lower levels have their own
+    return BilevelJob(experiment, task, layer, seed, sizes, 1, kind, timed=False, label=label, values=values)
+
+
 def _among(methods: Sequence[str], some: Sequence[str]) -> list[str]:
     """Those of `methods` that are in `some`; all of them if that is empty."""
     return [name for name in methods if not some or name in some]
@@ -176,6 +205,8 @@ CATALOGUE: dict[str, Planner] = {
     "tolerance": _tolerance,
     "delta": _delta,
     "solvers": _solvers,
+    "bilevel": _bilevel,
+    "hypergradient": _hypergradient,
 }
 assert set(CATALOGUE) == set(EXPERIMENTS)
 
@@ -199,7 +230,9 @@ def plan(
 
 
 def _limit(job: Job, preset: Preset) -> float:
-    """The time limit of its course, if it has one."""
+    """The time limit of its course, if it has one; bilevel jobs count calls, and get the time for them."""
+    if isinstance(job, BilevelJob):
+        return max(preset.time_limit, BILEVEL_LIMIT)
     return job.time_limit if job.kind == "train" and math.isfinite(job.time_limit) else preset.time_limit
 
 
@@ -210,11 +243,11 @@ def _chained(jobs: Sequence[Job], preset: Preset) -> Iterator[Job]:
     A method that builds another's layer comes after that one's job; on a further seed, after its own. Training
     on a board comes after its single steps, if those are timed before.
     """
-    before: dict[tuple[str, str, str, Settings], Job] = {}
+    before: dict[tuple[str, str, str, Settings, str], Job] = {}
     timed_boards: dict[tuple[str, str], Job] = {}
     keys = {job.key for job in jobs}
     for job in jobs:
-        series = (job.experiment, job.task, job.method, job.settings)
+        series = (job.experiment, job.task, job.method, job.settings, job.label)
         easier = before.get(series)
         if easier is None and job.experiment == "sudoku":
             easier = timed_boards.get((job.task, job.method))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ffo.lab.baselines import BASELINES
+from ffo.lab.bilevel.jobs import BilevelJob
 from ffo.lab.jobs import Job
 from ffo.lab.tasks import make_task
 
@@ -36,6 +37,8 @@ MILLISECONDS: dict[str, tuple[tuple[float, ...], tuple[float, ...], tuple[float,
 }
 #: a step on the QP with a dense Q at the largest size, over one with Q = I, for most methods
 DENSE = 50.0
+#: seconds of a bilevel job for each of its values: the smaller they are, the longer it takes
+BILEVEL = 1.0
 #: additional seconds of every job, and of a job in a fresh process
 OVERHEAD, START = 0.4, 4.0
 
@@ -50,6 +53,9 @@ def estimate(jobs: Sequence[Job], at_once: int) -> float:
         series = (job.experiment, job.task, job.method, job.settings)
         if took.get(job.after, 0.0) > job.repeat_limit:
             took[job.key] = took[job.after]
+            continue
+        if isinstance(job, BilevelJob):
+            total += (OVERHEAD + BILEVEL * len(job.values)) / at_once
             continue
         if series in hopeless or BASELINES[job.method].why_not(make_task(job.task, job.sizes).inner, job.settings):
             continue
@@ -85,4 +91,4 @@ def _steps(job: Job) -> float:
     """Steps of a job; a training run's tests count by their share of the samples."""
     if job.kind == "train":
         return 1.2 * job.epochs * max(1, round(0.8 * job.sizes.samples) // job.batch)
-    return {"time": job.steps + 1, "similarity": job.steps, "memory": 1}[job.kind]
+    return {"time": job.steps + 1, "similarity": job.steps}.get(job.kind, 1)

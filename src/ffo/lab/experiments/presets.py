@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ffo.lab.tasks.base import TaskSizes
 
@@ -18,6 +18,40 @@ class Course:
     epochs: int
     time_limit: float | None = None
     timed: bool = True
+
+
+@dataclass(frozen=True)
+class Bilevel:
+    """Sizes of the bilevel experiments: seeds; lower levels, contenders and epsilons of the calls to a stationary
+    point; accuracies and perturbations of Algorithm 1, and weights of the penalty, for one hypergradient."""
+
+    seeds: tuple[int, ...]
+    lower_levels: tuple[str, ...]
+    walks: tuple[str, ...]
+    epsilons: tuple[float, ...]
+    accuracies: tuple[float, ...]
+    deltas: tuple[float, ...]
+    weights: tuple[float, ...]
+
+
+SMALL = Bilevel(
+    seeds=(0,),
+    lower_levels=("corners", "disc"),
+    walks=("GoldsteinDescent", "minimize"),
+    epsilons=(0.5, 0.35, 0.25),
+    accuracies=(1e-7, 1e-9, 1e-11, 1e-13),
+    deltas=(1e-1, 1e-2, 1e-3, 1e-4),
+    weights=(30.0, 100.0, 300.0),
+)
+LARGE = Bilevel(
+    seeds=(0, 1, 2, 3),
+    lower_levels=("kink", "corners", "simplex", "valley", "smoothed", "disc"),
+    walks=("GoldsteinDescent", "minimize", "SGD", "Adam"),
+    epsilons=(0.5, 0.354, 0.25, 0.177, 0.125),
+    accuracies=tuple(10.0**-k for k in range(7, 14)),
+    deltas=(1e-1, 1e-2, 1e-3, 1e-4, 1e-5),
+    weights=(30.0, 100.0, 300.0, 1000.0),
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +76,7 @@ class Preset:
         adam: training with each of `adam_epsilons`.
         time_limit: seconds for one job; a method that took longer than repeat_limit, or repeat_training where
             times are not measured, is not run on a further seed.
+        bilevel: the bilevel experiments.
     """
 
     name: str
@@ -75,6 +110,7 @@ class Preset:
     time_limit: float
     repeat_limit: float
     repeat_training: float
+    bilevel: Bilevel = SMALL
 
 
 QUICK = Preset(
@@ -166,5 +202,31 @@ PAPER = Preset(
     time_limit=4 * 3600.0,
     repeat_limit=math.inf,
     repeat_training=math.inf,
+    bilevel=LARGE,
 )
+#: of the authors' code: learning rates of the decision-focused tasks and of Sudoku, and samples of the former
+AUTHORS_RATE, AUTHORS_SUDOKU_RATE, AUTHORS_SAMPLES = 1e-3, 1e-1, 2000
+
+
+def as_the_authors(preset: Preset) -> Preset:
+    """The preset with the authors' tasks and learning rates, and 2000 samples where it has the paper's 2048."""
+
+    def changed(course: Course, rate: float, most: int) -> Course:
+        sizes = replace(course.sizes, setting="authors", learning_rate=rate, samples=min(course.sizes.samples, most))
+        return replace(course, sizes=sizes)
+
+    boards = {
+        size: changed(course, AUTHORS_SUDOKU_RATE, course.sizes.samples) for size, course in preset.boards.items()
+    }
+    return replace(
+        preset,
+        decision=changed(preset.decision, AUTHORS_RATE, AUTHORS_SAMPLES),
+        dense=changed(preset.dense, AUTHORS_RATE, AUTHORS_SAMPLES),
+        ablation=changed(preset.ablation, AUTHORS_RATE, AUTHORS_SAMPLES),
+        adam=changed(preset.adam, AUTHORS_RATE, AUTHORS_SAMPLES),
+        boards=boards,
+        lpgd=changed(preset.lpgd, AUTHORS_SUDOKU_RATE, preset.lpgd.sizes.samples),
+    )
+
+
 PRESETS = {preset.name: preset for preset in (QUICK, PAPER)}

@@ -11,6 +11,7 @@ import jinja2
 from markupsafe import Markup
 
 from ffo.lab.report import raw, words
+from ffo.lab.report.bilevel import bilevel_claims
 from ffo.lab.report.claims import claims
 from ffo.lab.report.drawing import swatch
 from ffo.lab.report.figures import plots
@@ -63,7 +64,7 @@ def content(results: Results) -> dict[str, Any]:
         "results": results,
         "machine": results.machine,
         "opening": opening(results, look, found[BY_FAR], found[RIGHT]),
-        "verdicts": [*found, *claims(results)],
+        "verdicts": [*found, *claims(results), *bilevel_claims(results)],
         "figures": figures_table([each for each in found if each is not found[BY_FAR]]),
         "features": features_table(results),
         "ratios": ratio_tables(results),

@@ -9,11 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ffo.lab.rows import EXPERIMENTS, MACHINE, TASKS, Machine, Row, read_machine, read_rows
+from ffo.lab.rows import EXPERIMENTS, LOWER_LEVELS, MACHINE, TASKS, Machine, Row, read_machine, read_rows
 
 #: fields that identify a measurement; of rows that agree in them, the last counts
 IDENTITY = (
-    "experiment task method seed d_y batch record epoch step phase tolerance delta solver backward_tolerance adam_eps"
+    "experiment task method seed d_y batch record epoch step phase tolerance delta solver backward_tolerance adam_eps "
+    "epsilon"
 ).split()
 
 
@@ -105,5 +106,6 @@ def curve(rows: Sequence[Row], x: str, y: str | Callable[[Row], float | None]) -
 
 def task_name(task: str, d_y: int | None = None) -> str:
     """A task at a size, as a title: Sudoku has its size in its name."""
-    name = TASKS[task][0].upper() + TASKS[task][1:]
+    name = (TASKS | LOWER_LEVELS)[task]
+    name = name[0].upper() + name[1:]
     return name if d_y is None or task.startswith("sudoku") else f"{name}, d_y = {d_y}"

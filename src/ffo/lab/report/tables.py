@@ -16,6 +16,7 @@ from ffo.lab.rows import EXPERIMENTS
 
 Tone = Literal["", "good", "bad", "muted"]
 
+SETTINGS = {"paper": "as in the paper's text", "authors": "as in the authors' code"}
 FAMILIES = {"conic": "general convex", "qp": "quadratic programs"}
 
 
@@ -213,6 +214,7 @@ def machine_table(results: Results) -> Table:
         "Python": machine.python,
         "Started": machine.date,
         "Preset": machine.preset,
+        "Tasks": SETTINGS[machine.setting],
         "Seeds": ", ".join(map(str, machine.seeds)),
     }
     return plain("Machine", ("", "value"), [[name, value] for name, value in facts.items()])

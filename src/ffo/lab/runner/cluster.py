@@ -14,6 +14,10 @@ from ffo.lab.runner.schedule import Ended, run_at_once
 from ffo.lab.runner.worker import Worker
 from ffo.lab.store import JobOutcome, Limits, Store
 
+#: how often a job is started again because the Ray worker or the node that ran it died. A job that fails, or hits a
+#: limit, does so in a process of its own and is not started again.
+TAKEOVERS = 3
+
 
 def run_in_process(job: Job, limits: Limits, threads: int) -> Ended:
     """One job in a worker process of its own: all its rows, and how it ended."""
@@ -37,13 +41,13 @@ def run_on_ray(
 ) -> None:
     """Run jobs on the cluster at `address` ("auto": the one this machine belongs to; "local": a new one).
 
-    A job starts once the smaller one that it depends on has ended. Results are written here, by the
-    driver alone.
+    A job starts once the smaller one that it depends on has ended. If the worker or the node that runs it dies,
+    another one takes it over. Results are written here, by the driver alone.
     """
     import ray
 
     ray.init(address=address, log_to_driver=False, include_dashboard=False)
-    remote: Any = ray.remote(num_cpus=cpus_per_job, max_retries=0)(run_in_process)
+    remote: Any = ray.remote(num_cpus=cpus_per_job, max_retries=TAKEOVERS)(run_in_process)
 
     def first_ended(running: list[Any]) -> Any:
         return ray.wait(running, num_returns=1)[0][0]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import torch
 
 from ffo.lab.tasks.inner import Inner
 
+Setting = Literal["paper", "authors"]
+
 
 @dataclass(frozen=True)
 class TaskSizes:
-    """Size of a task: dimension of the decision (Sudoku has its own), samples, inputs, hidden units; and the
-    settings of Adam (torch's default epsilon)."""
+    """Size of a task: dimension of the decision (Sudoku has its own), samples, inputs, hidden units; the settings of
+    Adam (torch's default epsilon); and whose task it is: that of the paper's text, or of its authors' code."""
 
     d_y: int = 800
     samples: int = 2048
@@ -22,6 +26,7 @@ class TaskSizes:
     hidden: int = 128
     learning_rate: float = 1e-3
     adam_eps: float = 1e-8
+    setting: Setting = "paper"
 
 
 @dataclass(frozen=True)
@@ -41,11 +46,15 @@ class TaskData:
 
 
 class Task(ABC):
-    """A learning problem; everything is drawn from seeds."""
+    """A learning problem; everything is drawn from seeds.
+
+    `clip` is the largest norm of the gradient in the model's parameters; longer ones are scaled to it.
+    """
 
     name: str
     inner: Inner
     sizes: TaskSizes
+    clip: float = math.inf
 
     def data(self, seed: int) -> TaskData:
         """The data set of this seed, cached."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ffo.lab.tasks.authors import AuthorsDecision, authors_sides
 from ffo.lab.tasks.base import Task, TaskData, TaskSizes
 from ffo.lab.tasks.inner import Inner
 
@@ -63,11 +64,13 @@ def dense_quadratic(n: int) -> np.ndarray:
     return L @ L.T + 0.1 * np.eye(n)
 
 
-def decision(name: str, sizes: TaskSizes) -> Decision:
-    """The task "qp", "qp_dense" or "socp"."""
+def decision(name: str, sizes: TaskSizes) -> Task:
+    """The task "qp", "qp_dense" or "socp", of the setting that the sizes name."""
     n, ball = sizes.d_y, name == "socp"
     identity, budget = np.eye(n), 0.5 * np.sqrt(n) if ball else 0.2 * n
     Q = dense_quadratic(n) if name == "qp_dense" else identity
     G = np.vstack([identity, -identity, np.ones((1, n))])
-    h = np.concatenate([np.ones(n), np.zeros(n), [budget]])
-    return Decision(name, Inner(Q, G, h, radius=1.0 if ball else np.inf), sizes)
+    authors = sizes.setting == "authors"
+    h = authors_sides(n) if authors else np.concatenate([np.ones(n), np.zeros(n), [budget]])
+    inner = Inner(Q, G, h, radius=1.0 if ball else np.inf)
+    return (AuthorsDecision if authors else Decision)(name, inner, sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ffo.lab.report.figures.base import Plot
+from ffo.lab.report.figures.bilevel import hypergradients, stationarity
 from ffo.lab.report.figures.settings import batches, perturbations, solvers, tolerances
 from ffo.lab.report.figures.sizes import memory_by_phase, memory_peak, scaling
 from ffo.lab.report.figures.training import (
@@ -41,4 +42,6 @@ def plots(results: Results) -> list[Plot]:
         tolerances(results, look),
         perturbations(results, look),
         solvers(results),
+        stationarity(results),
+        hypergradients(results),
     ]

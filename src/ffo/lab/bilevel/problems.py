@@ -1,7 +1,7 @@
 """Nonsmooth constrained bilevel problems whose Goldstein stationary points are known.
 
-All lower levels are quadratic programs, solved for a batch of x at once. All hyperobjectives have the Lipschitz
-constant 1 (on the simplex: at most the distance of the start from the target).
+Lower levels are quadratic programs and, of the disc, a second-order cone program, solved for a batch of x at once. All
+hyperobjectives have the Lipschitz constant 1 (on the simplex: at most the distance of the start from the target).
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import cvxpy as cp
 import numpy as np
 import torch
 from scipy.optimize import nnls
 
-from ffo.torch import FFOQPLayer, Smoothing
+from ffo.torch import FFOLayer, FFOQPLayer, Smoothing
 
 Array = np.ndarray
 D = torch.float64
@@ -34,12 +35,11 @@ class Problem:
         distance: x (d,), delta, epsilon -> distance of 0 from the Goldstein subdifferential of radius delta at x,
             computed without a layer.
         start: a random starting point (d,).
-        gap: upper bound on F(start) - inf F.
+        gap: upper bound on F(start) - inf F, over the points that are reached from there.
         family: whether the problem depends on epsilon.
         noisy: whether gradients are random (smoothing with one draw).
     """
 
-    name: str
     dimension: int
     delta: float
     lipschitz: float
@@ -95,7 +95,6 @@ def kink() -> Problem:
     qp, one = FFOQPLayer(), torch.ones(1, 1, dtype=D)
     known = distance_by_cells([[1.0]], [[-1.0, 1.0]])
     return Problem(
-        name="kink of the paper",
         dimension=1,
         delta=0.25,
         lipschitz=1.0,
@@ -115,7 +114,6 @@ def corners() -> Problem:
     eye = torch.eye(4, dtype=D)
     known = distance_by_cells([[0.0, 1.0]] * 4, [[v, -v, v] for v in w])
     return Problem(
-        name="corners of a box",
         dimension=4,
         delta=0.25,
         lipschitz=1.0,
@@ -146,7 +144,6 @@ def simplex() -> Problem:
         return least_norm(g.numpy())
 
     return Problem(
-        name="face of a simplex",
         dimension=3,
         delta=0.1,
         lipschitz=1.0,
@@ -167,6 +164,41 @@ def _simplex_by_hand(x: torch.Tensor) -> torch.Tensor:
     on_face = (x - shifts.gather(1, positive - 1)).clamp(min=0)
     inside = x.clamp(min=0)
     return torch.where(inside.sum(1, keepdim=True) <= 1, inside, on_face)
+
+
+def disc() -> Problem:
+    """y = x projected on the unit disc, a = (1, 0): F(x) = a'(x - 2y), least at x = a on the half plane a'x >= 0.
+
+    With x = r (cos t, sin t), F is -r cos t inside and (r - 2) cos t outside; its gradient is -a inside, and outside
+    a - 2 (a - u u'a) / r with u = x / r, of norm at most one.
+    """
+    y, x = cp.Variable(2), cp.Parameter(2)
+    project = FFOLayer(cp.Problem(cp.Minimize(0.5 * cp.sum_squares(y - x)), [cp.norm(y, 2) <= 1]), [x], [y])
+    turns, radii = np.linspace(0, 2 * np.pi, 240, endpoint=False), np.linspace(0, 1, 41)
+    circle = np.stack([np.cos(turns), np.sin(turns)], axis=1)
+    ball = (radii[:, None, None] * circle).reshape(-1, 2)
+
+    def distance(x: Array, delta: float, epsilon: float) -> float:
+        """From the gradients on a grid of the ball and, if the ball meets it, of the edge of the disc."""
+        arc = circle[np.linalg.norm(circle - x, axis=1) <= delta]
+        near = np.concatenate([x + delta * ball, arc])
+        length = np.linalg.norm(near, axis=1)
+        r, u = np.maximum(length, 1.0)[:, None], near / np.maximum(length, 1e-300)[:, None]
+        a = np.array([[1.0, 0.0]])
+        outside = (a - 2 * (a - u * u[:, :1]) / r)[length >= 1 - 1e-12]
+        inside = -a if length.min() < 1 else np.zeros((0, 2))
+        return least_norm(np.concatenate([outside, inside]))
+
+    return Problem(
+        dimension=2,
+        delta=0.25,
+        lipschitz=1.0,
+        gap=1.0,
+        start=lambda rng: np.array([rng.uniform(0.1, 0.3), rng.choice([-1, 1]) * rng.uniform(0.3, 0.5)]),
+        layer=lambda x, epsilon: project(x)[0],
+        upper=lambda x, y, epsilon: (x - 2 * y)[:, 0],
+        distance=distance,
+    )
 
 
 def valley() -> Problem:
@@ -191,7 +223,6 @@ def valley() -> Problem:
         return distance_by_cells([[0.0], [DEPTH / fall]], [[-wall, wall], [-fall, 0.0]])(x, delta)
 
     return Problem(
-        name="valley, one for each epsilon",
         dimension=2,
         delta=0.25,
         lipschitz=1.0,
@@ -213,7 +244,6 @@ def smoothed_kink() -> Problem:
         return float(np.clip(2 * (abs(x[0] - 1) - delta) / RHO, 0.0, 1.0))
 
     return Problem(
-        name="smoothed kink, one draw",
         dimension=1,
         delta=0.05,
         lipschitz=1.0,
@@ -226,4 +256,12 @@ def smoothed_kink() -> Problem:
     )
 
 
-PROBLEMS = (kink, corners, simplex, valley, smoothed_kink)
+#: by the name of their lower level in `ffo.lab.rows.LOWER_LEVELS`
+PROBLEMS = {
+    "kink": kink,
+    "corners": corners,
+    "simplex": simplex,
+    "valley": valley,
+    "smoothed": smoothed_kink,
+    "disc": disc,
+}

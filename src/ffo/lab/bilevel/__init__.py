@@ -1,0 +1,1 @@
+"""Bilevel experiments: calls until a point is stationary, and the cost of one hypergradient."""
