@@ -11,15 +11,25 @@ import torch
 
 from ffo.bilevel import plan
 from ffo.lab.bilevel.hypergradient import PARAMETERS, Descent, LowerLevel, algorithm_one, penalty_method
-from ffo.lab.bilevel.problems import RHO, Problem, corners, disc, kink, least_norm, simplex, smoothed_kink, valley
+from ffo.lab.bilevel.problems import (
+    RHO,
+    BilevelProblem,
+    corners,
+    disc,
+    kink,
+    least_norm,
+    simplex,
+    smoothed_kink,
+    valley,
+)
 from ffo.lab.bilevel.walks import WALKS, Stretches
 
-MakeProblem = Callable[[], Problem]
+MakeProblem = Callable[[], BilevelProblem]
 
 D = torch.float64
 
 
-def gradients(problem: Problem, x: np.ndarray, epsilon: float = 0.3) -> np.ndarray:
+def gradients(problem: BilevelProblem, x: np.ndarray, epsilon: float = 0.3) -> np.ndarray:
     at = torch.tensor(x, dtype=D, requires_grad=True)
     problem.values(at, torch.full((len(x),), epsilon, dtype=D)).sum().backward()
     return at.grad.numpy()

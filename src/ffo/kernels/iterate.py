@@ -158,16 +158,17 @@ def let_go(S: Structure, D: Data, z: Sizes, scale: Array, at: Iterate) -> bool:
 
 
 @inner_kernel
-def is_rough(S: Structure, D: Data, at: Iterate, nearest: float) -> bool:
-    """Whether one more step is due at a converged point.
+def is_rough(S: Structure, D: Data, at: Iterate, face: Face) -> bool:
+    """Whether one more step is due at a converged point, because of its scalar rows.
 
     Multipliers may have an error many times the residual: close to another face, it decides which one is right. A row
     with a small right-hand side beside large variables may have lost its digits.
     """
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
-    rough = WEAK < nearest <= CLOSE
+    rough = False
     for k in range(S.blocks):
         if kinds[k] <= NONNEG:
+            rough |= WEAK < face.margin[k] <= CLOSE
             for i in range(starts[k], starts[k] + dims[k]):
                 rough |= at.s[i] == 0.0 and D.b[i] != 0.0 and abs(at.r_s[i]) > HELD * abs(D.b[i])
     return rough

@@ -268,9 +268,8 @@ def _polish(
     evidence[START_RESIDUAL] = merit_of(S, z, here)
     if cleaned <= ROUNDING:
         dx, dy = np.zeros(S.n), np.zeros(S.m)
-        if _measure(S, z, face, face, here.w, dx, dy, 0.0, cleaned, cleaned, evidence) and not (
-            steps > 0 and is_rough(S, D, here, evidence[NEAREST])
-        ):
+        settled = _measure(S, z, face, face, here.w, dx, dy, 0.0, cleaned, cleaned, evidence)
+        if settled and not (steps > 0 and is_rough(S, D, here, face)):
             _finish(S, D, here, face, F, evidence, np.inf, 0.0, True, steps > 0, full)
             return
     other = Face(face.on.copy(), face.delta.copy(), face.u.copy(), face.R.copy(), face.case.copy(), face.margin.copy())
@@ -316,14 +315,13 @@ def _newton(
         copy_point(there, here)
         copy_face(other, face)
         before, old, merit = old, new, merit_of(S, z, here)
-        waited = 0 if merit < 0.99 * least else waited + 1
-        least = min(least, merit)
+        waited, least = (0 if merit < 0.99 * least else waited + 1), min(least, merit)
         if new <= lowest or evidence[IS_SETTLED] > 0.0:
             lowest = new
             copy_point(here, best)
         going, settled = new > ROUNDING and new <= 0.1 * before, evidence[IS_SETTLED] > 0.0
         if settled and spare and not going:
-            going, spare = is_rough(S, D, here, evidence[NEAREST]), False
+            going, spare = is_rough(S, D, here, face), False
         if (settled and not going) or waited > PATIENCE * steps:
             break
     if evidence[IS_SETTLED] == 0.0:  # the best point, at its own face

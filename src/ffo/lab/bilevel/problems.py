@@ -26,7 +26,7 @@ FALL, DEPTH = 1.2, 0.5
 
 
 @dataclass(frozen=True)
-class Problem:
+class BilevelProblem:
     """A bilevel problem. Each row of a batch has its own x and epsilon.
 
     Attributes:
@@ -90,11 +90,11 @@ def _rows(values: float | Sequence[float], x: torch.Tensor) -> torch.Tensor:
     return torch.as_tensor(values, dtype=D).expand(len(x), -1)
 
 
-def kink() -> Problem:
+def kink() -> BilevelProblem:
     """The paper's example g = (y - a)^2 / 2, h = y - a x, a = 2: F(x) = x - y = |x - 1| - 1."""
     qp, one = FFOQPLayer(), torch.ones(1, 1, dtype=D)
     known = distance_by_cells([[1.0]], [[-1.0, 1.0]])
-    return Problem(
+    return BilevelProblem(
         dimension=1,
         delta=0.25,
         lipschitz=1.0,
@@ -106,14 +106,14 @@ def kink() -> Problem:
     )
 
 
-def corners() -> Problem:
+def corners() -> BilevelProblem:
     """y = x projected on the unit box: F(x) = w'(x - 2y), with a ridge at x_i = 0 and a valley at x_i = 1."""
     w = np.array([0.7, 0.5, 0.4, 0.3])
     w /= np.linalg.norm(w)
     weights, qp = torch.tensor(w, dtype=D), FFOQPLayer()
     eye = torch.eye(4, dtype=D)
     known = distance_by_cells([[0.0, 1.0]] * 4, [[v, -v, v] for v in w])
-    return Problem(
+    return BilevelProblem(
         dimension=4,
         delta=0.25,
         lipschitz=1.0,
@@ -125,7 +125,7 @@ def corners() -> Problem:
     )
 
 
-def simplex() -> Problem:
+def simplex() -> BilevelProblem:
     """F(x) = |y - t|^2 / 2, y = x projected on {y >= 0, sum y <= 1}, t on a face: F = 0 where y(x) = t."""
     target = np.array([0.35, 0.65, 0.0])
     t, qp = torch.tensor(target, dtype=D), FFOQPLayer()
@@ -143,7 +143,7 @@ def simplex() -> Problem:
         (g,) = torch.autograd.grad(0.5 * (y - t).square().sum(), points)
         return least_norm(g.numpy())
 
-    return Problem(
+    return BilevelProblem(
         dimension=3,
         delta=0.1,
         lipschitz=1.0,
@@ -166,7 +166,7 @@ def _simplex_by_hand(x: torch.Tensor) -> torch.Tensor:
     return torch.where(inside.sum(1, keepdim=True) <= 1, inside, on_face)
 
 
-def disc() -> Problem:
+def disc() -> BilevelProblem:
     """y = x projected on the unit disc, a = (1, 0): F(x) = a'(x - 2y), least at x = a on the half plane a'x >= 0.
 
     With x = r (cos t, sin t), F is -r cos t inside and (r - 2) cos t outside; its gradient is -a inside, and outside
@@ -189,7 +189,7 @@ def disc() -> Problem:
         inside = -a if length.min() < 1 else np.zeros((0, 2))
         return least_norm(np.concatenate([outside, inside]))
 
-    return Problem(
+    return BilevelProblem(
         dimension=2,
         delta=0.25,
         lipschitz=1.0,
@@ -201,7 +201,7 @@ def disc() -> Problem:
     )
 
 
-def valley() -> Problem:
+def valley() -> BilevelProblem:
     """A worst case for the theory: a valley with walls of slope about 1, whose floor has the slope FALL epsilon.
 
     y = min(x, (0, R)) with R = DEPTH / (FALL epsilon): F(x) = c |x_1| - FALL epsilon min(x_2, R). The floor falls by
@@ -222,7 +222,7 @@ def valley() -> Problem:
         wall = float(np.sqrt(1 - fall**2))
         return distance_by_cells([[0.0], [DEPTH / fall]], [[-wall, wall], [-fall, 0.0]])(x, delta)
 
-    return Problem(
+    return BilevelProblem(
         dimension=2,
         delta=0.25,
         lipschitz=1.0,
@@ -235,7 +235,7 @@ def valley() -> Problem:
     )
 
 
-def smoothed_kink() -> Problem:
+def smoothed_kink() -> BilevelProblem:
     """The kink with its right-hand side perturbed by U(-RHO, RHO), one draw per call: F' = 2 (x - 1) / RHO."""
     qp = FFOQPLayer(smoothing=Smoothing(RHO, draws=1, seed=0))
     plain, one = kink(), torch.ones(1, 1, dtype=D)
@@ -243,7 +243,7 @@ def smoothed_kink() -> Problem:
     def distance(x: Array, delta: float, epsilon: float) -> float:
         return float(np.clip(2 * (abs(x[0] - 1) - delta) / RHO, 0.0, 1.0))
 
-    return Problem(
+    return BilevelProblem(
         dimension=1,
         delta=0.05,
         lipschitz=1.0,

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from ffo.bilevel import GoldsteinDescent, minimize, plan
-from ffo.lab.bilevel.problems import D, Problem
+from ffo.lab.bilevel.problems import BilevelProblem, D
 
 #: step sizes of SGD and Adam, in units of delta
 RATES = (1.0, 0.3, 0.1, 0.03)
@@ -44,14 +44,14 @@ class Run:
     distance: float | None = None
 
 
-Walk = Callable[[Problem, int, Sequence[float]], list[Run]]
+Walk = Callable[[BilevelProblem, int, Sequence[float]], list[Run]]
 
 
-def start_of(problem: Problem, seed: int) -> torch.Tensor:
+def start_of(problem: BilevelProblem, seed: int) -> torch.Tensor:
     return torch.tensor(problem.start(np.random.default_rng(seed)), dtype=D)
 
 
-def gradients_of(problem: Problem, points: torch.Tensor, epsilons: Sequence[float]) -> torch.Tensor:
+def gradients_of(problem: BilevelProblem, points: torch.Tensor, epsilons: Sequence[float]) -> torch.Tensor:
     """Hypergradients (rows, d) at points (rows, d)."""
     x = points.clone().requires_grad_()
     values = problem.values(x, torch.tensor(list(epsilons), dtype=D))
@@ -59,7 +59,7 @@ def gradients_of(problem: Problem, points: torch.Tensor, epsilons: Sequence[floa
     return gradients
 
 
-def by_theory(problem: Problem, seed: int, epsilons: Sequence[float]) -> list[Run]:
+def by_theory(problem: BilevelProblem, seed: int, epsilons: Sequence[float]) -> list[Run]:
     """`GoldsteinDescent` with the theory's parameters; twice as many calls as it promises are allowed."""
     live, done, calls = [], [], 0
     for epsilon in epsilons:
@@ -90,12 +90,12 @@ def by_theory(problem: Problem, seed: int, epsilons: Sequence[float]) -> list[Ru
     return done
 
 
-def by_minimize(problem: Problem, seed: int, epsilons: Sequence[float]) -> list[Run]:
+def by_minimize(problem: BilevelProblem, seed: int, epsilons: Sequence[float]) -> list[Run]:
     """`minimize`, one run after the other."""
     return [_minimized(problem, seed, epsilon) for epsilon in epsilons]
 
 
-def _minimized(problem: Problem, seed: int, epsilon: float) -> Run:
+def _minimized(problem: BilevelProblem, seed: int, epsilon: float) -> Run:
     row = torch.tensor([epsilon], dtype=D)
     found = minimize(
         lambda x, y: problem.upper(x[None], y, row)[0],
@@ -131,7 +131,7 @@ class Stretches:
 
 
 def by_descent(
-    kind: Callable[..., torch.optim.Optimizer], problem: Problem, seed: int, epsilons: Sequence[float]
+    kind: Callable[..., torch.optim.Optimizer], problem: BilevelProblem, seed: int, epsilons: Sequence[float]
 ) -> list[Run]:
     """SGD or Adam at all step sizes; of each epsilon, the fewest calls."""
     own = tuple(epsilons) if problem.family else (min(epsilons),)  # one walk serves all, unless the problem differs

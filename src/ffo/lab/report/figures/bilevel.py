@@ -82,7 +82,7 @@ def hypergradients(results: Results) -> Plot:
     panels, drawn, tables = [], [], []
     for task, rows in by(results.of("hypergradient", record="curve"), "task").items():
         by_calls = by((row for row in rows if row.delta is None), "method")
-        lines = [Line(name, LOOKS[name], *costs(group)) for name, group in by_calls.items()]
+        lines = [Line(name, LOOKS.get(name, GUIDE), *costs(group)) for name, group in by_calls.items()]
         lines = [line for line in lines if line.x]
         if not lines:
             continue
