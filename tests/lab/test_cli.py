@@ -56,6 +56,7 @@ def test_adam_s_epsilon_can_be_chosen(tmp_path: Path) -> None:
         (["--experiments", "nonsense"], "no experiment 'nonsense'"),
         (["--methods", "FFOCP,Nobody"], "no method 'Nobody'"),
         (["--preset", "huge"], "no preset 'huge'"),
+        (["--device", "tpu"], "no device 'tpu'"),
         (["--seeds", "a"], "numbers separated by commas"),
     ],
 )

@@ -208,6 +208,16 @@ def test_plans_cover_every_experiment_and_method(preset: Preset) -> None:
         known.add(job.key)
 
 
+def test_the_device_of_a_plan() -> None:
+    def devices(device: str) -> dict[str, str | None]:
+        jobs = plan(PRESETS["quick"], ["dfl", "memory"], list(BASELINES), device=device)
+        return {job.method: job.settings.device for job in jobs}
+
+    assert "QPTH (GPU)" not in devices("cpu")
+    assert (devices("cuda")["QPTH (GPU)"], devices("cuda:1")["FFOQP (GPU)"]) == ("cuda", "cuda:1")
+    assert devices("cuda:1")["QPTH"] is None
+
+
 def test_the_estimate_knows_presets_limits_and_cores() -> None:
     everything = list(CATALOGUE), list(BASELINES)
     quick, paper = (plan(PRESETS[name], *everything) for name in ("quick", "paper"))

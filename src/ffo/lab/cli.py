@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from ffo.kernels.pool import cpus
 from ffo.lab.baselines import BASELINES
+from ffo.lab.baselines.base import CUDA
 from ffo.lab.experiments import CATALOGUE, PRESETS, Course, Preset, plan
 from ffo.lab.experiments.estimate import estimate
 from ffo.lab.jobs import Job
@@ -44,6 +46,12 @@ def _names(text: str, known: list[str], what: str) -> list[str]:
         if name not in known:
             raise typer.BadParameter(f"no {what} {name!r}; available: {', '.join(known)}")
     return chosen or known
+
+
+def _device(name: str) -> str:
+    if name != "cpu" and not re.fullmatch(r"cuda(:\d+)?", name):
+        raise typer.BadParameter(f"no device {name!r}; available: cpu, cuda, cuda:N")
+    return name
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -100,6 +108,9 @@ def run(
         float | None, typer.Option(help="Gigabytes for one job; default: 3/4 of the free memory.")
     ] = None,
     threads: Annotated[int, typer.Option(help="OpenMP and BLAS threads per job.")] = 1,
+    device: Annotated[
+        str, typer.Option(help="Device of the methods that run on one: cuda, cuda:1; cpu leaves them out.")
+    ] = CUDA,
     ddp: Annotated[int, typer.Option(help="Processes per training run (DistributedDataParallel).")] = 1,
     ray: Annotated[str, typer.Option(help="Address of a Ray cluster: auto, local, or ray://host:port.")] = "",
     cpus_per_job: Annotated[float, typer.Option(help="Cores that Ray reserves for a job.")] = 1,
@@ -109,7 +120,7 @@ def run(
     chosen = _adjusted(PRESETS[name], seeds, sizes, d_y, adam_eps)
     wanted = _names(experiments, list(CATALOGUE), "experiment")
     contenders = _names(methods, list(BASELINES), "method")
-    jobs = plan(chosen, wanted, contenders, ddp, time_limit)
+    jobs = plan(chosen, wanted, contenders, ddp, time_limit, _device(device))
     limits = Limits(memory_limit * 2**10 if memory_limit else 0.75 * psutil.virtual_memory().available / 2**20)
     console = Console()
     with Store(out) as store:

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
+import torch
 
 from ffo.kernels.pool import cpus
 from ffo.lab.rows import Machine
@@ -38,6 +39,7 @@ def this_machine(
         experiments=list(experiments),
         methods=list(methods),
         threads=threads,
+        device=torch.cuda.get_device_name() if torch.cuda.is_available() else "",
         command=shlex.join(["ffo", "lab", *(sys.argv[2:] if sys.argv[1:2] == ["lab"] else sys.argv[1:])]),
     )
 

@@ -152,6 +152,7 @@ class Machine:
         preset, seeds, experiments, methods: as requested.
         threads: OpenMP/BLAS threads of a job.
         command: the command line.
+        device: name of the CUDA device; empty if there is none.
     """
 
     cpu: str
@@ -167,6 +168,7 @@ class Machine:
     methods: list[str]
     threads: int
     command: str
+    device: str = ""
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

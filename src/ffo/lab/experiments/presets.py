@@ -94,6 +94,8 @@ QUICK = Preset(
         "dQP",
         "Alt-Diff",
         "QPTH",
+        "QPTH (GPU)",
+        "FFOQP (GPU)",
         "QPLayer",
         "Moreau (cvxpylayers)",
         "Moreau (direct)",

@@ -209,6 +209,7 @@ def machine_table(results: Results) -> Table:
         "Cores used": str(machine.cores),
         "Threads of a job": str(machine.threads),
         "Memory": f"{machine.memory_gb:.1f} GB",
+        "CUDA device": machine.device or "none",
         "System": machine.platform,
         "Python": machine.python,
         "Started": machine.date,
