@@ -113,7 +113,8 @@ def test_failures_and_refusals_are_rows(tiny: MakeJob, monkeypatch: pytest.Monke
 def test_training_that_would_take_far_too_long_stops_after_a_step(tiny: MakeJob) -> None:
     built, first, row = rows_of(tiny(epochs=10**7, time_limit=1.0))
     assert row.status == "failed"
-    assert "steps would take" in row.reason
+    assert row.reason.startswith("time limit: left out, would take about ")
+    assert "the limit is 1 s" in row.reason
     assert (built.record, built.total_s, first.record) == ("progress", None, "progress")
     assert built.build_s is not None
     assert first.total_s is not None
@@ -208,6 +209,14 @@ def test_plans_cover_every_experiment_and_method(preset: Preset) -> None:
         known.add(job.key)
 
 
+def test_the_standard_preset_trains_and_times_the_papers_sizes() -> None:
+    jobs = plan(PRESETS["standard"], ["dfl", "socp", "scaling_qp", "scaling_dense"], ["FFOCP"])
+    for experiment in ("dfl", "socp", "scaling_qp", "scaling_dense"):
+        mine = [job for job in jobs if job.experiment == experiment]
+        assert {(job.d_y, job.seed) for job in mine} == {(d, s) for d in (200, 500, 800, 1000) for s in (0, 1, 2)}
+        assert {job.epochs for job in mine if job.kind == "train"} <= {10}
+
+
 def test_the_device_of_a_plan() -> None:
     def devices(device: str) -> dict[str, str | None]:
         jobs = plan(PRESETS["quick"], ["dfl", "memory"], list(BASELINES), device=device)
@@ -223,6 +232,7 @@ def test_the_estimate_knows_presets_limits_and_cores() -> None:
     quick, paper = (plan(PRESETS[name], *everything) for name in ("quick", "paper"))
     assert 60 < estimate(quick, 2) < 600
     assert estimate(paper, 2) > 86_400
+    assert 3600 < estimate(plan(PRESETS["standard"], *everything), 2) < 8 * 3600
     assert estimate(paper, 8) < estimate(paper, 2) < estimate(paper, 1)
     assert estimate(plan(PRESETS["paper"], ["dfl"], ["FFOCP"], time_limit=1.0), 2) < 10  # ten seeds, all refused
     assert seconds_per_sample("FFOCP iterative", "qp", 200) == pytest.approx(0.42e-3)

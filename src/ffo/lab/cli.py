@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -68,7 +69,7 @@ def _adjusted(preset: Preset, seeds: str, sizes: str, d_y: int | None, adam_eps:
     if sizes:
         changes |= dict.fromkeys(("sizes", "memory_sizes", "similarity_sizes"), _numbers(sizes))
     if d_y is not None:
-        changes["decision"] = replace(preset.decision, sizes=replace(preset.decision.sizes, d_y=d_y))
+        changes["trained"] = (d_y,)
     chosen = replace(preset, **changes)
     if adam_eps is None:
         return chosen
@@ -92,7 +93,7 @@ def _default(context: typer.Context) -> None:
 @lab.command()
 def run(
     preset: Annotated[
-        str, typer.Option(help="quick: five minutes on two idle cores; paper: the paper's sizes.")
+        str, typer.Option(help="quick: five minutes on two idle cores; standard: eight hours; paper: two weeks.")
     ] = "quick",
     out: Annotated[Path, typer.Option(help="Results folder; an interrupted run in it is resumed.")] = RESULTS,
     experiments: Annotated[str, typer.Option(help="Names separated by commas; default: all (`ffo lab list`).")] = "",
@@ -124,7 +125,8 @@ def run(
     limits = Limits(memory_limit * 2**10 if memory_limit else 0.75 * psutil.virtual_memory().available / 2**20)
     console = Console()
     with Store(out) as store:
-        store.describe(this_machine(name, chosen.seeds, wanted, contenders, threads))
+        planned = Counter(job.experiment for job in plan(chosen, list(CATALOGUE), list(BASELINES), device=device))
+        store.describe(replace(this_machine(name, chosen.seeds, wanted, contenders, threads), planned=dict(planned)))
         left = pending(jobs, store, limits)
         expected = duration(estimate(left, cpus()))
         console.print(
@@ -153,11 +155,17 @@ def _run(
 
 
 @lab.command()
-def report(folder: Annotated[Path, typer.Argument(help="Results folder.")] = RESULTS) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(help="Results folder.")] = RESULTS,
+    publish: Annotated[
+        Path | None, typer.Option(help="Write a page for a documentation site into this folder instead.")
+    ] = None,
+) -> None:
     """Write the report of a results folder."""
-    from ffo.lab.report import write_report
+    from ffo.lab import report as written
 
-    Console().print(f"Report: {write_report(folder)}", highlight=False)
+    page = written.write_report(folder) if publish is None else written.publish(folder, publish)
+    Console().print(f"Report: {page}", highlight=False)
 
 
 @lab.command("list")

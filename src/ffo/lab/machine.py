@@ -40,6 +40,7 @@ def this_machine(
         methods=list(methods),
         threads=threads,
         device=torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+        load=round(psutil.getloadavg()[0], 2),
         command=shlex.join(["ffo", "lab", *(sys.argv[2:] if sys.argv[1:2] == ["lab"] else sys.argv[1:])]),
     )
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -153,6 +153,9 @@ class Machine:
         threads: OpenMP/BLAS threads of a job.
         command: the command line.
         device: name of the CUDA device; empty if there is none.
+        load: processes that wanted to run when it started, on average over the minute before: other work, which makes
+            times noisy. The largest, if it was resumed.
+        planned: jobs of the whole preset by experiment, whatever was requested of them.
     """
 
     cpu: str
@@ -169,6 +172,8 @@ class Machine:
     threads: int
     command: str
     device: str = ""
+    load: float = 0.0
+    planned: dict[str, int] = field(default_factory=dict)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

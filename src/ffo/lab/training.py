@@ -15,6 +15,7 @@ from ffo.lab.baselines.base import Layer
 from ffo.lab.jobs import Job
 from ffo.lab.reference import NoReferenceError, Reference, distance, solutions
 from ffo.lab.rows import Row
+from ffo.lab.runner.progress import duration
 from ffo.lab.step import Clock, Step, accuracy, first_reference, shuffled, take_step, true_gradient
 from ffo.lab.stopwatch import Stopwatch
 from ffo.lab.tasks import Task, TaskData, make_task
@@ -102,8 +103,8 @@ class Trainer:
         expected = first * per_epoch * self.job.epochs
         if expected > 2 * self.job.time_limit:
             raise TimeoutError(
-                f"its first step took {first:.2g} s: {per_epoch * self.job.epochs} steps would take about "
-                f"{expected:.0f} s, the limit is {self.job.time_limit:g} s"
+                f"left out, would take about {duration(expected)} ({per_epoch * self.job.epochs} steps, of which the "
+                f"first took {first:.2g} s; the limit is {duration(self.job.time_limit)})"
             )
 
     @torch.no_grad()

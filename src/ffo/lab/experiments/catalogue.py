@@ -40,8 +40,10 @@ def _train(experiment: str, task: str, method: str, seed: int, course: Course, s
 
 def _decision(experiment: str, task: str) -> Planner:
     def jobs(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
-        for seed, method in product(preset.seeds, _among(methods, preset.swept)):
-            yield _train(experiment, task, method, seed, preset.decision)
+        dimensions = preset.trained or (preset.decision.sizes.d_y,)
+        for d_y, seed, method in product(dimensions, preset.seeds, _among(methods, preset.swept)):
+            course = replace(preset.decision, sizes=replace(preset.decision.sizes, d_y=d_y))
+            yield _train(experiment, task, method, seed, course)
 
     return jobs
 

@@ -16,6 +16,8 @@ from ffo.lab.rows import EXPERIMENTS
 
 Tone = Literal["", "good", "bad", "muted"]
 
+#: processes that may want to run beside the lab before its times are called noisy
+QUIET = 0.5
 FAMILIES = {"conic": "general convex", "qp": "quadratic programs"}
 
 
@@ -210,6 +212,7 @@ def machine_table(results: Results) -> Table:
         "Threads of a job": str(machine.threads),
         "Memory": f"{machine.memory_gb:.1f} GB",
         "CUDA device": machine.device or "none",
+        "Load before the run": f"{machine.load:.1f}" + (", so that times are noisy" if machine.load > QUIET else ""),
         "System": machine.platform,
         "Python": machine.python,
         "Started": machine.date,
