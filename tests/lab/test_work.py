@@ -38,6 +38,8 @@ def test_training_leaves_a_curve_and_a_result(tiny: MakeJob) -> None:
     assert result.step == 6  # 16 training samples, 8 a step
     assert result.total_s is not None
     assert result.total_s > 0
+    assert result.processor_s is not None
+    assert result.processor_s > 0
     assert result.cosine == pytest.approx(1.0, abs=1e-9)
     assert result.solution is not None
     assert result.solution < 1e-9
@@ -168,9 +170,9 @@ def test_epsilon_decides_what_becomes_of_rounding(tiny: MakeJob) -> None:
 
 def test_the_first_step_does_not_count_in_medians() -> None:
     clock = Clock()
-    for forward, backward in ((10.0, 10.0), (1.0, 2.0), (3.0, 1.0), (2.0, 3.0)):
-        clock.add(Step({}, 0.0, torch.zeros(1), {}, forward, backward))
-    assert clock.medians() == {"forward_s": 2.0, "backward_s": 2.0, "total_s": 4.0}
+    for forward, backward, busy in ((10.0, 10.0, 40.0), (1.0, 2.0, 6.0), (3.0, 1.0, 7.0), (2.0, 3.0, 8.0)):
+        clock.add(Step({}, 0.0, torch.zeros(1), {}, forward, backward, busy))
+    assert clock.medians() == {"forward_s": 2.0, "backward_s": 2.0, "total_s": 4.0, "processor_s": 7.0}
 
 
 def test_batches_of_an_epoch_are_whole_and_disjoint(tiny: MakeJob) -> None:

@@ -66,6 +66,8 @@ class Row:
         job: hash of the job; its curve rows and its result row share it.
         build_s: seconds to build the layer, once, including the first step's set-up if a method defers it.
         forward_s, backward_s, total_s: median seconds of one step's layer (not of the network around it).
+        processor_s: median processor seconds of such a step, all threads together. Other work on the machine makes
+            the other times longer, and this one hardly.
         cosine, l2, linf: comparison of the gradient of the loss in the layer's inputs with the tight reference:
             cosine similarity, relative Euclidean and relative largest-entry distance. Worst over the
             tensors that are differentiated.
@@ -105,6 +107,7 @@ class Row:
     forward_s: float | None = None
     backward_s: float | None = None
     total_s: float | None = None
+    processor_s: float | None = None
     cosine: float | None = None
     l2: float | None = None
     linf: float | None = None

@@ -135,7 +135,7 @@ def accuracy_table(setting: Setting, table: dict[str, Standing]) -> Table:
     for each in sorted(table.values(), key=order):
         if each.total is None:
             nothing = Cell(words.UNKNOWN, "muted", mark=notes.mark(each.reason or "no time"))
-            rows.append((Cell(each.method), nothing, *[Cell(words.UNKNOWN, "muted")] * 6))
+            rows.append((Cell(each.method), nothing, *[Cell(words.UNKNOWN, "muted")] * 7))
             continue
         accuracy = each.accuracy
         tone: Tone = "good" if accuracy.right else "bad" if accuracy.wrong else "muted"
@@ -146,6 +146,7 @@ def accuracy_table(setting: Setting, table: dict[str, Standing]) -> Table:
                 Cell(words.seconds_spread(each.total)),
                 Cell(words.seconds(each.forward.median if each.forward else None)),
                 Cell(words.seconds(each.backward.median if each.backward else None)),
+                Cell(words.seconds(each.processor.median if each.processor else None)),
                 Cell(words.cosine(accuracy.cosine)),
                 Cell(words.number(accuracy.l2)),
                 Cell(words.number(accuracy.solution)),
@@ -157,6 +158,7 @@ def accuracy_table(setting: Setting, table: dict[str, Standing]) -> Table:
         "per step (range over seeds)",
         "forward",
         "backward",
+        "processor time",
         "cosine",
         "distance of the gradient",
         "distance of the solution",
