@@ -28,6 +28,22 @@ def kept(job: Job) -> list[Row]:
     return [row for row in rows_of(job) if row.record != "progress"]
 
 
+def test_kernels_are_compiled_before_the_time_of_a_job(tiny: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a small step of the same method, once; other packages are not touched."""
+    built = []
+
+    def noted(inner: Inner, settings: Settings) -> Layer:
+        built.append(inner.n)
+        raise RuntimeError("a failure is the job's to report")
+
+    for name in ("FFOQP", "dQP"):
+        monkeypatch.setitem(BASELINES, name, replace(BASELINES[name], make=noted))
+        work.warm_up.cache_clear()
+        for seed in (0, 1):
+            work.prepare(tiny(method=name, seed=seed))
+    assert built == [20]
+
+
 def test_training_leaves_a_curve_and_a_result(tiny: MakeJob) -> None:
     *curve, result = kept(tiny(epochs=3))
     assert [row.epoch for row in curve] == [1, 2, 3]
