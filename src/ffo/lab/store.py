@@ -26,8 +26,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """How a job ended: status of its result row, reason and seconds; and `elapsed_s` and `at_least_s` of that row,
-    which are lower bounds for a harder case."""
+    """How a job ended: status of its result row, reason, and seconds, without those taken by other work on the machine;
+    and `elapsed_s` and `at_least_s` of that row, which are lower bounds for a harder case."""
 
     status: Literal["ok", "failed", "skipped"]
     reason: str = ""

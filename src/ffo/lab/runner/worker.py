@@ -48,7 +48,6 @@ class Worker:
         if job.fresh:
             self.close()
         connection = self._connect()
-        start = time.monotonic()
         connection.send(job)
         last: Row | None = None
         reason = ""
@@ -69,7 +68,7 @@ class Worker:
                     reason = watch.complaint()
         except (EOFError, ConnectionResetError):
             reason = self._exit_reason()
-        seconds = time.monotonic() - start
+        seconds = watch.stopwatch.seconds
         if reason:
             last = watch.heard.completed(job.failed(reason))
             on_row(last)
