@@ -168,7 +168,8 @@ def _guessed(
     if solution is None:
         return None
     remembered.record(hits)
-    return DenseAnswer(Kept((solution, made.owners), None), method.NAME, *solution.counts.tolist(), hits)
+    unsolved, doubts = solution.counts.tolist()
+    return DenseAnswer(Kept((solution, made.owners), None), method.NAME, unsolved, doubts, hits)
 
 
 def assembled(values: tuple[Tensor, ...], form: Form, structure: Recognised) -> Assembled:
