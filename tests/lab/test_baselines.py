@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -153,6 +154,28 @@ def test_what_cannot_run_says_why() -> None:
     assert "delta" in BASELINES["FFOCP"].why_not(qp, Settings(delta=1e-3))
     missing = Baseline("x", "qp", lambda inner, settings: lambda values: values["q"], packages=("no_such_package",))
     assert "no_such_package" in missing.why_not(qp)
+
+
+@pytest.mark.parametrize("name", ["QPTH (GPU)", "FFOQP (GPU)"])
+def test_without_a_device_the_row_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, qp = replace(BASELINES[name], packages=()), make_task("qp", SIZES).inner
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert method.why_not(qp) == "no CUDA device that torch can use"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert method.why_not(qp, Settings(device="cuda")) == ""
+    assert method.why_not(qp, Settings(device="cuda:1")) == "no device cuda:1: torch can use 1"
+
+
+@pytest.mark.parametrize("case", ["qp", "sudoku4"])
+@pytest.mark.parametrize("name", ["QPTH (GPU)", "FFOQP (GPU)"])
+def test_methods_on_a_device_are_right(name: str, case: str) -> None:
+    """With the CPU as their device: the same code, from host to host."""
+    task, values, targets = batch_of(case)
+    if importlib.util.find_spec("qpth") is None and name.startswith("QPTH"):
+        pytest.skip("not installed: qpth")
+    step = take_step(task, BASELINES[name].build(task.inner, Settings(device="cpu")), values, targets)
+    assert accuracy(step, true_gradient(task, values, targets)).l2 < 2e-5
 
 
 def test_families() -> None:

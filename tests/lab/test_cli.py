@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from ffo.lab.baselines import BASELINES
 from ffo.lab.cli import app, lab
+from ffo.lab.experiments import PRESETS, plan
 from ffo.lab.machine import this_machine
 from ffo.lab.rows import EXPERIMENTS, read_machine, read_rows
 
@@ -47,6 +48,22 @@ def test_run_takes_what_it_is_told(tmp_path: Path) -> None:
     machine = read_machine(tmp_path)
     assert (machine.preset, machine.seeds, machine.threads) == ("quick", [3], 1)
     assert machine.methods == ["FFOCP", "QPTH"]
+    jobs = plan(PRESETS["quick"], ["dfl"], list(BASELINES))  # of which --seeds leaves one in two
+    assert machine.planned["dfl"] == len(jobs) // 2
+
+
+def test_a_run_in_pieces_ends_up_in_one_folder(tmp_path: Path) -> None:
+    """Rows of an earlier piece stay, and its jobs are not run again."""
+    options = ["run", "--out", str(tmp_path), "--methods", "FFOQP", "--seeds", "0", "--sizes", "10", "--d-y", "8"]
+    for experiments, count in (("scaling_qp", "1 of 1"), ("scaling_qp,dfl", "1 of 2"), ("dfl", "0 of 1")):
+        shown = runner.invoke(lab, [*options, "--time-limit", "60", "--experiments", experiments])
+        assert shown.exit_code == 0, shown.output
+        assert f"{count} jobs to run" in shown.output
+    assert {row.experiment for row in read_rows(tmp_path)} == {"scaling_qp", "dfl"}
+    page = tmp_path / "site" / "index.md"
+    shown = runner.invoke(lab, ["report", str(tmp_path), "--publish", str(page.parent)])
+    assert shown.exit_code == 0, shown.output
+    assert "jobs of the quick preset have been run" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("typed", [["ffo", "lab", "run", "--out", "x y"], ["__main__.py", "run", "--out", "x y"]])
@@ -89,6 +106,7 @@ def test_the_authors_setting_can_be_chosen(tmp_path: Path) -> None:
         (["--methods", "FFOCP,Nobody"], "no method 'Nobody'"),
         (["--preset", "huge"], "no preset 'huge'"),
         (["--setting", "mine"], "no setting 'mine'"),
+        (["--device", "tpu"], "no device 'tpu'"),
         (["--seeds", "a"], "numbers separated by commas"),
     ],
 )

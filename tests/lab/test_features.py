@@ -54,7 +54,9 @@ def test_any_solver_will_do(method: Baseline) -> None:
         assert accuracy(step, true).cosine > 0.9999
 
 
-@pytest.mark.parametrize("method", [each for each in here if each.ours], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "method", [each for each in here if each.ours and not each.on_device], ids=lambda each: each.name
+)
 def test_only_first_order_methods_of_ours_factorize_nothing(method: Baseline, monkeypatch: pytest.MonkeyPatch) -> None:
     """With every factorization of this package, SciPy and NumPy refused, they still run, and the others do not. What
     the solver of the forward pass does is its own affair: it is a compiled one from elsewhere."""

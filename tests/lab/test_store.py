@@ -64,7 +64,12 @@ def test_what_failed_is_tried_again_under_looser_limits(tmp_path: Path, tiny: Ma
         store.finish(job, LIMITS, JobOutcome("failed", "time limit"))
         assert store.is_done(replace(job, time_limit=4.0), LIMITS)
         assert not store.is_done(replace(job, time_limit=6.0), LIMITS)
+        assert store.is_done(job, Limits(2000.0)), "more memory does not make it faster"
+        store.finish(job, LIMITS, JobOutcome("failed", "memory limit: more than 1.0 GB"))
+        assert store.is_done(replace(job, time_limit=6.0), LIMITS)
+        assert store.is_done(job, Limits(1100.0)), "a little more memory is no reason to repeat what takes long"
         assert not store.is_done(job, Limits(2000.0))
+        store.finish(job, LIMITS, JobOutcome("failed", "RuntimeError: it broke"))
         assert pending([replace(job, time_limit=6.0)], store, LIMITS)
         assert read_rows(tmp_path) == []
         assert list(read_lines(tmp_path / DONE)) == []

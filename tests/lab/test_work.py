@@ -31,6 +31,22 @@ def kept(job: Job) -> list[Row]:
     return [row for row in rows_of(job) if row.record != "progress"]
 
 
+def test_kernels_are_compiled_before_the_time_of_a_job(tiny: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a small step of the same method, once; other packages are not touched."""
+    built = []
+
+    def noted(inner: Inner, settings: Settings) -> Layer:
+        built.append(inner.n)
+        raise RuntimeError("a failure is the job's to report")
+
+    for name in ("FFOQP", "dQP"):
+        monkeypatch.setitem(BASELINES, name, replace(BASELINES[name], make=noted))
+        work.warm_up.cache_clear()
+        for seed in (0, 1):
+            work.prepare(tiny(method=name, seed=seed))
+    assert built == [20]
+
+
 def test_training_leaves_a_curve_and_a_result(tiny: MakeJob) -> None:
     *curve, result = kept(tiny(epochs=3))
     assert [row.epoch for row in curve] == [1, 2, 3]
@@ -41,6 +57,8 @@ def test_training_leaves_a_curve_and_a_result(tiny: MakeJob) -> None:
     assert result.step == 6  # 16 training samples, 8 a step
     assert result.total_s is not None
     assert result.total_s > 0
+    assert result.processor_s is not None
+    assert result.processor_s > 0
     assert result.cosine == pytest.approx(1.0, abs=1e-9)
     assert result.solution is not None
     assert result.solution < 1e-9
@@ -145,7 +163,8 @@ def test_failures_and_refusals_are_rows(tiny: MakeJob, monkeypatch: pytest.Monke
 def test_training_that_would_take_far_too_long_stops_after_a_step(tiny: MakeJob) -> None:
     built, first, row = rows_of(tiny(epochs=10**7, time_limit=1.0))
     assert row.status == "failed"
-    assert "steps would take" in row.reason
+    assert row.reason.startswith("time limit: left out, would take about ")
+    assert "the limit is 1 s" in row.reason
     assert (built.record, built.total_s, first.record) == ("progress", None, "progress")
     assert built.build_s is not None
     assert first.total_s is not None
@@ -199,9 +218,9 @@ def test_epsilon_decides_what_becomes_of_rounding(tiny: MakeJob) -> None:
 
 def test_the_first_step_does_not_count_in_medians() -> None:
     clock = Clock()
-    for forward, backward in ((10.0, 10.0), (1.0, 2.0), (3.0, 1.0), (2.0, 3.0)):
-        clock.add(Step({}, 0.0, torch.zeros(1), {}, forward, backward))
-    assert clock.medians() == {"forward_s": 2.0, "backward_s": 2.0, "total_s": 4.0}
+    for forward, backward, busy in ((10.0, 10.0, 40.0), (1.0, 2.0, 6.0), (3.0, 1.0, 7.0), (2.0, 3.0, 8.0)):
+        clock.add(Step({}, 0.0, torch.zeros(1), {}, forward, backward, busy))
+    assert clock.medians() == {"forward_s": 2.0, "backward_s": 2.0, "total_s": 4.0, "processor_s": 7.0}
 
 
 def test_batches_of_an_epoch_are_whole_and_disjoint(tiny: MakeJob) -> None:
@@ -259,11 +278,30 @@ def test_clipping_scales_long_gradients(tiny: MakeJob, monkeypatch: pytest.Monke
     assert clipped.item() == pytest.approx(0.5 * norm.item(), rel=1e-5)
 
 
+def test_the_standard_preset_trains_and_times_the_papers_sizes() -> None:
+    jobs = plan(PRESETS["standard"], ["dfl", "socp", "scaling_qp", "scaling_dense"], ["FFOCP"])
+    for experiment in ("dfl", "socp", "scaling_qp", "scaling_dense"):
+        mine = [job for job in jobs if job.experiment == experiment]
+        assert {(job.d_y, job.seed) for job in mine} == {(d, s) for d in (200, 500, 800, 1000) for s in (0, 1, 2)}
+        assert {job.epochs for job in mine if job.kind == "train"} <= {10}
+
+
+def test_the_device_of_a_plan() -> None:
+    def devices(device: str) -> dict[str, str | None]:
+        jobs = plan(PRESETS["quick"], ["dfl", "memory"], list(BASELINES), device=device)
+        return {job.method: job.settings.device for job in jobs}
+
+    assert "QPTH (GPU)" not in devices("cpu")
+    assert (devices("cuda")["QPTH (GPU)"], devices("cuda:1")["FFOQP (GPU)"]) == ("cuda", "cuda:1")
+    assert devices("cuda:1")["QPTH"] is None
+
+
 def test_the_estimate_knows_presets_limits_and_cores() -> None:
     everything = list(CATALOGUE), list(BASELINES)
     quick, paper = (plan(PRESETS[name], *everything) for name in ("quick", "paper"))
     assert 60 < estimate(quick, 2) < 600
     assert estimate(paper, 2) > 86_400
+    assert 3600 < estimate(plan(PRESETS["standard"], *everything), 2) < 8 * 3600
     assert estimate(paper, 8) < estimate(paper, 2) < estimate(paper, 1)
     assert estimate(plan(PRESETS["paper"], ["dfl"], ["FFOCP"], time_limit=1.0), 2) < 10  # ten seeds, all refused
     assert seconds_per_sample("FFOCP iterative", "qp", 200) == pytest.approx(0.42e-3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +15,7 @@ from rich.table import Table
 
 from ffo.kernels.pool import cpus
 from ffo.lab.baselines import BASELINES
+from ffo.lab.baselines.base import CUDA
 from ffo.lab.experiments import CATALOGUE, PRESETS, Course, Preset, plan
 from ffo.lab.experiments.estimate import estimate
 from ffo.lab.experiments.presets import as_the_authors
@@ -47,6 +50,12 @@ def _names(text: str, known: list[str], what: str) -> list[str]:
     return chosen or known
 
 
+def _device(name: str) -> str:
+    if name != "cpu" and not re.fullmatch(r"cuda(:\d+)?", name):
+        raise typer.BadParameter(f"no device {name!r}; available: cpu, cuda, cuda:N")
+    return name
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
@@ -62,7 +71,7 @@ def _adjusted(preset: Preset, seeds: str, sizes: str, d_y: int | None, adam_eps:
     if sizes:
         changes |= dict.fromkeys(("sizes", "memory_sizes", "similarity_sizes"), _numbers(sizes))
     if d_y is not None:
-        changes["decision"] = replace(preset.decision, sizes=replace(preset.decision.sizes, d_y=d_y))
+        changes["trained"] = (d_y,)
     chosen = replace(preset, **changes)
     if adam_eps is None:
         return chosen
@@ -86,7 +95,7 @@ def _default(context: typer.Context) -> None:
 @lab.command()
 def run(
     preset: Annotated[
-        str, typer.Option(help="quick: five minutes on two idle cores; paper: the paper's sizes.")
+        str, typer.Option(help="quick: five minutes on two idle cores; standard: eight hours; paper: two weeks.")
     ] = "quick",
     out: Annotated[Path, typer.Option(help="Results folder; an interrupted run in it is resumed.")] = RESULTS,
     experiments: Annotated[str, typer.Option(help="Names separated by commas; default: all (`ffo lab list`).")] = "",
@@ -105,6 +114,9 @@ def run(
         float | None, typer.Option(help="Gigabytes for one job; default: 3/4 of the free memory.")
     ] = None,
     threads: Annotated[int, typer.Option(help="OpenMP and BLAS threads per job.")] = 1,
+    device: Annotated[
+        str, typer.Option(help="Device of the methods that run on one: cuda, cuda:1; cpu leaves them out.")
+    ] = CUDA,
     ddp: Annotated[int, typer.Option(help="Processes per training run (DistributedDataParallel).")] = 1,
     ray: Annotated[str, typer.Option(help="Address of a Ray cluster: auto, local, or ray://host:port.")] = "",
     cpus_per_job: Annotated[float, typer.Option(help="Cores that Ray reserves for a job.")] = 1,
@@ -116,12 +128,14 @@ def run(
     chosen = _adjusted(basis, seeds, sizes, d_y, adam_eps)
     wanted = _names(experiments, list(CATALOGUE), "experiment")
     contenders = _names(methods, list(BASELINES), "method")
-    jobs = plan(chosen, wanted, contenders, ddp, time_limit)
+    jobs = plan(chosen, wanted, contenders, ddp, time_limit, _device(device))
     limits = Limits(memory_limit * 2**10 if memory_limit else 0.75 * psutil.virtual_memory().available / 2**20)
     console = Console()
     with Store(out) as store:
+        planned = Counter(job.experiment for job in plan(chosen, list(CATALOGUE), list(BASELINES), device=device))
+        machine = this_machine(name, chosen.seeds, wanted, contenders, threads, whose)
         try:
-            store.describe(this_machine(name, chosen.seeds, wanted, contenders, threads, whose))
+            store.describe(replace(machine, planned=dict(planned)))
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
         left = pending(jobs, store, limits)
@@ -152,11 +166,17 @@ def _run(
 
 
 @lab.command()
-def report(folder: Annotated[Path, typer.Argument(help="Results folder.")] = RESULTS) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(help="Results folder.")] = RESULTS,
+    publish: Annotated[
+        Path | None, typer.Option(help="Write a page for a documentation site into this folder instead.")
+    ] = None,
+) -> None:
     """Write the report of a results folder."""
-    from ffo.lab.report import write_report
+    from ffo.lab import report as written
 
-    Console().print(f"Report: {write_report(folder)}", highlight=False)
+    page = written.write_report(folder) if publish is None else written.publish(folder, publish)
+    Console().print(f"Report: {page}", highlight=False)
 
 
 @lab.command("list")

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
+import torch
 
 from ffo.kernels.pool import cpus
 from ffo.lab.rows import Machine
@@ -44,6 +45,8 @@ def this_machine(
         methods=list(methods),
         threads=threads,
         setting=setting,
+        device=torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+        load=round(psutil.getloadavg()[0], 2),
         command=shlex.join(["ffo", "lab", *(sys.argv[2:] if sys.argv[1:2] == ["lab"] else sys.argv[1:])]),
     )
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,6 +79,8 @@ class Row:
         job: hash of the job; its curve rows and its result row share it.
         build_s: seconds to build the layer, once, including the first step's set-up if a method defers it.
         forward_s, backward_s, total_s: median seconds of one step's layer (not of the network around it).
+        processor_s: median processor seconds of such a step, all threads together. Other work on the machine makes
+            the other times longer, and this one hardly.
         cosine, l2, linf: comparison of the gradient of the loss in the layer's inputs with the tight reference:
             cosine similarity, relative Euclidean and relative largest-entry distance. Worst over the
             tensors that are differentiated.
@@ -123,6 +125,7 @@ class Row:
     forward_s: float | None = None
     backward_s: float | None = None
     total_s: float | None = None
+    processor_s: float | None = None
     cosine: float | None = None
     l2: float | None = None
     linf: float | None = None
@@ -175,6 +178,10 @@ class Machine:
         threads: OpenMP/BLAS threads of a job.
         command: the command line.
         setting: of the tasks, as in `Row`.
+        device: name of the CUDA device; empty if there is none.
+        load: processes that wanted to run when it started, on average over the minute before: other work, which makes
+            times noisy. The largest, if it was resumed.
+        planned: jobs of the whole preset by experiment, whatever was requested of them.
     """
 
     cpu: str
@@ -191,6 +198,9 @@ class Machine:
     threads: int
     command: str
     setting: str = "paper"
+    device: str = ""
+    load: float = 0.0
+    planned: dict[str, int] = field(default_factory=dict)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -27,6 +27,7 @@ class Step:
     gradient: dict[str, torch.Tensor]
     forward_s: float
     backward_s: float
+    processor_s: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -37,15 +38,15 @@ def take_step(task: Task, layer: Layer, values: Values, targets: torch.Tensor) -
     """Run and time the layer alone, forward and backward, without the network around it."""
     learnt = task.inner.learnt
     leaves = {name: v.detach().requires_grad_(name in learnt) for name, v in values.items()}
-    start = time.perf_counter()
+    busy, start = time.process_time(), time.perf_counter()
     y = layer(leaves)
     middle = time.perf_counter()
     loss = task.loss(y, targets)
     gradients = torch.autograd.grad(loss, [leaves[name] for name in learnt])
-    end = time.perf_counter()
+    end, busy = time.perf_counter(), time.process_time() - busy
     gradient = dict(zip(learnt, gradients, strict=True))
     given = {name: v.detach().clone() for name, v in values.items()}
-    return Step(given, loss.item(), y.detach(), gradient, middle - start, end - middle)
+    return Step(given, loss.item(), y.detach(), gradient, middle - start, end - middle, busy)
 
 
 @dataclass
@@ -54,18 +55,19 @@ class Clock:
 
     forward: list[float] = field(default_factory=list)
     backward: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
 
     def add(self, step: Step) -> None:
         self.forward.append(step.forward_s)
         self.backward.append(step.backward_s)
+        self.processor.append(step.processor_s)
 
     def medians(self) -> dict[str, float]:
-        """forward_s, backward_s, total_s; the first step, which fills caches, is left out if there are others."""
-        times = np.array([self.forward, self.backward])
-        times = times[:, 1:] if times.shape[1] > 1 else times
-        forward, backward = np.median(times, axis=1)
-        total = np.median(times.sum(axis=0))
-        return {"forward_s": float(forward), "backward_s": float(backward), "total_s": float(total)}
+        """Medians by field of a row; the first step, which fills caches, is left out if there are others."""
+        times = np.array([self.forward, self.backward, self.processor])
+        forward, backward, processor = times[:, 1:] if times.shape[1] > 1 else times
+        found = {"forward_s": forward, "backward_s": backward, "total_s": forward + backward, "processor_s": processor}
+        return {name: float(np.median(times)) for name, times in found.items()}
 
 
 def true_gradient(task: Task, values: Values, targets: torch.Tensor) -> Reference:

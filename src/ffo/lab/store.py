@@ -13,6 +13,9 @@ from typing import IO, Literal
 from ffo.lab.jobs import Job
 from ffo.lab.rows import DONE, MACHINE, ROWS, Machine, Row, read_lines
 
+#: times as much memory as before counts as a looser limit: its default depends on what is free
+MORE = 1.25
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -23,8 +26,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """How a job ended: status of its result row, reason and seconds; and `elapsed_s` and `at_least_s` of that row,
-    which are lower bounds for a harder case."""
+    """How a job ended: status of its result row, reason, and seconds, without those taken by other work on the machine;
+    and `elapsed_s` and `at_least_s` of that row, which are lower bounds for a harder case."""
 
     status: Literal["ok", "failed", "skipped"]
     reason: str = ""
@@ -36,8 +39,8 @@ class JobOutcome:
 class Store:
     """Writes one results folder; open it with `with`.
 
-    A job is done once it is in `done.jsonl`. A job that failed under tighter limits than the current ones, or
-    was skipped, is tried again. Rows of jobs that are not done are dropped before those jobs run.
+    A job is done once it is in `done.jsonl`. A job that met a tighter limit than the current one, or was skipped, is
+    tried again. Rows of jobs that are not done are dropped before those jobs run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,7 +66,8 @@ class Store:
         entry = self._done.get(job.key)
         if entry is None or entry["status"] == "skipped":
             return False
-        looser = job.time_limit > entry["time_limit"] or limits.memory_mb > entry["memory_mb"]
+        slower, larger = job.time_limit > entry["time_limit"], limits.memory_mb > MORE * entry["memory_mb"]
+        looser = {"time limit": slower, "memory limit": larger}.get(entry["reason"].split(":")[0], slower or larger)
         return entry["status"] == "ok" or not looser
 
     def forget(self, jobs: Iterable[Job]) -> None:
@@ -88,8 +92,8 @@ class Store:
             file.write(json.dumps(entry) + "\n")
 
     def describe(self, machine: Machine) -> None:
-        """Write machine.json; a resumed run keeps the date of the first one, and must have its setting: a report
-        compares all rows of a folder."""
+        """Write machine.json. A resumed run keeps the date of the first one and the largest load, and must have its
+        setting: a report compares all rows of a folder."""
         path = self.folder / MACHINE
         entry = asdict(machine)
         if path.exists():
@@ -100,7 +104,7 @@ class Store:
                     f"{self.folder} has results of the setting {known!r}, which cannot be compared with those of "
                     f"{machine.setting!r}: choose another folder with --out"
                 )
-            entry["date"] = before["date"]
+            entry |= {"date": before["date"], "load": max(machine.load, before.get("load", 0.0))}
         _write(path, json.dumps(entry, indent=1, ensure_ascii=False) + "\n")
 
     def _replace(self, name: str, entries: Iterable[dict]) -> None:

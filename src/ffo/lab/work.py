@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 from ffo.lab.baselines import BASELINES
@@ -13,8 +15,8 @@ from ffo.lab.jobs import Job, Kind
 from ffo.lab.memory import measure_memory
 from ffo.lab.reference import NoReferenceError
 from ffo.lab.rows import Row
-from ffo.lab.step import first_reference
-from ffo.lab.tasks import make_task
+from ffo.lab.step import first_batch, first_reference, take_step
+from ffo.lab.tasks import TaskSizes, make_task
 from ffo.lab.training import follow_gradients, time_steps, train
 
 KINDS: dict[Kind, Callable[[Any], Iterator[Row]]] = {
@@ -34,6 +36,18 @@ def prepare(job: Job) -> None:
     if compared and not _why_not(job):
         with contextlib.suppress(NoReferenceError):
             first_reference(job.task, job.sizes, job.seed, job.batch)
+        if BASELINES[job.method].ours:
+            warm_up(job.method, "sudoku4" if job.task.startswith("sudoku") else job.task)
+
+
+@lru_cache
+def warm_up(method: str, task: str) -> None:
+    """One small step of a method of this package, which compiles its kernels: that happens once per environment, and
+    is no part of a job."""
+    small = make_task(task, TaskSizes(d_y=20, samples=10, d_x=5, hidden=4))
+    with contextlib.suppress(Exception), warnings.catch_warnings():  # the job itself will say what is wrong
+        warnings.simplefilter("ignore")
+        take_step(small, BASELINES[method].build(small.inner), *first_batch(small, 0, 4))
 
 
 def _why_not(job: Job) -> str:

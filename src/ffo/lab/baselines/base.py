@@ -24,12 +24,14 @@ class Settings:
         delta: size of the perturbation of a finite difference.
         solver: name of the forward solver.
         backward_tolerance: of the backward solve alone.
+        device: of a method that runs on one.
     """
 
     tolerance: float | None = None
     delta: float | None = None
     solver: str | None = None
     backward_tolerance: float | None = None
+    device: str | None = None
 
     @property
     def given(self) -> set[str]:
@@ -37,6 +39,8 @@ class Settings:
 
 
 DEFAULTS = Settings()
+#: the device of methods that run on one, unless a setting names another
+CUDA = "cuda"
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Baseline:
         first_order: whether its backward pass uses nothing but solves, gradients and products: no factorization.
         any_solver: whether it needs nothing from the solver but solutions and multipliers, so that any will do.
         ours: whether it belongs to this package.
+        on_device: whether it runs on a CUDA device; inputs come from the host, outputs and gradients return to it.
     """
 
     name: str
@@ -68,6 +73,7 @@ class Baseline:
     first_order: bool = False
     any_solver: bool = False
     ours: bool = False
+    on_device: bool = False
 
     def why_not(self, inner: Inner, settings: Settings = DEFAULTS) -> str:
         """Why this method cannot run here, in words; empty if it can."""
@@ -76,12 +82,27 @@ class Baseline:
         missing = [name for name in self.packages if importlib.util.find_spec(name) is None]
         if missing:
             return f"not installed: {', '.join(missing)}"
+        if self.on_device and (reason := no_device(settings.device or CUDA)):
+            return reason
         unknown = settings.given - self.settings
         return f"has no setting: {', '.join(sorted(unknown))}" if unknown else self.refuses(inner)
 
     def build(self, inner: Inner, settings: Settings = DEFAULTS) -> Layer:
         """The layer for this problem."""
         return self.make(inner, settings)
+
+
+def no_device(name: str) -> str:
+    """Why torch cannot use the device of this name, in words; empty if it can."""
+    if not torch.cuda.is_available():
+        return "no CUDA device that torch can use"
+    count = torch.cuda.device_count()
+    return "" if (torch.device(name).index or 0) < count else f"no device {name}: torch can use {count}"
+
+
+def moved(values: Mapping[str, torch.Tensor], device: str) -> dict[str, torch.Tensor]:
+    """Values on a device."""
+    return {name: value.to(device) for name, value in values.items()}
 
 
 def expanded(values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

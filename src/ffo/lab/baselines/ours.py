@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from ffo.lab.baselines.base import Baseline, Layer, Settings, only_given
+from ffo.lab.baselines.base import CUDA, Baseline, Layer, Settings, moved, only_given
 from ffo.lab.tasks.inner import Inner
 
 SETTINGS = frozenset({"tolerance", "solver"})
@@ -34,18 +34,23 @@ def _conic(backward: str) -> Baseline:
     return _baseline(f"FFOCP{NAMES[backward]}", "conic", make, backward)
 
 
+def _qp_layer(inner: Inner, settings: Settings, backward: str, device: str) -> Layer:
+    from ffo.torch import FFOQPLayer
+
+    layer = FFOQPLayer(backward=backward, **_options(settings))
+    fixed = moved(inner.fixed, device)
+    G, h, lb = (None, None, fixed["h"]) if inner.nonnegative else (fixed["G"], fixed["h"], None)
+
+    def solve(values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        values = moved(values, device)
+        return layer(fixed["Q"], -values["q"], G, h, values.get("A"), values.get("b"), lb=lb).cpu()
+
+    return solve
+
+
 def _quadratic(backward: str) -> Baseline:
     def make(inner: Inner, settings: Settings) -> Layer:
-        from ffo.torch import FFOQPLayer
-
-        layer = FFOQPLayer(backward=backward, **_options(settings))
-        fixed = inner.fixed
-        G, h, lb = (None, None, fixed["h"]) if inner.nonnegative else (fixed["G"], fixed["h"], None)
-
-        def solve(values: Mapping[str, torch.Tensor]) -> torch.Tensor:
-            return layer(fixed["Q"], -values["q"], G, h, values.get("A"), values.get("b"), lb=lb)
-
-        return solve
+        return _qp_layer(inner, settings, backward, "cpu")
 
     return _baseline(f"FFOQP{NAMES[backward]}", "qp", make, backward)
 
@@ -58,4 +63,11 @@ def _baseline(
     return Baseline(name, family, make, settings=settings, first_order=first_order, any_solver=True, ours=True)
 
 
-OURS = [make(backward) for make in (_conic, _quadratic) for backward in NAMES]
+def _on_device(inner: Inner, settings: Settings) -> Layer:
+    return _qp_layer(inner, settings, "auto", settings.device or CUDA)
+
+
+ON_DEVICE = Baseline(
+    "FFOQP (GPU)", "qp", _on_device, settings=frozenset({"tolerance", "device"}), ours=True, on_device=True
+)
+OURS = [*(make(backward) for make in (_conic, _quadratic) for backward in NAMES), ON_DEVICE]

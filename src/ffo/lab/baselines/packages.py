@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from ffo.lab.baselines.base import Baseline, Layer, Settings, expanded, only_given
+from ffo.lab.baselines.base import CUDA, Baseline, Layer, Settings, expanded, moved, only_given
 from ffo.lab.tasks.inner import Inner
 
 PUBLISHED_TOLERANCE = 1e-12
@@ -17,22 +17,27 @@ Values = Mapping[str, torch.Tensor]
 
 
 def _equalities(values: Values, inner: Inner) -> tuple[torch.Tensor, torch.Tensor]:
-    none = torch.zeros(0, dtype=torch.float64)
+    none = values["q"].new_zeros(0)
     return (values["A"], values["b"]) if inner.equalities else (none, none)
 
 
-def _qpth(inner: Inner, settings: Settings) -> Layer:
+def _qpth(inner: Inner, settings: Settings, device: str = "cpu") -> Layer:
     from qpth.qp import QPFunction
 
     solve_qp = QPFunction(verbose=-1, **only_given(eps=settings.tolerance))
-    Q, G, h = inner.fixed.values()
+    Q, G, h = moved(inner.fixed, device).values()
 
     def solve(values: Values) -> torch.Tensor:
+        values = moved(values, device)
         # for a block without a batch dimension qpth returns the mean of the gradients, not the sum
         A, b = _equalities(expanded(values), inner)
-        return solve_qp(Q, -values["q"], G, h, A, b)
+        return solve_qp(Q, -values["q"], G, h, A, b).cpu()
 
     return solve
+
+
+def _qpth_on_device(inner: Inner, settings: Settings) -> Layer:
+    return _qpth(inner, settings, settings.device or CUDA)
 
 
 def _qplayer(inner: Inner, settings: Settings) -> Layer:
@@ -117,6 +122,7 @@ def _published_conic(inner: Inner, settings: Settings) -> Layer:
 TOLERANCE = frozenset({"tolerance"})
 PACKAGES = [
     Baseline("QPTH", "qp", _qpth, packages=("qpth",), settings=TOLERANCE),
+    Baseline("QPTH (GPU)", "qp", _qpth_on_device, packages=("qpth",), settings=TOLERANCE | {"device"}, on_device=True),
     Baseline("QPLayer", "qp", _qplayer, packages=("proxsuite",)),
     Baseline("Moreau (direct)", "conic", _moreau, packages=("moreau",)),
     Baseline(

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import product
 
 from ffo.lab.baselines import BASELINES, DEFAULTS, Settings
+from ffo.lab.baselines.base import CUDA
 from ffo.lab.baselines.cvxpylayers_ import FIXED_TAU, FIXED_TOLERANCE
 from ffo.lab.bilevel.jobs import ALGORITHM_ONE, PENALTY, BilevelJob
 from ffo.lab.experiments.presets import Course, Preset
@@ -43,8 +44,10 @@ def _train(experiment: str, task: str, method: str, seed: int, course: Course, s
 
 def _decision(experiment: str, task: str) -> Planner:
     def jobs(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
-        for seed, method in product(preset.seeds, _among(methods, preset.swept)):
-            yield _train(experiment, task, method, seed, preset.decision)
+        dimensions = preset.trained or (preset.decision.sizes.d_y,)
+        for d_y, seed, method in product(dimensions, preset.seeds, _among(methods, preset.swept)):
+            course = replace(preset.decision, sizes=replace(preset.decision.sizes, d_y=d_y))
+            yield _train(experiment, task, method, seed, course)
 
     return jobs
 
@@ -86,8 +89,9 @@ def _scaling_sudoku(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
 
 
 def _memory(preset: Preset, methods: Sequence[str]) -> Iterator[Job]:
-    """One seed: what is measured does not depend on the data's values."""
-    for size, method in product(sorted(preset.memory_sizes), _among(methods, preset.weighed)):
+    """One seed: what is measured does not depend on the data's values. It is the memory of the host."""
+    here = [name for name in _among(methods, preset.weighed) if not BASELINES[name].on_device]
+    for size, method in product(sorted(preset.memory_sizes), here):
         sizes = TaskSizes(d_y=size, samples=2 * preset.batch, setting=preset.decision.sizes.setting)
         yield Job("memory", "qp", method, preset.seeds[0], sizes, preset.batch, "memory", timed=False)
 
@@ -217,16 +221,25 @@ def plan(
     methods: Sequence[str],
     processes: int = 1,
     time_limit: float | None = None,
+    device: str = CUDA,
 ) -> list[Job]:
     """All jobs of these experiments and methods, in the order they are run.
 
-    Training is distributed over `processes`; `time_limit` replaces the preset's limit for every job. Jobs whose times
-    are measured come first; those that need a fresh process come last, so that the others can share one.
+    Training is distributed over `processes`; `time_limit` replaces the preset's limit for every job; methods that run
+    on a device use `device`, and "cpu" leaves them out. Jobs whose times are measured come first; those that need a
+    fresh process come last, so that the others can share one.
     """
+    if device == "cpu":
+        methods = [name for name in methods if not BASELINES[name].on_device]
     jobs = [job for name in experiments for job in CATALOGUE[name](preset, methods)]
+    jobs = [_on(device, job) if BASELINES[job.method].on_device else job for job in jobs]
     jobs = [replace(job, time_limit=time_limit or _limit(job, preset), budget=preset.budget) for job in jobs]
     jobs = [replace(job, processes=processes) if job.kind == "train" else job for job in jobs]
     return list(_chained(sorted(jobs, key=lambda job: (not job.timed, job.fresh)), preset))
+
+
+def _on(device: str, job: Job) -> Job:
+    return replace(job, settings=replace(job.settings, device=device))
 
 
 def _limit(job: Job, preset: Preset) -> float:

@@ -1,4 +1,4 @@
-"""Sizes of the experiments: the paper's, or what fits into five minutes on two cores."""
+"""Sizes of the experiments: the paper's, or what fits into five minutes or eight hours on two cores."""
 
 from __future__ import annotations
 
@@ -77,6 +77,7 @@ class Preset:
         time_limit: seconds for one job; a method that took longer than repeat_limit, or repeat_training where
             times are not measured, is not run on a further seed.
         bilevel: the bilevel experiments.
+        trained: dimensions at which the QP and the SOCP are trained; empty: that of `decision`.
     """
 
     name: str
@@ -111,31 +112,36 @@ class Preset:
     repeat_limit: float
     repeat_training: float
     bilevel: Bilevel = SMALL
+    trained: tuple[int, ...] = ()
 
 
+#: methods that are trained and timed
+CONTENDERS = (
+    "FFOCP",
+    "FFOCP (paper)",
+    "FFOQP",
+    "FFOQP (paper)",
+    "CvxpyLayer",
+    "CvxpyLayer (constants)",
+    "LPGD",
+    "LPGD (tight)",
+    "BPQP",
+    "dQP",
+    "Alt-Diff",
+    "QPTH",
+    "QPTH (GPU)",
+    "FFOQP (GPU)",
+    "QPLayer",
+    "Moreau (cvxpylayers)",
+    "Moreau (direct)",
+    "ffolayer FFOQP",
+    "ffolayer FFOCP",
+)
 QUICK = Preset(
     name="quick",
     seeds=(0, 1),
     ablation_seeds=(0,),
-    swept=(
-        "FFOCP",
-        "FFOCP (paper)",
-        "FFOQP",
-        "FFOQP (paper)",
-        "CvxpyLayer",
-        "CvxpyLayer (constants)",
-        "LPGD",
-        "LPGD (tight)",
-        "BPQP",
-        "dQP",
-        "Alt-Diff",
-        "QPTH",
-        "QPLayer",
-        "Moreau (cvxpylayers)",
-        "Moreau (direct)",
-        "ffolayer FFOQP",
-        "ffolayer FFOCP",
-    ),
+    swept=CONTENDERS,
     weighed=("FFOCP", "FFOCP (paper)", "FFOQP", "FFOQP (paper)", "CvxpyLayer"),
     decision=Course(TaskSizes(d_y=50, samples=80, learning_rate=3e-3), batch=8, epochs=6, time_limit=8.0, timed=False),
     dense=Course(TaskSizes(d_y=50, samples=40, learning_rate=3e-3), batch=8, epochs=3, time_limit=6.0, timed=False),
@@ -204,6 +210,47 @@ PAPER = Preset(
     repeat_training=math.inf,
     bilevel=LARGE,
 )
+#: at most eight hours on two cores: what a method cannot finish within its limit is left out, and its row says how long
+#: it would have taken; one that needs more than a minute to be timed, or four to be trained, runs on one seed only
+STANDARD = Preset(
+    name="standard",
+    seeds=(0, 1, 2),
+    ablation_seeds=(0, 1, 2),
+    swept=CONTENDERS,
+    weighed=(*QUICK.weighed, "CvxpyLayer (constants)", "LPGD", "BPQP", "dQP", "QPLayer", "Moreau (direct)"),
+    decision=Course(TaskSizes(samples=2048, learning_rate=1e-3), batch=32, epochs=10, time_limit=400.0, timed=False),
+    dense=Course(
+        TaskSizes(d_y=200, samples=2048, learning_rate=1e-3), batch=32, epochs=10, time_limit=400.0, timed=False
+    ),
+    boards={
+        4: Course(TaskSizes(samples=2048, learning_rate=3e-2), batch=64, epochs=10, time_limit=600.0, timed=False),
+        9: Course(TaskSizes(samples=256, learning_rate=1e-2), batch=8, epochs=10, time_limit=600.0, timed=False),
+    },
+    sizes=(200, 500, 800, 1000),
+    batch=32,
+    board_batches={4: 64, 9: 8},
+    dense_batches=dict.fromkeys((200, 500, 800, 1000), 8),
+    steps=5,
+    budget=20.0,
+    memory_sizes=(200, 500, 800, 1000),
+    lpgd=Course(TaskSizes(samples=512, learning_rate=3e-2), batch=64, epochs=10),
+    lpgd_board=4,
+    lpgd_tolerances=(1e-4, 1e-8, 1e-12),
+    lpgd_taus=(1e-1, 1e-3, 1e-5),
+    similarity_sizes=(200,),
+    similarity_steps=50,
+    every=10,
+    batches=(1, 8, 32, 128, 256),
+    ablation=Course(TaskSizes(d_y=200, samples=96, learning_rate=1e-3), batch=32, epochs=10),
+    tolerances=(1e-3, 1e-6, 1e-9, 1e-12),
+    deltas=(1e-1, 1e-2, 1e-4, 1e-6),
+    adam=Course(TaskSizes(d_y=200, samples=512, learning_rate=1e-3), batch=32, epochs=10, timed=False),
+    adam_epsilons=(1e-8, 1e-5),
+    time_limit=240.0,
+    repeat_limit=60.0,
+    repeat_training=240.0,
+    trained=(200, 500, 800, 1000),
+)
 #: of the authors' code: learning rates of the decision-focused tasks and of Sudoku, and samples of the former
 AUTHORS_RATE, AUTHORS_SUDOKU_RATE, AUTHORS_SAMPLES = 1e-3, 1e-1, 2000
 
@@ -229,4 +276,4 @@ def as_the_authors(preset: Preset) -> Preset:
     )
 
 
-PRESETS = {preset.name: preset for preset in (QUICK, PAPER)}
+PRESETS = {preset.name: preset for preset in (QUICK, STANDARD, PAPER)}

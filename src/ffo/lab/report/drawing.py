@@ -114,8 +114,9 @@ class Mark:
 
 @dataclass(frozen=True)
 class Panel:
-    """A picture with its title and alternative text."""
+    """A picture with its name among all of a page, title and alternative text."""
 
+    name: str
     title: str
     svg: str
     alt: str
@@ -268,7 +269,8 @@ def panel(
         axes.set_title(title, x=-left / (wide - left - right), ha="left", pad=10)  # clear of the uppermost tick label
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return Panel(title, inline(buffer.getvalue(), name, alt), alt)
+    name = re.sub(r"[^a-z0-9]+", "-", name.lower())
+    return Panel(name, title, inline(buffer.getvalue(), name, alt), alt)
 
 
 def ends(spread: Spread) -> tuple[float, float, float]:
@@ -355,7 +357,6 @@ def spaced(values: Sequence[float]) -> list[float]:
 
 def inline(svg: str, name: str, alt: str) -> str:
     """matplotlib's SVG for use inside HTML, with ids that start with `name`."""
-    name = re.sub(r"[^a-z0-9]+", "-", name.lower())
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     box = re.findall(r'viewBox="[^"]*"', svg)[0]

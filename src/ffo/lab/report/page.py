@@ -17,6 +17,7 @@ from ffo.lab.report.drawing import swatch
 from ffo.lab.report.figures import plots
 from ffo.lab.report.figures.opening import opening
 from ffo.lab.report.looks import PAGE, PALETTE, looks
+from ffo.lab.report.raw import CSV
 from ffo.lab.report.results import Results, distinct
 from ffo.lab.report.tables import (
     features_table,
@@ -31,7 +32,7 @@ from ffo.lab.rows import EXPERIMENTS, ROWS
 
 #: places of the claims that the opening sentence is about
 RIGHT, BY_FAR = 2, 5
-HTML, MARKDOWN, CSV, PARQUET = "report.html", "report.md", "rows.csv", "rows.parquet"
+HTML, MARKDOWN, PARQUET = "report.html", "report.md", "rows.parquet"
 
 
 def write_report(folder: Path | str) -> Path:
@@ -49,7 +50,8 @@ def write_report(folder: Path | str) -> Path:
     text = raw.csv_text(results.rows)
     (results.folder / CSV).write_text(text, encoding="utf-8")
     parquet = raw.write_parquet(results.folder / PARQUET, results.rows)
-    values = content(results) | {"parquet": parquet, "packed": base64.b64encode(gzip.compress(text.encode(), mtime=0))}
+    packed = base64.b64encode(gzip.compress(text.encode(), mtime=0))
+    values = content(results) | {"parquet": parquet, "packed": packed, "pictures": {}}
     for name in (MARKDOWN, HTML):
         page = environment(html=name == HTML).get_template(name).render(values)
         (results.folder / name).write_text(page, encoding="utf-8")
@@ -73,9 +75,22 @@ def content(results: Results) -> dict[str, Any]:
         "machine_table": machine_table(results),
         "versions": version_table(results),
         "missing": [EXPERIMENTS[name] for name in results.missing],
+        "progress": progress(results),
         "names": {"html": HTML, "markdown": MARKDOWN, "csv": CSV, "parquet": PARQUET, "rows": ROWS},
         "no_parquet": raw.NO_PARQUET,
     }
+
+
+def progress(results: Results) -> str:
+    """How much of the preset has been run, and what is left; empty if that was not recorded."""
+    total, left = sum(results.machine.planned.values()), results.left
+    if not total:
+        return ""
+    if not left:
+        return f"All {total} jobs of the {results.machine.preset} preset have been run."
+    unrun = sum(count for count, _ in left.values())
+    listed = words.listing([f"{EXPERIMENTS[name]} ({count} of {total})" for name, (count, total) in left.items()])
+    return f"{total - unrun} of the {total} jobs of the {results.machine.preset} preset have been run. Left: {listed}."
 
 
 def _no_markup(value: object) -> str:

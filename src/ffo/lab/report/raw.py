@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ffo.lab.rows import COLUMNS, Row
 
+CSV = "rows.csv"
 VALUES = attrgetter(*COLUMNS)
 #: why there is no Parquet file, for the reader of the report
 NO_PARQUET = "rows.parquet was not written: the package pyarrow is not installed (pip install pyarrow)"
@@ -24,6 +25,22 @@ def csv_text(rows: Sequence[Row]) -> str:
     writer.writerow(COLUMNS)
     writer.writerows(map(VALUES, rows))
     return buffer.getvalue()
+
+
+def read_csv(path: Path) -> list[Row]:
+    """The rows of a file that `csv_text` wrote; none if there is no file."""
+    if not path.exists():
+        return []
+    kinds = {field.name: str(field.type) for field in fields(Row)}
+
+    def value(name: str, text: str) -> str | int | float | None:
+        if not text and "None" in kinds[name]:
+            return None
+        return int(text) if "int" in kinds[name] else float(text) if "float" in kinds[name] else text
+
+    with path.open(encoding="utf-8", newline="") as file:
+        entries = list(csv.DictReader(file))
+    return [Row(**{name: value(name, text) for name, text in entry.items()}) for entry in entries]  # type: ignore[arg-type]
 
 
 def write_parquet(path: Path, rows: Sequence[Row]) -> bool:

@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ffo.lab.rows import EXPERIMENTS, LOWER_LEVELS, MACHINE, TASKS, Machine, Row, read_machine, read_rows
+from ffo.lab.report.raw import CSV, read_csv
+from ffo.lab.rows import EXPERIMENTS, LOWER_LEVELS, MACHINE, ROWS, TASKS, Machine, Row, read_machine, read_rows
 
 #: fields that identify a measurement; of rows that agree in them, the last counts
 IDENTITY = (
@@ -51,7 +52,8 @@ class Results:
             raise FileNotFoundError(
                 f"no {MACHINE} in {folder}: this is not a results folder. Name the folder that `ffo lab` wrote to"
             )
-        latest = {tuple(getattr(row, name) for name in IDENTITY): row for row in read_rows(folder)}
+        rows = read_rows(folder) if (folder / ROWS).exists() else read_csv(folder / CSV)
+        latest = {tuple(getattr(row, name) for name in IDENTITY): row for row in rows}
         return cls(folder, tuple(latest.values()), read_machine(folder))
 
     def of(self, *experiments: str, record: str = "result", status: str = "ok", **values: Any) -> list[Row]:
@@ -77,6 +79,13 @@ class Results:
         """Experiments without a single measurement that succeeded."""
         measured = {row.experiment for row in self.rows if row.status == "ok"}
         return tuple(name for name in EXPERIMENTS if name not in measured)
+
+    @cached_property
+    def left(self) -> dict[str, tuple[int, int]]:
+        """Jobs of the preset that have not been run, and all, of the experiments that have some left."""
+        done = {name: len({row.job for row in rows}) for name, rows in by(self.rows, "experiment").items()}
+        planned = self.machine.planned.items()
+        return {name: (count - done.get(name, 0), count) for name, count in planned if done.get(name, 0) < count}
 
 
 def distinct(rows: Iterable[Row], field: str) -> list[Any]:

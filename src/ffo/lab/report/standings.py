@@ -130,6 +130,10 @@ class Standing:
         return Spread.of(row.backward_s for row in self.rows)
 
     @property
+    def processor(self) -> Spread | None:
+        return Spread.of(row.processor_s for row in self.rows)
+
+    @property
     def accuracy(self) -> Accuracy:
         return Accuracy.of(self.rows)
 

@@ -17,6 +17,8 @@ from ffo.lab.rows import EXPERIMENTS
 Tone = Literal["", "good", "bad", "muted"]
 
 SETTINGS = {"paper": "as in the paper's text", "authors": "as in the authors' code"}
+#: processes that may want to run beside the lab before its times are called noisy
+QUIET = 0.5
 FAMILIES = {"conic": "general convex", "qp": "quadratic programs"}
 
 
@@ -134,7 +136,7 @@ def accuracy_table(setting: Setting, table: dict[str, Standing]) -> Table:
     for each in sorted(table.values(), key=order):
         if each.total is None:
             nothing = Cell(words.UNKNOWN, "muted", mark=notes.mark(each.reason or "no time"))
-            rows.append((Cell(each.method), nothing, *[Cell(words.UNKNOWN, "muted")] * 6))
+            rows.append((Cell(each.method), nothing, *[Cell(words.UNKNOWN, "muted")] * 7))
             continue
         accuracy = each.accuracy
         tone: Tone = "good" if accuracy.right else "bad" if accuracy.wrong else "muted"
@@ -145,6 +147,7 @@ def accuracy_table(setting: Setting, table: dict[str, Standing]) -> Table:
                 Cell(words.seconds_spread(each.total)),
                 Cell(words.seconds(each.forward.median if each.forward else None)),
                 Cell(words.seconds(each.backward.median if each.backward else None)),
+                Cell(words.seconds(each.processor.median if each.processor else None)),
                 Cell(words.cosine(accuracy.cosine)),
                 Cell(words.number(accuracy.l2)),
                 Cell(words.number(accuracy.solution)),
@@ -156,6 +159,7 @@ def accuracy_table(setting: Setting, table: dict[str, Standing]) -> Table:
         "per step (range over seeds)",
         "forward",
         "backward",
+        "processor time",
         "cosine",
         "distance of the gradient",
         "distance of the solution",
@@ -210,6 +214,8 @@ def machine_table(results: Results) -> Table:
         "Cores used": str(machine.cores),
         "Threads of a job": str(machine.threads),
         "Memory": f"{machine.memory_gb:.1f} GB",
+        "CUDA device": machine.device or "none",
+        "Load before the run": f"{machine.load:.1f}" + (", so that times are noisy" if machine.load > QUIET else ""),
         "System": machine.platform,
         "Python": machine.python,
         "Started": machine.date,

@@ -27,7 +27,7 @@ START_LIMIT = 120.0
 #: seconds that a job has to stop by itself after its time limit, which keeps its process alive
 GRACE = 2.0
 #: fields that may be known before a job ends
-KNOWN_EARLY = ("build_s", "forward_s", "backward_s", "total_s", "cosine", "l2", "linf", "solution")
+KNOWN_EARLY = ("build_s", "forward_s", "backward_s", "total_s", "processor_s", "cosine", "l2", "linf", "solution")
 CHILD = ["-m", "ffo.lab.runner.child"]
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -48,7 +48,6 @@ class Worker:
         if job.fresh:
             self.close()
         connection = self._connect()
-        start = time.monotonic()
         connection.send(job)
         last: Row | None = None
         reason = ""
@@ -69,7 +68,7 @@ class Worker:
                     reason = watch.complaint()
         except (EOFError, ConnectionResetError):
             reason = self._exit_reason()
-        seconds = time.monotonic() - start
+        seconds = watch.stopwatch.seconds
         if reason:
             last = watch.heard.completed(job.failed(reason))
             on_row(last)

@@ -11,7 +11,7 @@ from ffo.lab.report.drawing import Axis, Line, Mark, Panel, dot_panel, line_pane
 from ffo.lab.report.figures.base import Looks, Plot, dots, gaps_of, legend, method_lines
 from ffo.lab.report.looks import rank
 from ffo.lab.report.results import Results, Spread, by, distinct, task_name
-from ffo.lab.report.standings import CLOSE, Accuracy, headline_settings, standings
+from ffo.lab.report.standings import CLOSE, Accuracy, headline_settings, reasons, standings
 from ffo.lab.report.tables import Table, accuracy_table, plain
 from ffo.lab.rows import EXPERIMENTS, Row
 
@@ -224,23 +224,31 @@ def adam_epsilon(results: Results, look: Looks) -> Plot:
 
 
 def qpth_on_a_gpu(results: Results, look: Looks) -> Plot:
-    wanted = ("FFOQP", "QPTH", "QPTH (GPU)")
-    rows = [row for row in results.rows if row.method in wanted and row.experiment in TIMED]
-    ok = [row for row in rows if row.status == "ok"]
-    panels, lines = comparison(results, look, "qpth", ok)
-    on_gpu = any(row.method == "QPTH (GPU)" for row in ok)
-    gap = "QPTH on a GPU was not measured: this run used only the CPU"
+    on_device = ("QPTH (GPU)", "FFOQP (GPU)")
+    rows = [row for row in results.rows if row.method in ("QPTH", "FFOQP", *on_device) and row.experiment in TIMED]
+    panels, lines = comparison(results, look, "qpth", [row for row in rows if row.status == "ok"])
     return Plot(
         "qpth",
         "QPTH",
-        "FFOQP and QPTH",
+        "FFOQP and QPTH, on the CPU and on a GPU",
         "Figure 9",
-        "QPTH on the CPU and on a GPU, compared with FFOQP: loss by epoch, and time per step.",
+        "Loss by epoch, and time per step, from tensors on the host to gradients on the host. The GPU: "
+        f"{results.machine.device or 'none'}.",
         panels,
         legend(lines),
         (),
-        () if on_gpu else (gap,),
+        tuple(why_not_measured(rows, method) for method in on_device if not timed(rows, method)),
     )
+
+
+def timed(rows: Sequence[Row], method: str) -> bool:
+    return any(row.total_s is not None for row in rows if row.method == method)
+
+
+def why_not_measured(rows: Sequence[Row], method: str) -> str:
+    """A sentence on a method without a time."""
+    troubled = [row for row in rows if row.method == method and row.status != "ok"]
+    return f"{method}: {reasons(troubled) or 'left out of this run'}"
 
 
 def similarity(results: Results, look: Looks) -> Plot:
