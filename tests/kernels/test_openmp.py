@@ -11,8 +11,7 @@ import pytest
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="torch uses GNU OpenMP on Linux only")
 
 PARALLEL = """
-import os, torch
-from ffo.kernels import pool
+import os, sys, torch
 torch.set_num_threads(3)
 numbers = torch.rand(1 << 20)
 threads = lambda: len(os.listdir("/proc/self/task"))
@@ -20,6 +19,7 @@ before = threads()
 numbers.add(1.0).sum()
 """
 PAUSED = """
+from ffo.kernels import pool
 assert threads() == before + 2, (before, threads())
 pool.executor()  # starts no thread before the first task
 assert threads() == before, (before, threads())
@@ -27,6 +27,7 @@ assert numbers.add(1.0).mean() > 1.0 and torch.get_num_threads() == 3
 assert threads() == before + 2
 """
 FORKED = """
+from ffo.kernels import pool
 child = os.fork()
 if not child:
     done = []
@@ -34,9 +35,12 @@ if not child:
     os._exit(0 if sum(done) == 8 else 1)
 assert os.waitpid(child, 0)[1] == 0
 """
+IMPORTED_LATER = FORKED.replace("from ffo.kernels import pool\n", "", 1).replace(
+    "    done = []", "    from ffo.kernels import pool\n    done = []"
+)
 
 
-@pytest.mark.parametrize("rest", [PAUSED, FORKED])
+@pytest.mark.parametrize("rest", [PAUSED, FORKED, IMPORTED_LATER])
 def test_threads_of_openmp(rest: str) -> None:
     """A forked child would wait for its parent's threads forever: hence the time limit."""
     environment = {**os.environ, "FFO_NUM_THREADS": "2"}

@@ -28,8 +28,8 @@ from ffo.functions.projection import Projection
 #: relative residuals at which conjugate gradients stop, with exact products and with differences
 EXACT, DIFFERENCES = 1e-13, 1e-10
 #: most runs of conjugate gradients, each from the true residual that the one before left, as long as it is above the
-#: second number
-RUNS, ENOUGH = 3, 1e-9
+#: second number; fraction of the residual that a run may leave to count
+RUNS, ENOUGH, PROGRESS = 3, 1e-9, 0.5
 #: iterations without progress after which the accuracy is taken to be limited by rounding
 STALLED = 40
 #: curvature along a direction, relative to the largest so far, that counts as zero: exact, by differences
@@ -98,6 +98,7 @@ class GhostStep:
         residual: (batch,) relative residual of the first equation.
         indefinite: (batch,) whether a direction of negative curvature was found.
         iterations: of conjugate gradients.
+        left: (batch, n) what is left of the first equation.
     """
 
     u: Tensor
@@ -105,12 +106,16 @@ class GhostStep:
     residual: Tensor
     indefinite: Tensor
     iterations: int
+    left: Tensor
 
     def or_better(self, other: GhostStep) -> GhostStep:
-        """For each sample the one with the smaller residual."""
-        better = other.residual < self.residual
-        u, t = (torch.where(better.unsqueeze(1), b, a) for a, b in ((self.u, other.u), (self.t, other.t)))
-        return GhostStep(u, t, torch.where(better, other.residual, self.residual), other.indefinite, other.iterations)
+        """For each sample the other, if its residual is clearly smaller: along null vectors of H, u may grow without
+        any progress."""
+        better = other.residual < PROGRESS * self.residual
+        pairs = ((self.u, other.u), (self.t, other.t), (self.left, other.left))
+        u, t, left = (torch.where(better.unsqueeze(1), b, a) for a, b in pairs)
+        residual = torch.where(better, other.residual, self.residual)
+        return GhostStep(u, t, residual, other.indefinite, other.iterations, left)
 
 
 class GhostSystem:
@@ -126,29 +131,26 @@ class GhostSystem:
         """H u + B't = r (batch, n), B u = b (batch, k; None: zero)."""
         stop = rtol if rtol is not None else (EXACT if self.local.exact else DIFFERENCES)
         start = torch.zeros_like(r) if b is None else self.projection.particular(b)
-        found, left = None, r if b is None else r - self.H(start)
-        for _ in range(RUNS):
-            step, left = self._improved(start, left, r, b, stop, found)
-            found = step if found is None else found.or_better(step)
-            if bool((found.residual <= max(stop, ENOUGH)).all()):
+        run = _ConjugateGradients(self, r if b is None else r - self.H(start), r)
+        found = self._after(run, start, torch.zeros_like(run.t), r, b, stop)
+        for _ in range(RUNS - 1):
+            again = (found.residual > max(stop, ENOUGH)) & ~run.flat
+            if not bool(again.any()):
                 break
-            start = step.u
-        assert found is not None
+            run.restart(found.left, again)
+            found = found.or_better(self._after(run, found.u, found.t, r, b, stop))
         return found
 
-    def _improved(
-        self, start: Tensor, left: Tensor, r: Tensor, b: Tensor | None, stop: float, before: GhostStep | None
-    ) -> tuple[GhostStep, Tensor]:
-        """The step after a run of conjugate gradients on what is left at a start, and what is left then."""
-        run = _ConjugateGradients(self, left, r)
-        limit = 4 * r.shape[1] + 100
+    def _after(
+        self, run: _ConjugateGradients, start: Tensor, t: Tensor, r: Tensor, b: Tensor | None, stop: float
+    ) -> GhostStep:
+        """The step after a run of conjugate gradients from a start with multipliers t."""
+        limit = run.iterations + 4 * r.shape[1] + 100
         while run.iterations < limit and run.going(stop):
             run.step()
-        u, t = self.projection.onto_rows(start + run.u, b), run.t if before is None else before.t + run.t
+        u, t = self.projection.onto_rows(start + run.u, b), t + run.t
         left, more = self.projection.reduce(r - self.H(u) - self.projection.pull(t))
-        indefinite = run.indefinite if before is None else run.indefinite | before.indefinite
-        iterations = run.iterations + (0 if before is None else before.iterations)
-        return GhostStep(u, t + more, run.relative(left), indefinite, iterations), left
+        return GhostStep(u, t + more, run.relative(left), run.indefinite, run.iterations, left)
 
 
 class _ConjugateGradients:
@@ -157,20 +159,24 @@ class _ConjugateGradients:
     def __init__(self, system: GhostSystem, left: Tensor, reference: Tensor) -> None:
         self.H, self.inverse, self.projection = system.H, system.inverse, system.projection
         self.threshold = FLAT if system.local.exact else FLAT_DIFFERENCES
-        self.u = torch.zeros_like(left)
+        sizes = [(self.inverse * v * v).sum(1) for v in (reference, left)]
+        self.reference = torch.maximum(*sizes)
+        self.steepest = torch.zeros_like(self.reference)
+        self.indefinite = torch.zeros_like(self.reference, dtype=torch.bool)
+        self.flat = torch.zeros_like(self.indefinite)
+        self.iterations = 0
+        self.restart(left, ~self.flat)
+
+    def restart(self, left: Tensor, wanted: Tensor) -> None:
+        """Start on what is left (batch, n), for the samples wanted (batch,); what is known about H stays known."""
+        self.wanted, self.u = wanted, torch.zeros_like(left)
         self.r, self.t = self.projection.reduce(left)
         self.p = self.inverse * self.r
         self.rz = (self.r * self.p).sum(1)
-        sizes = [(self.inverse * v * v).sum(1) for v in (reference, left)]
-        self.reference = torch.maximum(*sizes)
         self.best, self.since = self.rz.clone(), 0
-        self.steepest = torch.zeros_like(self.rz)
-        self.indefinite = torch.zeros_like(self.rz, dtype=torch.bool)
-        self.flat = torch.zeros_like(self.indefinite)
-        self.iterations = 0
 
     def going(self, rtol: float) -> bool:
-        self.alive = (self.rz > rtol**2 * self.reference) & ~self.flat
+        self.alive = self.wanted & (self.rz > rtol**2 * self.reference) & ~self.flat
         return bool(self.alive.any()) and self.since < STALLED
 
     def step(self) -> None:

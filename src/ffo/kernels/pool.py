@@ -8,12 +8,14 @@ threads share it; the calling thread works too, so nothing waits for a pool that
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -32,9 +34,23 @@ LONGEST = 0.2
 #: the argument of OpenMP's omp_pause_resource_all that keeps its settings
 SOFT = 1
 
+#: flag of a process, in field 9 of /proc/self/stat, that was forked and has not executed a program since
+FORKED = 0x40
+
 _lock = Lock()
 _executor: ThreadPoolExecutor | None = None
-_forked = False
+
+
+def _is_forked() -> bool:
+    """Whether this process was forked before it imported this module."""
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        return bool(int(fields[6]) & FORKED)
+    except (OSError, ValueError, IndexError):
+        return multiprocessing.parent_process() is not None
+
+
+_forked = _is_forked()
 
 
 def _forget() -> None:
