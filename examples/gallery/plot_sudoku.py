@@ -102,8 +102,9 @@ def wrong(found: torch.Tensor, solved: torch.Tensor) -> torch.Tensor:
 # The loss compares the completed board with the solution. Its gradient moves A and b.
 
 optimizer = torch.optim.Adam([A, log_z], lr=0.03)
+schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [32], gamma=0.1)
 solved_share, snapshots = [], {}
-EPOCHS, SHOWN = 30, (0, 6, 12, 30)
+EPOCHS, SHOWN = 40, (0, 6, 12, 40)
 for epoch in range(EPOCHS + 1):
     with torch.no_grad():
         found = complete(test[0])
@@ -117,6 +118,7 @@ for epoch in range(EPOCHS + 1):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+    schedule.step()
 print(
     f"unseen puzzles solved: {solved_share[0]:.0f} % before, {solved_share[-1]:.0f} % after"
 )
