@@ -219,7 +219,7 @@ def judge(
         verdict = _refused(found, truth)
         excused = smoothed and verdict.outcome is Outcome.FALSE_REFUSAL
         return Verdict(Outcome.UNJUDGED, "a draw may have no solution") if excused else verdict
-    if status == "infeasible" and _nearly_feasible(truth.qp, found.z, SOLUTION[single], found.black_box):
+    if status == "infeasible" and _nearly_feasible(truth.qp, found.z, SOLUTION[single]):
         return Verdict(Outcome.UNJUDGED, "feasible within the tolerance")
     if status == "unbounded" and exact.nearly_bounded(truth.qp, NEAR):
         return Verdict(Outcome.UNJUDGED, "bounded within the tolerance")
@@ -258,17 +258,14 @@ def _refused(found: Found, truth: Truth) -> Verdict:
     return Verdict(Outcome.REFUSED if status == found.status else Outcome.VAGUE, f"{found.status}, {status}")
 
 
-def _nearly_feasible(qp: QP, z: Array, tolerance: float, black_box: bool) -> bool:
+def _nearly_feasible(qp: QP, z: Array, tolerance: float) -> bool:
     """Whether a point violates no row by more than the tolerance in the units of the row's terms; or by no more than is
     excused in the units of the whole point, if moving the bounds by as much gives a feasible point. (Bounds of zero
-    have no terms: relative to them, a violation of 1e-9 at a solution of 1 is arbitrarily large.) A layer that knows
-    constraints only as functions, `black_box`, does not know their terms."""
+    have no terms: relative to them, a violation of 1e-9 at a solution of 1 is arbitrarily large.)"""
     near = GRANTED * EXCUSE
     if not np.isfinite(z).all():
         return False
-    if _violation(qp, z) <= tolerance:
-        return True
-    return _violation(qp, z, 1.0) <= near and (black_box or exact.nearly_feasible(qp, near, z))
+    return _violation(qp, z) <= tolerance or (_violation(qp, z, 1.0) <= near and exact.nearly_feasible(qp, near, z))
 
 
 def _violation(qp: QP, z: Array, share: float = 1e-6) -> float:

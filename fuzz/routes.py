@@ -56,7 +56,7 @@ class Route:
 @dataclass(frozen=True)
 class Found:
     """A route's answer for a sample: status in lower case, the residual; multipliers (nu, lam, mu); gradient by block,
-    or the terms of a slope, or the Jacobian of z (n, *block) by block; black_box: of a layer of functions."""
+    or the terms of a slope, or the Jacobian of z (n, *block) by block."""
 
     status: str
     z: Array
@@ -67,7 +67,6 @@ class Found:
     slope: Array | None = None
     duals: Sequence[Array] = ()
     jacobian: Mapping[str, Array] | None = None
-    black_box: bool = False
 
 
 class SkipError(Exception):
@@ -170,7 +169,6 @@ def _run(
             None if slopes is None else slopes[k],
             [v[k] for v in values[1:]],
             None if jacobian is None else {name: J[k] for name, J in jacobian.items()},
-            route.layer == "function",
         )
         for k in range(batch)
     ]

@@ -49,7 +49,7 @@ def test_one_worker_serves_many_jobs_under_limits(tmp_path: Path, tiny: MakeJob)
         slow = tiny(kind="time", steps=10**9, budget=1e9, time_limit=0.5)
         outcome = worker.run(slow, PLENTY, rows.append)
         assert (outcome.status, outcome.reason) == ("failed", "time limit: longer than 0.5 s")
-        assert outcome.seconds >= 0.48  # another process counted the limit, and clocks of processor time tick at 0.01 s
+        assert outcome.seconds >= 0.5
         assert worker.process is process, "a job that ends by itself leaves its process to the next"
         assert worker.run(tiny(seed=1), PLENTY, rows.append).status == "ok"
 

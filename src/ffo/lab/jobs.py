@@ -98,6 +98,11 @@ class Job:
         }
         return Row(**{**given, **values})
 
+    @property
+    def too_long(self) -> str:
+        """Why a job fails that exceeds its time limit."""
+        return f"time limit: longer than {self.time_limit:g} s"
+
     def failed(self, reason: str) -> Row:
         return self.row(status="failed", reason=reason)
 

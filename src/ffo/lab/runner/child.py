@@ -43,7 +43,7 @@ def serve(connection: Connection) -> None:
                                 raise OutOfTime
                             connection.send(row)
             except OutOfTime:
-                connection.send(job.failed(alarm.reason))
+                connection.send(job.failed(job.too_long))
             connection.send(None)
 
 
@@ -56,7 +56,6 @@ class Alarm:
 
     def __init__(self, seconds: float) -> None:
         self.limit, self.rang = seconds, False
-        self.reason = f"time limit: longer than {seconds:g} s"
 
     def __enter__(self) -> None:
         self.watch = Stopwatch()

@@ -51,10 +51,10 @@ class Worker:
         connection.send(job)
         last: Row | None = None
         reason = ""
-        watch = _Watch(self.process, limits.memory_mb, job.time_limit)
+        watch = _Watch(self.process, limits.memory_mb, job)
         try:
             connection.recv()  # prepared
-            watch = _Watch(self.process, limits.memory_mb, job.time_limit)
+            watch = _Watch(self.process, limits.memory_mb, job)
             while not reason:
                 if connection.poll(LOOK):
                     row = connection.recv()
@@ -76,6 +76,8 @@ class Worker:
             self.close()
         if last is None:
             return JobOutcome("failed", "no result", seconds)
+        if last.reason == job.too_long:  # by the clock of its own process, which the one here lags behind
+            seconds = max(seconds, job.time_limit)
         bounds = (last.elapsed_s, last.at_least_s) if last.status == "failed" else (None, None)
         return JobOutcome(last.status, last.reason, seconds, *bounds)
 
@@ -155,10 +157,10 @@ class _Heard:
 class _Watch:
     """Time and resident memory of a process and its descendants."""
 
-    def __init__(self, process: subprocess.Popen[bytes] | None, limit_mb: float, limit_s: float) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | None, limit_mb: float, job: Job) -> None:
         assert process is not None
         self.root = psutil.Process(process.pid)
-        self.limit_mb, self.limit_s = limit_mb, limit_s
+        self.limit_mb, self.job = limit_mb, job
         self.stopwatch = Stopwatch(self.root)
         self.heard = _Heard(self.stopwatch)
         self.children: list[psutil.Process] = []
@@ -169,8 +171,8 @@ class _Watch:
         try:
             if time.monotonic() - self.looked > CHILDREN:
                 self.children, self.looked = self.root.children(recursive=True), time.monotonic()
-                if self.stopwatch.seconds > self.limit_s + GRACE:
-                    return f"time limit: longer than {self.limit_s:g} s"
+                if self.stopwatch.seconds > self.job.time_limit + GRACE:
+                    return self.job.too_long
         except psutil.NoSuchProcess:
             return ""
         used = sum(_resident(p) for p in (self.root, *self.children)) / 2**20
