@@ -249,6 +249,8 @@ REPLAYED = {
     ("scaled all", 20261118, 485),
     # a multiplier of 1e-8, where it is zero, at a vertex that was remembered
     ("weak, singular", 20261120, 3514),
+    # functions: bounds that contradict each other by 1e-9
+    ("equal bounds", 20261120, 3926),
     # conjugate gradients drifted off the active rows, across which the curvature is large
     ("scaled columns", 20261120, 872),
     # the fuzzer's judge: without any costs multipliers are rounding, so is 1e-17 times a direction of 1e16; smoothed
@@ -264,12 +266,6 @@ REPLAYED = {
 def test_replayed(kind: str, seed: int, number: int) -> None:
     for _, route, verdicts in play(seed, number, kind):
         assert not [f"{route}: {v}" for v in verdicts if v.outcome.wrong]
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.xfail(strict=True, reason="FFOFunctionLayer accepts bounds that contradict each other by 1e-9")
-def test_contradicting_bounds_of_functions() -> None:
-    test_replayed("equal bounds", 20261120, 3926)
 
 
 #: batches of families, by seed and number, whose correct gradients were flagged

@@ -51,6 +51,19 @@ def test_failed_samples_are_isolated(solver: str) -> None:
     assert layer.info.certificate.reasons(1) == ["the sample was not solved"]
 
 
+@solvers
+@pytest.mark.parametrize("backward", ["auto", "resolve"])
+def test_bounds_that_contradict_each_other_a_little_are_infeasible(solver: str, backward: str) -> None:
+    layer = box(solver=solver, on_fail="nan", backward=backward)
+    low, high = leaves(tensor([[1.0 + 1e-9], [1.0], [1.0 - 1e-9]]), tensor([[1.0], [1.0], [1.0]]))
+    y = layer(low, high)
+    assert layer.info.status == [Status.INFEASIBLE, Status.SOLVED, Status.SOLVED]
+    assert y[0].isnan().all()
+    with torch.no_grad():
+        layer(low, high)
+    assert layer.info.status == [Status.INFEASIBLE, Status.SOLVED, Status.SOLVED]
+
+
 def test_a_shared_theta_of_a_failed_sample_gets_no_nan() -> None:
     layer = FFOFunctionLayer(
         lambda a, s, y: distance(a + 2, y) * s,

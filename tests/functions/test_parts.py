@@ -8,7 +8,7 @@ from function_problems import D, distance, tensor
 
 import ffo.functions.projection as projection_module
 from ffo.functions.active import row_norms
-from ffo.functions.feasibility import infeasible
+from ffo.functions.feasibility import contradicting, infeasible
 from ffo.functions.ghost import GhostSystem, Local, probe
 from ffo.functions.lbfgs import minimize
 from ffo.functions.multipliers import recover
@@ -202,3 +202,34 @@ def test_infeasibility_is_told_from_difficulty() -> None:
     functions = Functions(distance, lambda a, y: torch.cat([y - a, 1 - y]))
     p = Problem(functions, (tensor([[2.0], [0.5]]),), (True,), {}, 2, (1,), 2)
     assert infeasible(p, tensor([[7.0], [7.0]])).tolist() == [False, True]
+
+
+def test_a_proof_of_infeasibility_needs_more_than_a_violated_constraint() -> None:
+    """y1 + y2 <= 2 + a, twice, y1 >= 1 and y2 >= 1 - b contradict each other if a + b < 0."""
+
+    def rows(a: Tensor, b: Tensor, y: Tensor) -> Tensor:
+        total = y.sum() - 2 - a[0]
+        return torch.stack([total, 1 - y[0], 1 - b[0] - y[1], 2 * total])
+
+    functions = Functions(lambda a, b, y: y.square().sum(), rows)
+    a, b = tensor([[-1e-9], [0.0], [1e-9], [-1e-9]]), tensor([[0.0], [0.0], [0.0], [2e-9]])
+    problem = Problem(functions, (a, b), (True, True), {}, 4, (2,), 4)
+    y = tensor([[1.0 - 3e-10, 1.0 - 4e-10]]).expand(4, 2)
+    local = Local(problem, y, torch.ones(4, 4, dtype=D))
+    assert local.active.held.all()
+    assert contradicting(local).tolist() == [True, False, False, False]
+
+
+@pytest.mark.xfail(strict=True, reason="variables are not scaled, and forces are judged by the largest one")
+def test_variables_in_different_units_are_judged_in_their_own() -> None:
+    """A program of the fuzzer (batch 1652 of "scaled columns", seed 20261123) at its minimizer over y2 and y3, with
+    y1 = 1 and the constraint active. The minimizer over all three has y1 = 958."""
+    p, a = tensor([-2e-2, 3e3, 1e4]), tensor([0.0, -600.0, -4000.0])
+    Q = tensor([[2e-5, -4.0, 10.0], [-4.0, 1e6, -5e6], [10.0, -5e6, 9e7]])
+    K = torch.zeros(3, 3, dtype=D)
+    K[:2, :2], K[:2, 2], K[2, :2] = Q[1:, 1:], a[1:], a[1:]
+    y2, y3, m = torch.linalg.solve(K, torch.cat([-p[1:] - Q[1:, 0], tensor([2.0625])])).tolist()
+    functions = Functions(lambda p, y: 0.5 * y @ Q @ y + p @ y, lambda p, y: (a @ y - 2.0625).reshape(1))
+    problem = Problem(functions, (p,), (False,), {}, 1, (3,), 1)
+    assert m > 0
+    assert float(Local(problem, tensor([[1.0, y2, y3]]), tensor([[m]])).natural) > 1e-6

@@ -146,7 +146,7 @@ class GhostSystem:
     ) -> GhostStep:
         """The step after a run of conjugate gradients from a start with multipliers t."""
         limit = run.iterations + 4 * r.shape[1] + 100
-        while run.iterations < limit and run.going(stop):
+        while run.iterations < limit and run.unfinished(stop):
             run.step()
         u, t = self.projection.onto_rows(start + run.u, b), t + run.t
         left, more = self.projection.reduce(r - self.H(u) - self.projection.pull(t))
@@ -175,7 +175,7 @@ class _ConjugateGradients:
         self.rz = (self.r * self.p).sum(1)
         self.best, self.since = self.rz.clone(), 0
 
-    def going(self, rtol: float) -> bool:
+    def unfinished(self, rtol: float) -> bool:
         self.alive = self.wanted & (self.rz > rtol**2 * self.reference) & ~self.flat
         return bool(self.alive.any()) and self.since < STALLED
 

@@ -23,7 +23,7 @@ from ffo.engine.options import Options
 from ffo.errors import Status, solver_error
 from ffo.functions.active import largest
 from ffo.functions.augmented import Answer
-from ffo.functions.feasibility import infeasible
+from ffo.functions.feasibility import contradicting, infeasible
 from ffo.functions.ghost import GhostSystem, Local
 from ffo.functions.multipliers import recover
 from ffo.functions.oracle import LinearGhost, SolvedGhost
@@ -214,7 +214,8 @@ class _FunctionRun:
         samples = torch.as_tensor(known[fresh], device=self.start.device)
         at, given = (torch.tensor(v[fresh], device=self.start.device) for v in (y, multipliers))
         polished = polish(self.problem.take(samples), at, given, self.exact)
-        good = (polished.natural <= REMEMBERED) & polished.settled
+        last = polished.last or Local(self.problem.take(samples), polished.y, polished.multipliers, self.exact)
+        good = (polished.natural <= REMEMBERED) & polished.settled & ~contradicting(last)
         self.points.put(samples[good], polished, good)
         for k in samples[good].tolist():
             self.status[k], self.iterations[k] = Status.SOLVED, 0
@@ -232,6 +233,7 @@ class _FunctionRun:
         answer = solver.solve(problem, self.start[samples], self.exact)
         solved = time.perf_counter()
         points, rescued = self._judged(problem, answer, derivative)
+        points.last = points.last or Local(problem, points.y, points.multipliers, self.exact)
         done = time.perf_counter()
         self.times = replace(
             self.times, solve=self.times.solve + solved - began, polish=self.times.polish + done - solved
@@ -324,14 +326,16 @@ def _retriable(status: Status) -> bool:
 
 def _verdicts(problem: Problem, points: Polished, answer: Answer, start: Tensor) -> list[Status]:
     """Statuses by the measured optimality conditions; where these do not hold, the solver's own status."""
-    good = points.natural <= SOLVED
+    assert points.last is not None
+    empty = contradicting(points.last)
+    good = (points.natural <= SOLVED) & ~empty
     if bool(good.all()):
         return [Status.SOLVED] * len(good)
-    failed = (~good).nonzero().squeeze(1)
+    failed = (~good & ~empty).nonzero().squeeze(1)
     y = answer.y.nan_to_num(posinf=torch.inf, neginf=-torch.inf)
     far = largest(y) > FAR * (1 + largest(start))
-    empty = torch.zeros_like(good)
-    empty[failed] = infeasible(problem.take(failed), torch.where(far.unsqueeze(1), start, y)[failed])
+    if len(failed):
+        empty[failed] = infeasible(problem.take(failed), torch.where(far.unsqueeze(1), start, y)[failed])
     found = []
     for k, said in enumerate(answer.status):
         if bool(good[k]):

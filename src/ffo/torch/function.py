@@ -122,11 +122,11 @@ class Solve(torch.autograd.Function):
         wanted, given = tuple(ctx.needs_input_grad[1:]), [g is not None for g in gradients]
         if True not in given or True not in wanted:
             return (None,) * (1 + len(wanted))
-        # autograd has to record this only if further derivatives or torch.func may follow
-        watched = torch.is_grad_enabled() or inside_transform()
-        adjoint = Adjoint.apply if watched else Adjoint.forward
-        result = iter(adjoint(ctx.slot, wanted, given, False, *ctx.saved_tensors, *_present(gradients)))
-        return (None, *[next(result) if w else None for w in wanted])
+        parameters = ctx.saved_tensors
+        if torch.is_grad_enabled() or inside_transform():  # further derivatives or torch.func may follow
+            result = iter(Adjoint.apply(ctx.slot, wanted, given, False, *parameters, *_present(gradients)))
+            return (None, *[next(result) if w else None for w in wanted])
+        return (None, *_adjoint(ctx.slot, wanted, False, parameters, gradients))
 
     @staticmethod
     def jvp(ctx: Any, _slot: None, *tangents: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
@@ -160,6 +160,19 @@ class SolveOutside(torch.autograd.Function):
     jvp = staticmethod(Solve.jvp)
 
 
+def _adjoint(
+    slot: Slot,
+    wanted: Sequence[bool],
+    per_sample: bool,
+    parameters: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor | None],
+) -> list[torch.Tensor | None]:
+    """Gradients in the wanted parameters, None in the others."""
+    values = [None if g is None else to_numpy(g) for g in gradients]
+    found = slot.call.adjoint(slot.record, values, wanted, per_sample)
+    return [None if v is None else _like(v, p) for v, p in zip(found, parameters, strict=True)]
+
+
 class Adjoint(torch.autograd.Function):
     """(slot, wanted, given, per_sample, *parameters, *gradients) -> gradients of the wanted parameters."""
 
@@ -168,9 +181,8 @@ class Adjoint(torch.autograd.Function):
         slot: Slot, wanted: Sequence[bool], given: Sequence[bool], per_sample: bool, *arguments: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         parameters, rest = arguments[: len(wanted)], iter(arguments[len(wanted) :])
-        values = [to_numpy(next(rest)) if g else None for g in given]
-        found = slot.call.adjoint(slot.record, values, wanted, per_sample)
-        return tuple([_like(v, p) for v, p in zip(found, parameters, strict=True) if v is not None])
+        gradients = [next(rest) if g else None for g in given]
+        return tuple(_present(_adjoint(slot, wanted, per_sample, parameters, gradients)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -331,6 +343,18 @@ def kinds_of(parameters: Sequence[Any], labels: Sequence[str]) -> tuple[Kind, ..
             label = labels[i] if i < len(labels) else f"Argument {i}"
             raise NotATensorError(f"{label} must be a torch tensor, got {type(p).__name__}")
     return tuple([Kind(p.shape, p.dtype, p.device, p.layout) for p in parameters])
+
+
+def have_kinds(parameters: Sequence[Any], kinds: Sequence[Kind]) -> bool:
+    """Whether parameters are tensors of these kinds: those of the last call, almost always."""
+    if len(parameters) != len(kinds):
+        return False
+    for p, kind in zip(parameters, kinds, strict=True):
+        if not isinstance(p, torch.Tensor) or p.shape != kind.shape or p.dtype is not kind.dtype:
+            return False
+        if p.device != kind.device or p.layout is not kind.layout:
+            return False
+    return True
 
 
 def in_one_dtype(tensors: Sequence[Any]) -> Sequence[Any]:
