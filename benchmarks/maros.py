@@ -34,7 +34,7 @@ LIMITS = {"forward": 30, "backward": 30, "check": 300}
 RESIDUAL, AGREEMENT = 1e-6, 1e-3
 WORKERS = 2
 #: required number of solved problems
-SOLVED = 60
+SOLVED = 62
 #: blocks of the objective: their gradients may be good where those of the constraints are not
 OBJECTIVE = ("p", "Q")
 

@@ -97,7 +97,7 @@ def test_failures_are_raised_or_kept_apart() -> None:
 @pytest.mark.parametrize(
     ("blocks", "message"),
     [
-        ({"p": None}, "p, the linear term, is needed"),
+        ({"p": None}, "p, the linear term, is required"),
         ({"Q": np.eye(3)}, r"Q must be \(2, 2\)"),
         ({"p": [1j, 0]}, "p must be an array of real numbers"),
         ({"p": ["a", "b"]}, "p must be an array of real numbers"),

@@ -82,7 +82,7 @@ class InputError(FFOError, ValueError):
 
 
 class UnknownSettingError(InputError):
-    """A solver setting that no solver of this package knows."""
+    """A solver setting that is not known to any solver of this package."""
 
 
 class MissingSolverError(FFOError, ImportError):
@@ -188,7 +188,7 @@ class GradientWarning(UserWarning):
 
 
 class ZeroGradientWarning(GradientWarning):
-    """A gradient is zero although the loss depends on the solution: a vertex does not move with its costs."""
+    """A gradient is zero although the loss depends on the solution: a vertex does not move with the costs."""
 
 
 class SettingWarning(UserWarning):

@@ -78,7 +78,7 @@ def solve_qp_batch(
         solver_args: settings of the solver; every solver accepts `eps` and `max_iters`.
         on_fail: "raise" an `ffo.errors.SolverError`, "nan" to keep the rest of the batch, or "relax" (an
             `ffo.engine.Relax`): infeasible samples get the solution of the nearest feasible problem.
-        retry: solvers to try, in order, on samples that the first one failed on or solved too coarsely (natural
+        retry: solvers to try, in order, on samples where the first one failed or was not accurate enough (natural
             residual above 1e-8 after polish; the better answer is kept). None: a second solver if the first is the
             default one with default settings (`info` names the solver that answered).
         polish: has no effect; answers are always refined by Newton steps, typically to 1e-12.

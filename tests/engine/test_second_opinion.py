@@ -7,6 +7,9 @@ import pytest
 import torch
 
 from ffo.engine import stages
+from ffo.program.cone import ConeProgram
+from ffo.solvers.highs import HiGHSSolver
+from ffo.solvers.workspace import Workspace
 from ffo.torch import FFOQPLayer
 
 
@@ -47,3 +50,24 @@ def test_answers_and_gradients_stay_when_everything_counts_as_coarse(
     replaced = np.array(asked.info.solver) != np.array(plain.info.solver)
     assert replaced.any()
     assert asked.info.retried[replaced].all()
+
+
+@pytest.mark.parametrize("quadratic", [True, False])
+def test_a_slow_solver_is_not_asked_to_improve_a_coarse_answer(
+    monkeypatch: pytest.MonkeyPatch, quadratic: bool
+) -> None:
+    asked: list[int] = []
+    made = HiGHSSolver.workspace
+
+    def counted(self: HiGHSSolver, program: ConeProgram) -> Workspace:
+        asked.append(program.batch)
+        return made(self, program)
+
+    monkeypatch.setattr(HiGHSSolver, "workspace", counted)
+    monkeypatch.setattr(stages, "ACCEPT", -1.0)
+    given = blocks()
+    box = {"lb": -torch.ones(6, dtype=torch.float64), "ub": torch.ones(6, dtype=torch.float64)}
+    layer = FFOQPLayer(solver="CLARABEL", retry=["HIGHS"])
+    layer(**{**given, "Q": given["Q"] if quadratic else 0 * given["Q"]}, **box)
+    assert layer.info.ok.all()
+    assert bool(asked) is not quadratic

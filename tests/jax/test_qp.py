@@ -106,7 +106,7 @@ def test_wrong_blocks_are_named() -> None:
     for wrong, text in (
         (lambda: layer(Q, p, jnp.ones((1, 3)), jnp.ones(1)), r"G must be \(rows, 2\)"),
         (lambda: layer(Q, p, jnp.ones((1, 2))), "G needs a right-hand side"),
-        (lambda: layer(Q, None), "p, the linear term, is needed"),
+        (lambda: layer(Q, None), "p, the linear term, is required"),
         (lambda: layer(jnp.eye(2)[None].repeat(3, 0), jnp.zeros((2, 2))), "Inconsistent batch sizes"),
         (lambda: layer(Q, jnp.zeros((0, 2))), "The batch is empty"),
         (lambda: layer(Q * 1j, p), "Q must be an array of real numbers"),

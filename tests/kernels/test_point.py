@@ -1,4 +1,4 @@
-"""Residuals of a point against dense linear algebra, whatever the columns of its matrices look like."""
+"""Residuals of a point against dense linear algebra, whatever the columns of its matrices look like; its sizes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tests.outer import outer
 from ffo.kernels import kkt, point
 
 residuals = outer(point.residuals)
+sizes = outer(point.sizes)
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (3, 1), (1, 4), (6, 5), (40, 33)])
@@ -40,3 +41,14 @@ def test_entries_in_another_order_are_refused() -> None:
     each = np.arange(2)
     with pytest.raises(ValueError, match="column by column"):
         kkt.build((each, each), (np.array([1, 0]), np.array([0, 0])), 2, 2, blocks)
+
+
+@pytest.mark.parametrize(("noise", "implied"), [(0.0, 3.0), (1e-17, 3.0), (1e-9, 1e-9 / np.sqrt(2))])
+def test_rounding_errors_of_a_right_hand_side_are_not_the_size_of_the_data(noise: float, implied: float) -> None:
+    """x1 = 15, x2 - x1 = noise, x2 <= 3: x is at least as large as 15, so 1e-17 is noise, and 1e-9 may not be."""
+    entries = (np.array([0, 1, 1, 2]), np.array([0, 0, 1, 1]))
+    blocks = kkt.ConeBlocks(np.array([kkt.ZERO, kkt.NONNEG]), np.array([2, 1]), np.zeros(2))
+    S = kkt.build((np.arange(2), np.arange(2)), entries, 2, 3, blocks)
+    data = point.Data(np.ones(2), np.zeros(2), np.array([1.0, -1.0, 1.0, 1.0]), np.array([15.0, noise, 3.0]))
+    found = sizes(S, data, np.full(2, 15.0), np.zeros(3), np.zeros(3))
+    assert found.implied_primal == pytest.approx(implied)

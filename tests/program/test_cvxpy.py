@@ -202,7 +202,7 @@ def test_parameters_of_geometric_programs_are_positive(value: float) -> None:
     said = refused(canonical.declared, [np.ravel(v) for v in values], 2)
     assert [*said] == [0, 1]
     assert "the parameter 0" in said[0]
-    assert f"of a geometric program must be positive, and has the entry {value:.4g}" in said[0]
+    assert f"of a geometric program must be positive, but has the entry {value:.4g}" in said[0]
 
 
 def not_dcp() -> tuple[cp.Problem, list, list]:
@@ -324,7 +324,7 @@ def test_duals_of_stacks_of_matrices_are_refused() -> None:
     cone = cp.PSD(X)
     problem = cp.Problem(cp.Minimize(cp.sum_squares(X - C)), [cone])
     canonicalize(problem, [C], [X])
-    with pytest.raises(UnsupportedProblemError, match="write one each"):
+    with pytest.raises(UnsupportedProblemError, match="write one per matrix"):
         canonicalize(problem, [C], [X, *cone.dual_variables])
 
 

@@ -104,6 +104,24 @@ def test_shared_matrices_give_the_answers_of_repeated_ones() -> None:
     np.testing.assert_allclose(own.x, shared.x, atol=1e-12)
 
 
+@pytest.mark.parametrize("n", [5, 70])
+def test_matrices_that_are_loaded_once_give_the_same_bits(n: int) -> None:
+    """Factors are cached with matrices that cannot change; other ones are factorized in every call."""
+    program, solver = stacked(*random_qp(1, n, n, 1)), get_solver("DENSE")
+    P, A = (np.atleast_2d(M.values) for M in (program.P, program.A))
+    alone = program.with_matrices(program.P.with_values(P), program.A.with_values(A))
+    kept = program.with_matrices(program.P.with_values(P[0]).owned(), program.A.with_values(A[0]).owned())
+    assert kept.shared_matrices
+    assert not alone.shared_matrices
+    expected = solver.solve(alone)
+    for _ in range(3):
+        found = solver.solve(kept)
+        for v in ("x", "y", "s", "status", "iterations"):
+            np.testing.assert_array_equal(getattr(found, v), getattr(expected, v))
+    other = solver.solve(kept.with_vectors(q=2 * kept.q))
+    np.testing.assert_array_equal(other.x, solver.solve(alone.with_vectors(q=2 * alone.q)).x)
+
+
 def test_slacks_are_zero_where_multipliers_are_not() -> None:
     program = stacked(*FAMILIES["boxed"])
     solution = get_solver("DENSE").solve(program)

@@ -131,6 +131,7 @@ def test_others_are_asked_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert further(qp, "INTERIOR") == ("CLARABEL", "PIQP", "DENSE")
     assert further(qp, "CLARABEL") == ("PIQP", "DENSE")
     assert further(lp, "INTERIOR") == ("CLARABEL", "HIGHS", "DENSE")
+    assert further(coupled(chain(500)), "INTERIOR") == ("CLARABEL", "PIQP", "HIGHS")
     assert further(sdp, "INTERIOR") == ("CLARABEL",)
     assert further(sdp, "CLARABEL") == ()
     monkeypatch.setattr(importlib.util, "find_spec", lambda *a: None)

@@ -74,6 +74,26 @@ def test_a_gradient_taken_after_another_solve_is_the_same(n: int) -> None:
 
 
 @gpu
+def test_a_copy_made_on_another_stream_is_waited_for() -> None:
+    layer, one, two = FFOQPLayer(), random_blocks(16, 40, 0), random_blocks(16, 40, 1)
+    first = layer(**one)
+    at_once = gradients(first, one)
+    first = layer(**one)
+    busy = torch.cuda.Stream()
+    busy.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(busy):
+        torch.cuda._sleep(200_000_000)  # about 0.1 s
+        recorder = next(r for r in answer._recorders.found.values() if r.kept is not None and r.kept() is not None)
+        with recorder.held(), torch.inference_mode():
+            recorder.vacate()
+            for place in recorder.places.values():
+                place.zero_()
+    for a, b in zip(at_once, gradients(first, one), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(layer(**two), FFOQPLayer()(**two), rtol=1e-12, atol=1e-12)
+
+
+@gpu
 def test_as_many_recorders_are_kept_as_there_is_room_for() -> None:
     layer = FFOQPLayer()
     for batch in range(2, 6 + graphs.KEPT):

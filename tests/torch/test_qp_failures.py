@@ -37,7 +37,7 @@ def double(*values: object) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"p": None}, "p, the linear term, is needed"),
+        ({"p": None}, "p, the linear term, is required"),
         ({"p": double(1.0)}, r"p must be \(n,\) or \(batch, n\), got \(\)"),
         ({"Q": torch.eye(3, dtype=D)}, r"Q must be \(4, 4\) or \(batch, 4, 4\), got \(3, 3\) \(p has 4 entries\)"),
         ({"Q": torch.ones(4, dtype=D)}, r"Q must be \(4, 4\)"),

@@ -12,6 +12,7 @@ import numpy as np
 from ffo.engine.info import Info, Times, Violation
 from ffo.engine.outcome import Outcome, SolvedPart, merged_certificate
 from ffo.engine.proof import Proof
+from ffo.engine.report import EngineReport
 from ffo.errors import SOLVED, STATUSES, Status, solver_error
 from ffo.ghost.oracle import Linearization, Way, linearize
 from ffo.program.cone import ConeProgram, Solution
@@ -39,6 +40,13 @@ def _nothing(batch: int) -> tuple[Array, ...]:
     is several times faster than making them."""
     no_solver, unmeasured = np.full(batch, "", dtype=object), np.full(batch, np.nan)
     return np.full(batch, OPEN, dtype=int), no_solver, unmeasured, np.zeros(batch, dtype=bool)
+
+
+def polished(program: ConeProgram, solution: Solution, way: Way) -> tuple[Linearization, float]:
+    """Newton's method from these points, and how many seconds it took."""
+    start = time.perf_counter()
+    found = linearize(program, solution, way)
+    return found, time.perf_counter() - start
 
 
 @dataclass
@@ -127,9 +135,8 @@ class Batch:
 
     def linearized(self, samples: Array, solution: Solution, way: Way) -> Linearization:
         """Newton's method on some samples from these points; nothing is stored yet."""
-        start = time.perf_counter()
-        found = linearize(self.part(samples), solution, way)
-        self.polish_time += time.perf_counter() - start
+        found, seconds = polished(self.part(samples), solution, way)
+        self.polish_time += seconds
         return found
 
     def accept(self, samples: Array, found: Linearization, good: Array) -> bool:
@@ -283,4 +290,4 @@ class Batch:
             proofs=self.proofs,
             violations=self.violations,
         )
-        return Outcome(self.program, *self.point, self.pieces, info, solved)
+        return Outcome(self.program, *self.point, self.pieces, EngineReport(info), solved)

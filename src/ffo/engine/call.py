@@ -19,6 +19,7 @@ from ffo.engine.engine import Engine
 from ffo.engine.info import Info
 from ffo.engine.notices import tells_nothing
 from ffo.engine.outcome import Outcome, only
+from ffo.engine.report import EngineReport
 from ffo.engine.smoothing import Sampler, centred
 from ffo.engine.start import Start
 from ffo.errors import GradientWarning, InputError
@@ -30,7 +31,7 @@ from ffo.program.declared import refused
 Array = np.ndarray
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class LayerRecord:
     """What backward needs from a forward pass.
 
@@ -52,7 +53,7 @@ class LayerRecord:
         return None if ok is None else np.repeat(ok.reshape(-1, self.draws).all(axis=1), self.draws)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class LayerCall:
     """One call of a layer, in NumPy: parameters in, outputs out, and both derivatives.
 
@@ -75,7 +76,7 @@ class LayerCall:
     overrides: dict[str, Any]
     sampler: Sampler | None
     mean: bool
-    receive: Callable[[Info], None]
+    receive: Callable[[EngineReport], None]
     precision: Any = np.float64
     start: tuple[Array | None, ...] = ()
 
@@ -122,7 +123,7 @@ class LayerCall:
         record = LayerRecord(outcome, flat, draws, score, self._irregular(values))
         if record.irregular:
             self._doubt(record, dict.fromkeys(record.irregular, np.True_), first=True)
-        self.receive(outcome.info)
+        self.receive(outcome.report)
         outputs = self.canonical.recovery.apply(outcome.x, outcome.y)
         return [self._averaged(v, draws) for v in outputs], record
 
@@ -137,8 +138,8 @@ class LayerCall:
         ghost = record.score is None or self.canonical.map.touches("P", "A", "b", wanted=wanted)
         if ghost:
             data = outcome.adjoint(only(solved, c_x), only(solved, c_y), lambda g: self.canonical.map.feels(g, wanted))
-            if record.score is None and self.engine.notices_vertices and self.canonical.map.touches("q", wanted=wanted):
-                self._notice_vertices(outcome.program, c_x, data)
+            if self.engine.notices_vertices and not outcome.program.P.nnz and record.score is None:
+                self._notice_vertices(outcome.program, c_x, data, wanted)
         else:  # the solutions suffice
             data = DataGradient(outcome.x, outcome.y, np.zeros_like(c_x), np.zeros_like(c_y))
         if record.score is not None:
@@ -150,7 +151,7 @@ class LayerCall:
         if record.irregular:
             through = {k: found[k] for k in record.irregular}
             self._doubt(record, {k: g.any(axis=-1) for k, g in through.items() if g is not None}, first)
-        if ghost or record.irregular:
+        if (ghost or record.irregular) and not outcome.report.undoubted:
             warn_of_doubt(outcome.info)
         if self.mean and not per_sample:
             size = self.batch or 1
@@ -160,8 +161,10 @@ class LayerCall:
             for g, shape in zip(found, self.canonical.shapes, strict=True)
         ]
 
-    def _notice_vertices(self, program: ConeProgram, c_x: Array, gradient: DataGradient) -> None:
-        if tells_nothing(program, c_x, gradient):
+    def _notice_vertices(
+        self, program: ConeProgram, c_x: Array, gradient: DataGradient, wanted: Sequence[bool]
+    ) -> None:
+        if self.canonical.map.touches("q", wanted=wanted) and tells_nothing(program, c_x, gradient):
             self.engine.notice_vertices()
 
     def tangent(self, record: LayerRecord, tangents: list[Array | None]) -> list[Array]:
@@ -254,6 +257,8 @@ class LayerCall:
         return v if self.batch is not None else v[0]
 
     def _spread(self, g: Array, draws: int) -> Array:
+        if self.sampler is None:
+            return g if self.batch is not None else g[None]
         if not self._averages:
             by_draw = g if self.batch is not None else g[:, None]
             return by_draw.swapaxes(0, 1).reshape(len(g) * by_draw.shape[1], *by_draw.shape[2:])

@@ -21,11 +21,13 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import is_not
 from typing import NamedTuple
 
 import numpy as np
 
 from ffo.cones import Nonneg, SecondOrder, Zero
+from ffo.engine.attempt import Attempt, Reduction
 from ffo.engine.batch import Batch
 from ffo.engine.info import Violation
 from ffo.engine.memory import Backoff, Matrices, Memory
@@ -42,7 +44,7 @@ from ffo.ghost.resolve import Resolve
 from ffo.kernels.deadline import Deadline, Pace, expired
 from ffo.program.cone import ConeProgram
 from ffo.program.epigraph import Epigraphs, epigraphs
-from ffo.program.fill import fits
+from ffo.program.fill import fits, is_small
 from ffo.program.names import Names
 from ffo.program.presolve import MissingRows, Presolve, missing_rows
 from ffo.program.relaxation import Relaxation
@@ -79,6 +81,7 @@ class Engine:
         self._memory, self._newton, self._pace = Memory(), Backoff(), Pace()
         self.matrices, self._moderate = Matrices(), Moderate()
         self._slack: Engine | None = None  # remembers relaxed programs
+        self._first: tuple[tuple[object, ...], Solver | None] | None = None  # see `_attempt`
         self.notices_vertices = True  # once (see `engine.notices`)
         self._own = options.solver is None and options.solver_args.keys() <= {"eps"}
         # raise errors now, not at the first call
@@ -187,7 +190,15 @@ class Engine:
         known = self._known(given, keys, start)
         deadline = None if self.options.time_limit is None else Deadline(self.options.time_limit, self._pace)
         how = _How(overrides, check_convexity, open_sides, deadline)
-        batch = self._solve(given, known, hidden, how)
+        reduction, attempt = self._reduced(given, hidden, how), None
+        if known is None and deadline is None and reduction.groups is None:
+            attempt = self._attempt(reduction.whole, how)
+            if attempt is not None and attempt.verified:
+                outcome = attempt.outcome(given, reduction.presolve, begun)
+                if keys is not None:
+                    self._remember(keys, outcome)
+                return outcome
+        batch = self._solve(given, known, reduction, how, attempt)
         if np.count_nonzero(batch.status):
             if explain is not None:
                 for k in np.flatnonzero(batch.status == Status.INVALID_INPUT).tolist():
@@ -219,14 +230,42 @@ class Engine:
         order = np.argsort(joined[0])
         return tuple(v[order] for v in joined)
 
-    def _solve(self, given: ConeProgram, known: tuple[Array, ...] | None, hidden: Array | None, how: _How) -> Batch:
-        """Every sample through the presolve and the stages, and back; `known`: remembered solutions of some."""
+    def _reduced(self, given: ConeProgram, hidden: Array | None, how: _How) -> Reduction:
         program, first = given, self._substitution(given, how.check_convexity)
         if first is not None:
             program, hidden = first.apply(given), None if hidden is None else hidden[first.of.places.kept]
         units = None if self._moderate.holds(program) else scaling(program)
         groups = missing_rows(program) if how.open_sides else None
-        epigraph_rows = None if groups else epigraphs(program, hidden)
+        return Reduction(first, program, units, groups, None if groups else epigraphs(program, hidden))
+
+    def _attempt(self, program: ConeProgram, how: _How) -> Attempt | None:
+        """The answers of the first solver on all samples; None if something else comes first."""
+        if self.options.retry is not None or not program.all_finite:
+            return None
+        last, key = self._first, (program.P, program.A, program.cones, how.check_convexity)
+        if last is None or how.overrides or any(map(is_not, last[0], key)):
+            last = key, self._first_solver(program, how)
+            if program.P.own and program.A.own and is_small(program) and not how.overrides:
+                self._first = last
+        return None if last[1] is None else Attempt.of(program, last[1], _DIRECT)
+
+    def _first_solver(self, program: ConeProgram, how: _How) -> Solver | None:
+        """The solver to call first on programs with these matrices; None if something else comes first."""
+        if self._suits_newton(program, how.overrides):
+            return None
+        solver, P = self.solver(program, how.overrides), program.P
+        if self.way(program, lambda: solver) is not _DIRECT:
+            return None
+        if how.check_convexity and (self.matrices.indefinite(P) if P.shared else not solver.capabilities.convexity):
+            return None
+        return solver
+
+    def _solve(
+        self, given: ConeProgram, known: tuple[Array, ...] | None, reduction: Reduction, how: _How,
+        attempt: Attempt | None = None,
+    ) -> Batch:  # fmt: skip
+        """Every sample through the stages, and back; `known`: remembered solutions of some."""
+        first, program, units, groups, epigraph_rows = reduction
         parts: list[tuple[Array, MissingRows | None]] = [*groups] if groups else [(np.arange(program.batch), None)]
         stages: Callable[..., None] = self._stages if how.deadline is None else how.deadline.around(self._stages)
         solved = []
@@ -236,7 +275,7 @@ class Engine:
                 before, rest = before.take(samples), rest.take(samples)
                 origin, reduced = origin.take(samples), reduced.take(samples)
             presolve, part = before.then(rest), Batch.of(rest.apply(reduced))
-            stages(part, how.overrides, how.check_convexity, _recalled(known, samples, presolve))
+            stages(part, how.overrides, how.check_convexity, _recalled(known, samples, presolve), attempt)
             solved.append((samples, part.undo(presolve, origin)))
         batch = Batch.joined(given, solved)
         if units is not None:
@@ -255,7 +294,7 @@ class Engine:
         if hidden is not None:
             hidden = np.append(hidden, np.ones(len(step.rows), dtype=bool))
         program = self._slack.matrices.recognized(step.apply(origin))
-        relaxed = self._slack._solve(program, None, hidden, how)
+        relaxed = self._slack._solve(program, None, self._slack._reduced(program, hidden, how), how)
         by = np.zeros(origin.b.shape)
         by[:, step.rows] = relaxed.point[0][:, origin.n :]
         violations = {k: Violation(by[k], names) for k in range(len(samples))}
@@ -279,8 +318,9 @@ class Engine:
         overrides: dict[str, object] | None,
         check_convexity: bool = False,
         recalled: tuple[Array, Array, Array, Array] | None = None,
+        attempt: Attempt | None = None,
     ) -> None:
-        """Run the stages on a batch of reduced programs."""
+        """Run the stages on a batch of reduced programs; `attempt`: the first solver's answers, if it was called."""
         program = batch.program
         find = partial(self.solver, program, overrides)
         if overrides:
@@ -289,12 +329,13 @@ class Engine:
         # the solver detects this for free; checking dense batches first would take a tenth of a step
         if check_convexity and recalled is None and not program.P.shared:
             check_convexity = not find().capabilities.convexity
-        reject_bad_data(batch, self.matrices.indefinite if check_convexity else None)
+        if attempt is None:
+            reject_bad_data(batch, self.matrices.indefinite if check_convexity else None)
         if recalled is not None:
             from_memory(batch, way, recalled[0], recalled[1:])
-        if self._ours(overrides) and way.factorizes:
+        if self._suits_newton(program, overrides) and way.factorizes:
             self._try_newton(batch)
-        ask(batch, self._in_turn(program, overrides), way)
+        ask(batch, self._in_turn(program, overrides), way, attempt)
         if np.count_nonzero(batch.status):
             rescue(batch, way)
             seek_proofs(batch)
@@ -310,13 +351,17 @@ class Engine:
         yield first
         yield from self.others(program, first, overrides)
 
+    def _suits_newton(self, program: ConeProgram, overrides: dict[str, object] | None) -> bool:
+        """Whether Newton's method from zero is likely to succeed: second-order cones, quadratic objective."""
+        kinds = program.cones.kinds
+        return bool(
+            SecondOrder in kinds and program.P.nnz and self._ours(overrides) and kinds <= {Zero, Nonneg, SecondOrder}
+        )
+
     def _try_newton(self, batch: Batch) -> None:
-        """Newton's method from zero, where it is likely to succeed: second-order cones, quadratic objective."""
-        program = batch.program
-        if SecondOrder not in program.cones.kinds or not program.P.nnz:
-            return
+        """Newton's method from zero."""
         left = len(batch.open)
-        if not left or not program.cones.kinds <= {Zero, Nonneg, SecondOrder} or not self._newton.due():
+        if not left or not self._newton.due():
             return
         solve_from_nothing(batch)
         self._newton.record(paid=len(batch.open) < PAYING * left)

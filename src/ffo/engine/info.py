@@ -65,11 +65,11 @@ class Info:
         status: the verdict on each sample.
         solver: name of the solver that answered ("Newton" if Newton's method found the solution without one; ""
             for a warm-start hit, and for invalid data).
-        residual: natural residual of the returned point, after polish: how far the optimality conditions are
-            from holding, each in its own units; NaN where a sample failed.
+        residual: natural residual of the returned point, after polish: the violation of the optimality
+            conditions, each in its own units; NaN where a sample failed.
         iterations: of the solver, or steps of Newton's method; -1 if unknown, 0 for warm-start hits.
         warm_hits: number of samples solved from their remembered active set, or from that of the user's guess.
-        retried: samples that the first solver failed on and another one tried, or that another one solved more
+        retried: samples on which the first solver failed and another was tried, or which another solved more
             accurately (see `retry=`).
         rescued: samples whose solver failed but whose point was turned into a solution by Newton steps.
         evidence: the certificate; None if no derivative can be taken (problems given by functions, called without

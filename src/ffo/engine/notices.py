@@ -13,9 +13,10 @@ Array = np.ndarray
 #: relative change of the solution that counts as none
 STILL = 1e-10
 VERTEX = (
-    "the gradient in the costs is zero: the solution of a problem with a linear objective is a vertex, which does not "
-    "move when the costs change a little. To train on it, use smoothing=Smoothing(costs=...), add a small quadratic "
-    "term, or use a loss of ffo.torch.decision (docs/linear_programs.md). This warning is issued once per layer"
+    "the gradient with respect to the costs is zero: the solution of a problem with a linear objective is a vertex, "
+    "which does not move when the costs change a little. To train on it, use smoothing=Smoothing(costs=...), add a "
+    "small quadratic term, or use a loss of ffo.torch.decision (docs/linear_programs.md). This warning is issued once "
+    "per layer"
 )
 
 

@@ -24,12 +24,12 @@ class Smoothing:
     Right-hand sides of inequalities (and radii of second-order cones) are perturbed by independent
     U(-radius, radius) draws; outputs and gradients are means over `draws` perturbed problems. The
     derivative of that mean exists even where the solution itself has a kink. Semidefinite constraints cannot be
-    perturbed this way: a radius is refused where there are any, and where there are neither inequalities nor norms.
+    perturbed this way: a radius is an error if there are any, or if there are neither inequalities nor norms.
 
-    Rows are not normalised: every right-hand side, as it is written, moves by up to `radius`. The same constraint
-    multiplied by ten is therefore perturbed ten times less. Scale rows to unit norm if they should move alike.
+    Rows are not normalized: every right-hand side, as written, moves by up to `radius`. The same constraint
+    multiplied by ten is therefore perturbed ten times less. Scale rows to unit norm if they should move equally.
 
-    The solution of a linear program jumps as its costs change, and no derivative of a vertex sees the jumps.
+    The solution of a linear program jumps as its costs change, and the derivative of a vertex does not show the jumps.
     With `costs`, the linear term is perturbed too, by normal draws, and the derivative with respect to it is
     that of the mean solution, E[(z - mean z) xi] / costs (the score-function estimator: unbiased, with an error
     proportional to one over the square root of `draws`).

@@ -6,11 +6,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from ffo.engine.ambiguity import Felt, Seen, all_data, all_outputs, clashing, open_gradients, open_tangents
 from ffo.engine.info import Info
+from ffo.engine.report import EngineReport
 from ffo.ghost.certificate import RESIDUAL, Certificate
 from ffo.ghost.oracle import MEETS_U, MEETS_W, Linearization, NullVectors, Sensitivity
 from ffo.program.affine import DataGradient
@@ -21,8 +23,7 @@ from ffo.program.sparse import negated
 Array = np.ndarray
 
 
-@dataclass(frozen=True)
-class SolvedPart:
+class SolvedPart(NamedTuple):
     """Samples that were linearized together, in their presolved program."""
 
     samples: Array
@@ -46,8 +47,8 @@ class SolvedPart:
 class Outcome:
     """A solved batch: x (batch, n), y and s (batch, m), NaN where a sample failed.
 
-    `pieces` hold the linearizations; samples in none of them failed. `info` is the report on this call;
-    every derivative adds to it. `solved`: (batch,) true where a sample was solved; None: everywhere.
+    `pieces` hold the linearizations; samples in none of them failed. `report`: on this call; every derivative adds to
+    it. `solved`: (batch,) true where a sample was solved; None: everywhere.
     """
 
     program: ConeProgram
@@ -55,8 +56,14 @@ class Outcome:
     y: Array
     s: Array
     pieces: list[SolvedPart]
-    info: Info
+    report: EngineReport
     solved: Array | None
+    _searched: tuple[NullVectors | None] | None = None
+
+    @property
+    def info(self) -> Info:
+        """The report on this call, made when it is first read."""
+        return self.report.info()
 
     def adjoint(self, c_x: Array, c_y: Array, felt: Felt = all_data) -> DataGradient:
         """Loss gradients in x and y -> gradient in the data; failed samples contribute zero.
@@ -98,7 +105,7 @@ class Outcome:
 
     @property
     def _solved_point(self) -> tuple[Array, Array]:
-        return only(self.solved, self.x), only(self.solved, self.y)
+        return (self.x, self.y) if self.solved is None else (only(self.solved, self.x), only(self.solved, self.y))
 
     def _sensitivity(self, r_x: Array, r_s: Array) -> Sensitivity:
         """Solutions of all samples' ghost systems; zero and NaN for failed samples."""
@@ -113,10 +120,15 @@ class Outcome:
                 mine[k] = found
         return whole
 
-    @cached_property
+    @property
     def _null(self) -> NullVectors | None:
-        """Null vectors of ghost systems, or None."""
-        if not any(len(piece.found.null.samples) for piece in self.pieces):
+        """Null vectors of ghost systems, or None; searched once."""
+        if self._searched is None:
+            self._searched = (self._search(),)
+        return self._searched[0]
+
+    def _search(self) -> NullVectors | None:
+        if all(piece.found.regular for piece in self.pieces):
             return None
         parts = [piece.null(self.x.shape[1], self.y.shape[1]) for piece in self.pieces]
         if len(parts) == 1:
@@ -135,13 +147,12 @@ class Outcome:
         self, found: Sensitivity, start: float, ambiguous: Array | None = None, dependent: Array | None = None
     ) -> None:
         """Report a pass; verdicts on samples with null vectors are expanded to the batch."""
-        self.info.add_pass(
-            time.perf_counter() - start, found.residual, self._spread(dependent), self._spread(ambiguous), found.kinked
-        )
+        if dependent is not None and ambiguous is not None:
+            dependent, ambiguous = self._spread(dependent), self._spread(ambiguous)
+        self.report.add_pass(time.perf_counter() - start, found.residual, dependent, ambiguous, found.kinked)
 
-    def _spread(self, verdict: Array | None) -> Array | None:
-        if verdict is None or self._null is None:
-            return None
+    def _spread(self, verdict: Array) -> Array:
+        assert self._null is not None
         whole = np.zeros(len(self.x), dtype=bool)
         whole[self._null.samples[verdict]] = True
         return whole

@@ -6,6 +6,8 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from ffo.errors import SOLVED, Status
 from ffo.ghost.direct import Direct, from_nothing
 from ffo.ghost.oracle import Linearization, Way
 from ffo.kernels.deadline import current, expired
+from ffo.kernels.evidence import BURIED, REACH, RESIDUAL
 from ffo.kernels.point import VANISHING
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.convexity import NOT_CONVEX
@@ -25,6 +28,9 @@ from ffo.solvers.base import Solver
 from ffo.solvers.forward import default_tolerance, describe, solve_guarded
 from ffo.solvers.registry import choose, further, get_solver
 from ffo.solvers.verdict import ROUGH, judge, one_of, refuted
+
+if TYPE_CHECKING:
+    from ffo.engine.attempt import Attempt
 
 Array = np.ndarray
 
@@ -40,8 +46,8 @@ VERDICTS = one_of(Status.INFEASIBLE, Status.UNBOUNDED)
 FAR = 0.5
 #: size of the entries of a point, in a scaled program, above which it may have diverged
 DISTANT = 1e6
-#: costs, beside the terms of Px, that no residual shows
-BURIED = 1e-12
+#: the columns of the evidence that decide whether an answer needs a closer look: RESIDUAL, START_RESIDUAL, REACH
+_JUDGED = slice(RESIDUAL, REACH + 1)
 #: largest violation of a row, relative to its terms, at a coarse point that Newton's method found
 HELD = 1e-10
 
@@ -88,11 +94,12 @@ def solve_from_nothing(batch: Batch) -> None:
     batch.iterations[todo[good]], batch.solver[todo[good]] = found.steps[good], NEWTON
 
 
-def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
+def ask(batch: Batch, solvers: Iterable[Solver], way: Way, first: Attempt | None = None) -> None:
     """Call solvers in order. A sample that one fails on, or whose answer is not verified, goes on to the next alone.
 
     So does one whose answer is coarse after polishing, if there is another solver: the better answer is kept, unless it
     stays coarse and some solver says that there is no solution. A proof that there is none needs no second opinion.
+    `first`: what the first solver has answered for all samples already.
     """
     todo = fresh = batch.open
     if not len(todo) or expired():
@@ -103,11 +110,15 @@ def ask(batch: Batch, solvers: Iterable[Solver], way: Way) -> None:
             fresh = todo[batch.status[todo] != SOLVED]
             batch.retried[fresh] = True
         if len(fresh):
-            _ask_one(batch, solver, way, fresh)
+            if first is not None and not place:
+                batch.polish_time += first.polish_time
+                _use(batch, solver, way, fresh, first.answer, first.found)
+            else:
+                _ask_one(batch, solver, way, fresh)
             if batch.finished(ACCEPT if way.polishes else np.inf):
                 return
             _note_verdicts(denied, fresh, batch.status[fresh])
-        if len(fresh) < len(todo):
+        if len(fresh) < len(todo) and not (solver.capabilities.slow_quadratic and batch.program.P.nnz):
             others = np.setdiff1d(todo, fresh)
             _note_verdicts(denied, others, _ask_again(batch, solver, way, others))
         left = batch.status[todo] != SOLVED
@@ -161,15 +172,22 @@ def _ask_one(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
 
 def _ask_some(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
     """Call one solver on some samples."""
-    answer, tolerance = solve_guarded(solver, batch.part(samples)), default_tolerance(solver)
+    _use(batch, solver, way, samples, solve_guarded(solver, batch.part(samples)))
+
+
+def _use(
+    batch: Batch, solver: Solver, way: Way, samples: Array, answer: Solution, found: Linearization | None = None
+) -> None:
+    """Verify a solver's answers for some samples; `found`: all of them polished already."""
+    tolerance = default_tolerance(solver)
     batch.setup_time += answer.setup_time
     batch.solve_time += answer.solve_time
     if np.count_nonzero(answer.status) or not all_finite(answer.x):
         failed = ~(answer.solved & np.isfinite(answer.x).all(axis=1))
         failed[failed] = ~_give_up(batch, solver, samples, answer, np.flatnonzero(failed), tolerance)
-        samples, answer = samples[~failed], answer.take(~failed)
+        samples, answer, found = samples[~failed], answer.take(~failed), None
     if len(samples):
-        _verify(batch, samples, answer, solver, way, tolerance)
+        _verify(batch, samples, answer, found or batch.linearized(samples, answer, way), solver, way, tolerance)
 
 
 def _give_up(
@@ -277,8 +295,10 @@ def seek_proofs(batch: Batch) -> None:
             batch.prove(samples, feasible.proofs)
 
 
-def _verify(batch: Batch, samples: Array, answer: Solution, solver: Solver, way: Way, tolerance: float) -> None:
-    """Polish the answers that a solver calls solved, and check them in the units of every row.
+def _verify(
+    batch: Batch, samples: Array, answer: Solution, found: Linearization, solver: Solver, way: Way, tolerance: float
+) -> None:
+    """Check the answers that a solver calls solved, which have been polished, in the units of every row.
 
     If Newton's method does not converge, the solver's own point is kept if it holds to its tolerance; the certificate
     says so. The residual of an answer may be the square root of the tolerance (a slack and a multiplier of that size:
@@ -286,7 +306,6 @@ def _verify(batch: Batch, samples: Array, answer: Solution, solver: Solver, way:
     it. Where the way does not polish, the point keeps the solver's errors, which may be larger by 1 / VANISHING in the
     units of small rows.
     """
-    found = batch.linearized(samples, answer, way)
     natural, start = found.certificate.natural_residual, found.start_residual
     if way.polishes:
         good = (natural <= tolerance) & (start <= math.sqrt(tolerance))
@@ -302,6 +321,19 @@ def _verify(batch: Batch, samples: Array, answer: Solution, solver: Solver, way:
             _give_up(batch, solver, samples, answer, np.flatnonzero(~done), tolerance, np.fmax(natural, start))
         return
     batch.answered_by(solver.name, samples, answer.iterations)
+
+
+def beyond_doubt(evidence: Array, tolerance: float) -> bool:
+    """Whether a solver's polished answers with this evidence are all accepted without a closer look, by the rules of
+    `_verify` and `_accept`."""
+    judged = evidence[:, _JUDGED]
+    limits = _limits(min(tolerance, ACCEPT, ROUGH), math.sqrt(tolerance), DISTANT)
+    return bool(np.count_nonzero(judged <= limits) == judged.size)
+
+
+@lru_cache(maxsize=8)
+def _limits(*values: float) -> Array:
+    return np.array(values)
 
 
 def _rows_hold(x: Array, s: Array, program: ConeProgram) -> Array:

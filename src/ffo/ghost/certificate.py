@@ -1,6 +1,6 @@
 """How far to trust a gradient, sample by sample.
 
-Duality gap and feasibility say nothing about the error of a gradient; Newton's method on the natural
+The duality gap and feasibility say nothing about the error of a gradient; Newton's method on the natural
 residual does. The evidence: whether the active set is unchanged by a Newton step, how large the remaining
 error is, whether an error of that size could still move a block to another face, and whether the backward
 solve itself succeeded.
@@ -36,11 +36,11 @@ class Certificate:
         natural_residual: relative residual of the optimality conditions of the returned solution.
         ghost_residual: relative residual of the last backward (ghost) solve, or its relative error
             if that is larger (estimated by `backward="direct"`); NaN before any backward pass. Large if the
-            solution is not unique, or nearly so, and the loss sees it: then the gradient is a least-squares one.
+            solution is not unique, or nearly so, and the loss depends on it: the gradient is then a least-squares one.
         ambiguous: the solution is not unique, and the gradient depends on which solution was taken.
-        dependent: active constraints depend on each other, a parameter makes them inconsistent, and the loss sees
-            that: the derivative is one-sided, or the solution jumps. Right-hand sides of dependent equalities are
-            assumed to move so that the equalities stay consistent.
+        dependent: active constraints depend on each other, a parameter makes them inconsistent, and the loss
+            depends on it: the derivative is one-sided, or the solution jumps. Right-hand sides of dependent equalities
+            are assumed to move so that the equalities stay consistent.
         relaxed: the sample is infeasible, and the solution and its gradient are those of the nearest feasible problem
             (`on_fail="relax"`); this is no reason for doubt.
         indefinite: a direction of negative curvature was found on the active constraints: the point is
@@ -183,13 +183,13 @@ class Certificate:
             )
         if self.ghost_residual[k] > RESIDUAL and not (self.ambiguous[k] or self.dependent[k]):
             found.append(
-                "the ghost was not solved accurately: the solution is not unique, or nearly so, and the gradient is a "
-                "least-squares one (a small quadratic term makes the solution unique); or a re-solve was asked for "
-                "with a large backward_eps or delta"
+                "the ghost problem was not solved accurately: the solution is not unique, or nearly so, and the "
+                "gradient is a least-squares one (a small quadratic term makes the solution unique); or "
+                "backward='resolve' was used with a large backward_eps or delta"
             )
         if self.irregular[k]:
             found.append(
                 "an expression of parameters has no derivative at their values (a kink, a jump, an infinite slope, or "
-                "an overflow on the way; info.detail names it)"
+                "an intermediate overflow; info.detail names it)"
             )
         return found

@@ -7,7 +7,7 @@ backward pass reuses the factors of the last Newton step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -54,6 +54,10 @@ class Compiled(Linearization):
     plan: KernelPlan
     state: State
 
+    @cached_property
+    def certificate(self) -> Certificate:
+        return certificate_of(self.state.evidence, self.state.flags)
+
     @property
     def steps(self) -> Array:
         """(batch,) Newton steps taken."""
@@ -71,11 +75,27 @@ class Compiled(Linearization):
     def sensitivity(self, r_x: Array, r_s: Array, samples: Array | None = None) -> Sensitivity:
         mine = self.state.samples if samples is None else samples
         u, w, residual = self.plan.sensitivity(self.state, mine, r_x, r_s)
+        if self._plain:
+            return Sensitivity(u, w, residual, *_nothing(len(mine)))
         return self.with_evidence(mine, r_x, r_s, u, w, residual)
 
     def with_evidence(self, samples: Array, r_x: Array, r_s: Array, u: Array, w: Array, residual: Array) -> Sensitivity:
         """Solutions of some samples' ghost systems, with the evidence about them."""
-        return Sensitivity(u, w, residual, self._kinked(samples, r_x, r_s, u, w), self._sees(samples, u, w))
+        return Sensitivity(u, w, residual, self._kinked(samples, r_x, r_s, u, w), self._null_flags(samples, u, w))
+
+    @property
+    def _plain(self) -> bool:
+        """Whether no sample is weakly active, and all ghost systems are known to be regular, which then does not
+        change."""
+        state = self.state
+        if not state.plain:
+            weak = np.count_nonzero(state.flags[:, columns.WEAKLY_ACTIVE])
+            state.plain = not (weak or np.count_nonzero(state.evidence[:, columns.SINGULAR]))
+        return state.plain
+
+    @property
+    def regular(self) -> bool:
+        return self._plain or not len(self.null.samples)
 
     @cached_property
     def null(self) -> NullVectors:
@@ -132,8 +152,8 @@ class Compiled(Linearization):
         found[near] = kinked
         return found
 
-    def _sees(self, samples: Array, u: Array, w: Array) -> Array:
-        sees, null = np.zeros((len(samples), 4), dtype=bool), self.null
+    def _null_flags(self, samples: Array, u: Array, w: Array) -> Array:
+        flags, null = np.zeros((len(samples), 4), dtype=bool), self.null
         if len(null.samples):
             null = null.take(samples)
             k, at = samples[null.samples], null.samples
@@ -142,9 +162,9 @@ class Compiled(Linearization):
             least = SEEN * np.maximum(_largest(u), _largest(w))
             for v, open_along, large, meets in ((u, null.u, LARGE_U, MEETS_U), (w, null.w, LARGE_W, MEETS_W)):
                 there = np.abs(v) > least
-                sees[at, large] |= there.any(axis=1)
-                sees[at, meets] |= (there & (open_along != 0)).any(axis=1)
-        return sees
+                flags[at, large] |= there.any(axis=1)
+                flags[at, meets] |= (there & (open_along != 0)).any(axis=1)
+        return flags
 
 
 def _largest(v: Array) -> Array:
@@ -162,7 +182,7 @@ def newton(
         check_batch(program.batch, state_bytes(structure, full))
     state = State(structure, program.batch, full)
     x, y, s = plan.newton(values_of(program), (x, y, s), state, steps)
-    return Compiled(program, x, y, s, _certificate(state), plan, state)
+    return Compiled(program, x, y, s, plan, state)
 
 
 def from_nothing(program: ConeProgram) -> Compiled:
@@ -171,9 +191,17 @@ def from_nothing(program: ConeProgram) -> Compiled:
     return newton(program, np.zeros(program.q.shape), np.zeros(s.shape), s, FROM_NOTHING)
 
 
-def _certificate(state: State) -> Certificate:
-    evidence = state.evidence
-    unsettled, weakly_active, ambiguous, dependent, indefinite, relaxed, irregular = state.flags.T
+@lru_cache(maxsize=8)
+def _nothing(batch: int) -> tuple[Array, Array]:
+    """`kinked` and `sees` of samples without weakly active rows and null vectors."""
+    kinked, sees = np.zeros(batch, dtype=bool), np.zeros((batch, 4), dtype=bool)
+    kinked.flags.writeable = sees.flags.writeable = False
+    return kinked, sees
+
+
+def certificate_of(evidence: Array, flags: Array) -> Certificate:
+    """The certificate of samples with this evidence, before any derivative; it refers to these arrays."""
+    unsettled, weakly_active, ambiguous, dependent, indefinite, relaxed, irregular = flags.T
     return Certificate(
         unsettled,
         evidence[:, columns.RATIO],

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -77,7 +78,11 @@ class Linearization(ABC):
     x: Array
     y: Array
     s: Array
-    certificate: Certificate
+
+    @property
+    @abstractmethod
+    def certificate(self) -> Certificate:
+        """How far to trust derivatives, before any is taken."""
 
     @property
     @abstractmethod
@@ -94,6 +99,11 @@ class Linearization(ABC):
         """Null vectors of the samples whose ghost systems are singular."""
 
     @property
+    def regular(self) -> bool:
+        """Whether there are none."""
+        return not len(self.null.samples)
+
+    @property
     def dependent(self) -> Array:
         """(batch,) whether active constraints, not all of them equalities, depend on each other."""
         found, null = np.zeros(len(self.x), dtype=bool), self.null
@@ -102,9 +112,8 @@ class Linearization(ABC):
 
     def take(self, samples: Array) -> Linearization:
         """The linearization of some (distinct) samples; factors are shared with this one."""
-        certificate = Certificate(**{k: v[samples] for k, v in vars(self.certificate).items()})
         x, y, s = (v[samples] for v in (self.x, self.y, self.s))
-        return _Some(self.program.take(samples), x, y, s, certificate, self, samples)
+        return _Some(self.program.take(samples), x, y, s, self, samples)
 
     def adjoint(self, c_x: Array, c_y: Array, c_s: Array | None = None) -> tuple[DataGradient, Array]:
         """Loss gradients in the solution -> gradient in the data, and the ghost residual (batch,)."""
@@ -124,6 +133,10 @@ class _Some(Linearization):
 
     whole: Linearization
     samples: Array
+
+    @cached_property
+    def certificate(self) -> Certificate:
+        return Certificate(**{k: v[self.samples] for k, v in vars(self.whole.certificate).items()})
 
     @property
     def start_residual(self) -> Array:

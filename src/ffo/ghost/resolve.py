@@ -79,8 +79,9 @@ class Resolve(Way):
         full = Iterative().full(program)
         steps = POLISHING if self.polishes else 0
         found = newton(program, solution.x, solution.y, solution.s, steps, full)
+        point = found.program, found.x, found.y, found.s, found.plan, found.state
         if self.polishes:
-            return GhostResolved(**vars(found), way=self)
+            return GhostResolved(*point, way=self)
         # The error of an interior-point answer is about the square root of its residual, and that of a difference
         # of such answers is this error to the power 2/3.
         residual, margin = found.certificate.natural_residual, found.margin
@@ -92,7 +93,9 @@ class Resolve(Way):
             error=np.sqrt(residual) if self.target == "ghost" else np.cbrt(residual),
         )
         kind = GhostResolvedOnce if self.target == "ghost" else OriginalResolved
-        return kind(**{**vars(found), "certificate": certificate}, way=self)
+        resolving = kind(*point, way=self)
+        vars(resolving)["certificate"] = certificate
+        return resolving
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,10 @@ class Resolving(Compiled):
     """Solutions whose derivatives are computed by re-solving."""
 
     way: Resolve
+
+    @property
+    def regular(self) -> bool:
+        return not len(self.null.samples)
 
     def sensitivity(self, r_x: Array, r_s: Array, samples: Array | None = None) -> Sensitivity:
         return self._resolve(np.arange(len(self.x)) if samples is None else samples, r_x, r_s)

@@ -14,6 +14,7 @@ import numpy as np
 from ffo.engine import Engine, Info, Options, Smoothing
 from ffo.engine.call import LayerCall
 from ffo.engine.records import Records
+from ffo.engine.report import EngineReport
 from ffo.engine.smoothing import Sampler
 from ffo.errors import SOLVED, InputError, NotCalledError
 from ffo.jax.host import Site
@@ -51,11 +52,11 @@ class LayerBase:
         self.engine = Engine(options)
         self.sampler = Sampler(options.smoothing) if options.smoothing else None
         self.records: Records[SolvedCall] = Records()
-        self._last: Info | None = None
+        self._last: Info | EngineReport | None = None
 
     @property
     def info(self) -> Info:
-        """Report on the last call that has run; before any, a `NotCalledError`.
+        """Report on the last call that has run; raises a `NotCalledError` before the first.
 
         Compiled programs run asynchronously: call `jax.block_until_ready` first.
         """
@@ -64,7 +65,7 @@ class LayerBase:
                 "info reports on the last call of the layer, and none has run yet: call the layer first, and "
                 "jax.block_until_ready on its outputs if it is compiled"
             )
-        return self._last
+        return self._last if isinstance(self._last, Info) else self._last.info()
 
     def smoothed(self, smoothing: float | Smoothing | None) -> Self:
         """The same layer with other smoothing, with its own draws and memory."""
@@ -75,8 +76,8 @@ class LayerBase:
         other.records, other._last = Records(), None
         return other
 
-    def _receive(self, info: Info) -> None:
-        self._last = info
+    def _receive(self, report: EngineReport) -> None:
+        self._last = report
 
     def _run(
         self,
@@ -119,7 +120,7 @@ def as_array(value: Any, label: str) -> jax.Array:
 
 
 def dtype_of(values: Sequence[jax.Array]) -> Any:
-    """The dtype that JAX promotes arrays to; without arrays, its default one."""
+    """The dtype to which JAX promotes arrays; without arrays, its default."""
     return jnp.result_type(*values) if values else jnp.result_type(float)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from ffo.engine.call import LayerCall, sample_keys
 from ffo.engine.info import Info
 from ffo.engine.records import GONE, NOTHING, Records
+from ffo.engine.report import EngineReport
 from ffo.errors import DerivativeError
 from ffo.jax.records import SolvedCall
 
@@ -163,7 +164,7 @@ def _zeros(rows: int | None, shape: tuple[int, ...], dtype: np.dtype) -> Array:
     return np.zeros(shape if rows is None else (rows, *shape), dtype)
 
 
-def _ignore(_: Info) -> None:
+def _ignore(_: EngineReport) -> None:
     pass
 
 

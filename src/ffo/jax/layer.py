@@ -20,11 +20,11 @@ from ffo.solvers.base import Solver
 
 @jax.tree_util.register_static
 class FFOLayer(LayerBase):
-    """A parametrised convex problem whose solution is differentiable in its parameters.
+    """A parametrized convex problem whose solution is differentiable with respect to its parameters.
 
-    Drop-in for `cvxpylayers.jax.CvxpyLayer`: the same arguments, shapes and exceptions. It works under `jax.jit`,
-    `vmap`, `grad`, `jacrev`, `jacfwd`, `jvp`, `checkpoint`, `lax.scan` and `shard_map`, with any solver; a second
-    derivative is a `DerivativeError`. The layer itself is a pytree without leaves.
+    Drop-in replacement for `cvxpylayers.jax.CvxpyLayer`: the same arguments, shapes and exceptions. It works under
+    `jax.jit`, `vmap`, `grad`, `jacrev`, `jacfwd`, `jvp`, `checkpoint`, `lax.scan` and `shard_map`, with any solver; a
+    second derivative raises a `DerivativeError`. The layer itself is a pytree without leaves.
 
     The arguments are those of `ffo.torch.FFOLayer`.
 

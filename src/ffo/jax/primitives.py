@@ -282,11 +282,11 @@ def _fold(site: Site, values: Sequence[Any], dims: Sequence[Dim], size: int) -> 
 def _solve_batch(arguments: Sequence[Any], dims: Sequence[Dim], *, site: Site, keys: bool, **params: Any) -> Any:
     count, size = len(site.dims), mapped_size(arguments, dims)
     if all(d is None for d in dims[:count]):
-        raise InputError("keys are mapped by jax.vmap, and no parameter is")
+        raise InputError("keys are mapped by jax.vmap, but no parameter is: map a parameter as well")
     fold, joint = _fold(site, arguments[:count], dims[:count], size)
     if keys:
         if dims[count] is None:
-            raise InputError("keys must be mapped by jax.vmap as the parameters are: they name every sample")
+            raise InputError("keys must be mapped by jax.vmap like the parameters: every sample needs its own key")
         joint.append(with_axis(arguments[count], dims[count], size).reshape(-1))
     *found, token = solve_p.bind(*joint, site=site, keys=keys, **params)
     return [*(fold.part(v) for v in found), token], (*(0,) * len(found), None)

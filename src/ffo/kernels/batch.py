@@ -54,9 +54,10 @@ SPARE = 2**26
 
 class State:
     """Faces, factors and evidence that Newton's method leaves for the derivatives of a batch; and how ghost systems are
-    solved."""
+    solved. `plain`: see `ghost.direct`."""
 
     factors: tuple[Array, ...] = ()
+    plain: bool = False
 
     def __init__(self, S: Structure, batch: int, full: Full = FACTORS) -> None:
         self.structure, self.full, self.samples = S, full, np.arange(batch)
@@ -356,6 +357,7 @@ def _ghost_chunk(
             _start(_row(r_x, k), _row(r_s, k), _row(r_t, k), x[k], y[k], s[k], face)
             loop.newton(S, D, x[k], y[k], s[k], face, F, evidence[k], allowed, full)
             columns.conclude(evidence[k], flags[k])
+            evidence[k, columns.REACH] = columns.reach(D, x[k], y[k])
             answer[i] = evidence[k, columns.STEPS]
         elif task == _SENSITIVITY:
             answer[i] = loop.sensitivity(S, F, face, _row(r_x, i), _row(r_s, i), x[i], y[i], full)

@@ -69,6 +69,18 @@ class DualMatrices(NamedTuple):
     dependent: Array
 
 
+class Loaded(NamedTuple):
+    """What all samples of a batch with shared matrices have in common: fields of `DualMatrices`, and rho (1,), the
+    result of `load_matrices`. Empty arrays: nothing is known."""
+
+    Q: Array
+    R: Array
+    column: Array
+    row: Array
+    L: Array
+    rho: Array
+
+
 class DualFace(NamedTuple):
     """Rows held as equalities: their numbers in `rows`, multipliers in `y`, factor in C (n, n); and x, w (n,), slacks
     s (rows,) and workspace for a vector (rows,). The number of held rows is passed separately."""
@@ -83,11 +95,14 @@ class DualFace(NamedTuple):
 
 
 @inner_reducing_kernel
-def new_matrices(n: int, r: int, rows: int, me: int) -> DualMatrices:
-    """Workspace for the matrices of a sample."""
+def new_matrices(n: int, r: int, rows: int, me: int, known: Loaded) -> DualMatrices:
+    """The matrices of all samples if they are known, or workspace for those of one sample; no row is admitted."""
+    Q, R, column, row, L = known.Q, known.R, known.column, known.row, known.L
+    if not known.rho.size:
+        Q, R, column, row, L = np.empty((n, n)), np.empty((r, n)), np.empty(n), np.empty(rows), np.empty((n, n))
     return DualMatrices(
-        np.empty((n, n)), np.empty((r, n)), np.empty(n), np.empty(rows), np.empty((n, n)), np.empty((rows, n)),
-        np.empty((rows, rows)), np.empty(rows, np.int64), np.zeros(1, np.int64), np.zeros(me, np.bool_),
+        Q, R, column, row, L, np.empty((rows, n)), np.empty((rows, rows)), np.empty(rows, np.int64),
+        np.zeros(1, np.int64), np.zeros(me, np.bool_),
     )  # fmt: skip
 
 
@@ -126,7 +141,6 @@ def load_matrices(m: DualMatrices) -> float:
     indefinite."""
     column, row, Q, R = m.column, m.row, m.Q, m.R
     n, r = Q.shape[0], R.shape[0]
-    forget(m)
     top = 0.0
     for j in range(n):
         top = max(top, Q[j, j])

@@ -5,17 +5,37 @@ from __future__ import annotations
 import numpy as np
 
 from ffo.kernels.jit import inner_kernel
-from ffo.kernels.point import MARGIN_RATIO, WEAK
+from ffo.kernels.point import MARGIN_RATIO, WEAK, Data
 
 Array = np.ndarray
 
-#: columns of the evidence; the start is measured as solvers do, in the largest terms of the program; GHOST is the
-#: residual of a derivative, NaN before any
-RESIDUAL, ERROR, RATIO, NEAREST, PIVOT, STEPS, IS_SETTLED, START_RESIDUAL, SINGULAR, GHOST = range(10)
-EVIDENCE = 10
+#: columns of the evidence; the start is measured as solvers do, in the largest terms of the program; REACH is that of
+#: `reach`; GHOST is the residual of a derivative, NaN before any
+RESIDUAL, START_RESIDUAL, REACH, ERROR, RATIO, NEAREST, PIVOT, STEPS, IS_SETTLED, SINGULAR, GHOST = range(11)
+EVIDENCE = 11
 #: columns of the flags; the others are set by derivatives, in the order of `ghost.certificate`
 UNSETTLED, WEAKLY_ACTIVE = range(2)
 FLAGS = 7
+#: costs, beside the terms of Px, that no residual shows
+BURIED = 1e-12
+
+
+@inner_kernel
+def reach(D: Data, x: Array, y: Array) -> float:
+    """The largest entry of x and y; infinite if one is not finite, or if the costs q may be rounding beside the terms
+    of Px, which are at most max |P| |x|_1."""
+    cost = curvature = length = force = largest = 0.0
+    for j in range(x.size):
+        cost = max(cost, abs(D.q[j]))
+        length += abs(x[j])
+        largest = max(largest, abs(x[j]))
+    for i in range(y.size):
+        force += abs(y[i])
+        largest = max(largest, abs(y[i]))
+    for t in range(D.Pv.size):
+        curvature = max(curvature, abs(D.Pv[t]))
+    known = length + force < np.inf and not 0.0 < cost <= BURIED * curvature * length
+    return largest if known else np.inf
 
 
 @inner_kernel

@@ -18,8 +18,10 @@ from ffo.kernels.bundle import refer
 from ffo.kernels.dual import (
     DualFace,
     DualMatrices,
+    Loaded,
     admit,
     append,
+    forget,
     hold,
     load_matrices,
     minimiser,
@@ -317,28 +319,48 @@ def _unload(m: DualMatrices, f: DualFace, k: int, factor: float, x: Array, one: 
 
 
 @kernel
+def load_shared(P: Triplets, A: Triplets, out: Loaded) -> None:
+    """Load the matrices that all samples of a batch share; `out` has arrays of the right shapes."""
+    n, r = out.R.shape[1], out.R.shape[0]
+    out.rho[0] = _load_first(refer(P), refer(A), new_matrices(n, r, out.row.size, 0, refer(out)))
+
+
+@inner_kernel
+def _load_first(P: Triplets, A: Triplets, m: DualMatrices) -> float:
+    return _load(0, P, A, refer(m))
+
+
+@inner_kernel
+def _load(sample: int, P: Triplets, A: Triplets, m: DualMatrices) -> float:
+    """`load_matrices` of a sample."""
+    scatter(P, sample, True, m.Q)
+    scatter(A, sample, False, m.R)
+    return load_matrices(m)
+
+
+@kernel
 def solve_chunk(
     start: int, stop: int, P: Triplets, p: Array, A: Triplets, b: Array, sides: SideRows, me: int, limit: int,
-    out: QPAnswer,
+    known: Loaded, out: QPAnswer,
 ) -> None:  # fmt: skip
     """Solve the samples start..stop-1 of a batch.
 
     Args:
         P: upper triangle of Q; p: (batch or 1, n).
         A: the rows that are not bounds, equalities first; b: (batch or 1, m).
-        me: number of equalities. limit: most steps for a sample.
+        me: number of equalities. limit: most steps for a sample. known: the result of `load_shared`, or empty arrays.
     """
     n, r = p.shape[1], sides.rows.size
     one = new_sides(refer(sides), n)
     rows = one.multipliers.size
-    m, f = new_matrices(n, r, rows, me), new_face(n, rows)
-    _solve_samples(start, stop, m, f, one, refer(P), p, refer(A), b, refer(sides), me, limit, refer(out))
+    m, f = new_matrices(n, r, rows, me, refer(known)), new_face(n, rows)
+    _solve_samples(start, stop, m, f, one, refer(P), p, refer(A), b, refer(sides), me, limit, known.rho, refer(out))
 
 
 @inner_kernel
 def _solve_samples(
     start: int, stop: int, m: DualMatrices, f: DualFace, one: OneSample, P: Triplets, p: Array, A: Triplets, b: Array,
-    sides: SideRows, me: int, limit: int, out: QPAnswer,
+    sides: SideRows, me: int, limit: int, known_rho: Array, out: QPAnswer,
 ) -> None:  # fmt: skip
     n, rows = p.shape[1], one.multipliers.size
     m, f, one = refer(m), refer(f), refer(one)
@@ -346,9 +368,8 @@ def _solve_samples(
     rho, linear = 0.0, False
     for i in range(start, stop):
         if i == start or not is_shared(P) or not is_shared(A):
-            scatter(P, i, True, m.Q)
-            scatter(A, i, False, m.R)
-            rho = load_matrices(m)
+            forget(m)
+            rho = known_rho[0] if known_rho.size else _load(i, P, A, m)
             linear = rho > 0.0 and _is_zero(m.Q)
         mine = b[i if b.shape[0] > 1 else 0]
         crossed = load_sides(sides, mine, i, one)

@@ -37,6 +37,8 @@ VANISHING = 1e-3
 #: slacks count for the size of x up to the first multiple of it, right-hand sides up to the second: a bound of 1e9 that
 #: is never active says nothing about x
 FAR, FARTHEST = 1e3, 1e6
+#: right-hand sides of this fraction of x are rounding errors of those who computed them
+ROUNDING = 1e-13
 #: fraction of the largest terms of a program by which a row with small terms of its own is judged; if ten times
 #: smaller, rounding errors of other rows count against it. These terms count up to FAR times the size that the data
 #: implies: else a point that diverges, or whose multipliers do, would excuse any violation
@@ -96,6 +98,25 @@ def row_norms(S: Structure, Av: Array, row: Array) -> None:
 
 
 @inner_kernel
+def _nearest_side(S: Structure, D: Data, row: Array) -> float:
+    """The smallest distance |b_i| / |a_i| of a row from the origin, zero if all are zero.
+
+    Every solution is at least as large as that of any equality; what is rounding beside it counts as zero.
+    """
+    kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
+    least, side = 0.0, np.inf
+    for k in range(S.blocks):
+        if kinds[k] == ZERO:
+            for i in range(starts[k], starts[k] + dims[k]):
+                least = max(least, ROUNDING * abs(D.b[i]) / row[i])
+    for i in range(S.m):
+        distance = abs(D.b[i]) / row[i]
+        if distance > least:
+            side = min(side, distance)
+    return 0.0 if side == np.inf else side
+
+
+@inner_kernel
 def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
     """Identification compares s with tau y, tau_i = |a_i|^2 l / f, with
 
@@ -119,7 +140,6 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
     if column < S.n:
         Px[column] += value
     length = gradient = force = slack = 0.0
-    side = np.inf  # the smallest one that is not zero
     for j in range(S.n):
         length = max(length, abs(x[j]))
         gradient = max(gradient, abs(D.q[j]))
@@ -130,8 +150,7 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
         force = max(force, abs(y[i]) * row[i])
         if D.b[i] < np.inf:
             slack = max(slack, abs(s[i]) / row[i])
-            side = min(side, abs(D.b[i]) / row[i]) if D.b[i] != 0.0 else side
-    side = 0.0 if side == np.inf else side
+    side = _nearest_side(S, D, row)
     implied = max(gradient / curvature if curvature > 0.0 else 0.0, side)
     side = min(side, FARTHEST * length) if length > 0.0 else side
     least = VANISHING * max(reach, side)

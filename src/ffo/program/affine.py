@@ -100,7 +100,7 @@ class _Known:
         if self.values is theta:
             self.values = theta.copy()
 
-    def comes_again(self, theta: Array) -> bool:
+    def matches(self, theta: Array) -> bool:
         if self.few is not None:
             if theta.ndim > 1 or np.count_nonzero(theta != 0) != len(self.few):
                 return False
@@ -165,9 +165,10 @@ class AffineMap:
         if self.forms and name == "A":
             pairs = zip(entering, thetas, strict=True)
             thetas = [theta if e.factor is None else e.factor.matrix(theta) for e, theta in pairs]
-        if before is not None and all(map(_Known.comes_again, before[0], thetas)):
+        if before is not None and all(map(_Known.matches, before[0], thetas)):
             return before[1]
-        known = None if any(theta.ndim > 1 for theta in thetas) else [_Known(theta) for theta in thetas]
+        batched = [theta for theta in thetas if theta.ndim > 1]
+        known = None if batched else [_Known(theta) for theta in thetas]
         made = self._matrix(name, thetas, known) if name in ("P", "A") else self._block(name, thetas)
         if known is not None:
             last[name] = known, made
@@ -273,7 +274,7 @@ class AffineMap:
         return [np.zeros(v.shape) if w and g is None else g for g, v, w in zip(out, values, wanted, strict=True)]
 
     def feels(self, gradient: DataGradient, wanted: Sequence[bool]) -> Array:
-        """(batch,) whether a gradient in the data gives one in any wanted parameter above rounding."""
+        """(batch,) whether a gradient in the data makes that in any wanted parameter larger than rounding."""
         ones = [np.ones((len(gradient.x), size)) for size in self.sizes]
         magnitudes = gradient.magnitudes
         found = np.zeros(len(gradient.x), dtype=bool)

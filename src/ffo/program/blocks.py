@@ -42,7 +42,7 @@ def is_absent(name: Name, shape: tuple[int, ...]) -> bool:
 def check_shapes(shapes: Mapping[Name, tuple[int, ...]]) -> int | None:
     """Check the shapes of the blocks that are present; returns the batch size, None if unbatched."""
     if "p" not in shapes:
-        raise InputError("p, the linear term, is needed (a vector of zeros if there is none)")
+        raise InputError("p, the linear term, is required (pass a vector of zeros if there is none)")
     for matrix, vectors in (("G", ("h", "lower")), ("A", ("b",))):
         has = [v for v in vectors if v in shapes]
         if matrix in shapes and not has:

@@ -96,15 +96,29 @@ class ConeProgram:
         """The same vectors with other matrices."""
         return self if P is self.P and A is self.A else replace(self, P=P, A=A)
 
+    def with_cones(self, cones: Product) -> ConeProgram:
+        """The same data with other cones."""
+        other = ConeProgram(self.P, self.q, self.A, self.b, cones)
+        other.__dict__.update({name: v for name, v in self.__dict__.items() if name in ("_values", "_all_finite")})
+        return other
+
     @cached_property
     def finite(self) -> Array:
         """(batch,) true where all data of the sample is finite."""
         vectors = np.isfinite(self.q).all(axis=1) & np.isfinite(distinct(self.b)).all(axis=1)
         return vectors & self.P.finite & self.A.finite
 
+    def note_finite(self, found: bool) -> None:
+        """Record what a caller has found out about `all_finite`, so that the entries are not read again."""
+        self.__dict__["_all_finite"] = found
+
     @property
     def all_finite(self) -> bool:
-        return all_finite(self.q) and all_finite(distinct(self.b)) and self.P.all_finite and self.A.all_finite
+        found: bool | None = self.__dict__.get("_all_finite")
+        if found is None:
+            found = all_finite(self.q) and all_finite(distinct(self.b)) and self.P.all_finite and self.A.all_finite
+            self.note_finite(found)
+        return found
 
     def slack(self, x: Array) -> Array:
         """(batch, m) b - Ax."""

@@ -77,7 +77,7 @@ class _Target(ConicSolver):
         return {cp.settings.PARAM_PROB: problem}, {}
 
     def solve_via_data(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError("this target canonicalises only; solving is done by ffo.solvers")
+        raise NotImplementedError("this target only canonicalizes; solving is done by ffo.solvers")
 
 
 class _Stuffing(ConeMatrixStuffing):
@@ -367,7 +367,7 @@ def _dual_rows(v: cp.Variable, constraint: cp.Constraint) -> tuple[Array, Array 
     if isinstance(constraint, PSDConstraint):
         k = v.shape[-1]
         if v.ndim > 2:
-            raise UnsupportedProblemError("Duals of stacks of PSD constraints are not supported: write one each.")
+            raise UnsupportedProblemError("Duals of stacked PSD constraints are not supported: write one per matrix.")
         i, j = np.triu_indices(k)
         row = np.empty((k, k), dtype=np.int64)
         row[i, j] = row[j, i] = i + j * (j + 1) // 2

@@ -99,11 +99,11 @@ class Declaration:
     def _not_positive(self, value: Array) -> str:
         worst = value[~(value > 0.0)][0]
         what = f"parameter expression {self.name}" if self.derived else f"parameter {self.parameter} ({self.name})"
-        return f"the {what} of a geometric program must be positive, and has the entry {worst:.4g}"
+        return f"the {what} of a geometric program must be positive, but has the entry {worst:.4g}"
 
     def _text(self, declared: str, fact: str) -> str:
         if self.derived:
-            return f"the parameter expression {self.name} must be {declared} for the problem to be convex, and {fact}"
+            return f"the parameter expression {self.name} must be {declared} for the problem to be convex, but {fact}"
         return f"parameter {self.parameter} ({self.name}) was declared {declared} but {fact}"
 
 

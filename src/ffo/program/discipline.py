@@ -14,7 +14,7 @@ from ffo.errors import InputError, UnsupportedProblemError
 from ffo.program.lift import Lifted, lifted
 from ffo.program.rewriting import HIDING, hidden_parameters, nested_form, subexpressions, text_of
 
-OTHERWISE = "For problems beyond these rules there is ffo.torch.FFOFunctionLayer, which takes functions of tensors."
+OTHERWISE = "For problems outside these rules, use ffo.torch.FFOFunctionLayer, which takes functions of tensors."
 
 
 def check_arguments(problem: cp.Problem, parameters: Sequence[cp.Parameter], variables: Sequence[cp.Variable]) -> None:
@@ -49,7 +49,7 @@ _CVXPYLAYERS_BACKENDS = ("diffcp", "cuclarabel")
 
 
 def known_backend(name: str | None) -> str:
-    """CVXPY's canonicalisation backend of this name, its COO backend by default."""
+    """CVXPY's canonicalization backend of this name, its COO backend by default."""
     if name is None or name in _CVXPYLAYERS_BACKENDS:
         return _BACKENDS[0]
     if name not in _BACKENDS:
@@ -123,7 +123,7 @@ def _reason(e: Any, gp: bool) -> str:
                 "declare it (nonneg=True or nonpos=True)"
             )
     if not gp and not e.variables():
-        return "CVXPY knows no curvature of it"
+        return "CVXPY cannot determine its curvature"
     return "CVXPY cannot tell that it is convex or concave for every value of the parameters"
 
 

@@ -8,7 +8,7 @@ the inequality: it is nonnegative, because nothing else pushes t up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
@@ -36,7 +36,7 @@ class Epigraphs(PresolveStep):
     rows: Array
 
     def apply(self, program: ConeProgram) -> ConeProgram:
-        return replace(program, cones=_with_equalities(program.cones, tuple(self.rows.tolist())))
+        return program.with_cones(_with_equalities(program.cones, tuple(self.rows.tolist())))
 
     def inward(self, x: Array, y: Array, s: Array) -> Triple:
         s = s.copy()

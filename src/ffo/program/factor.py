@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray
 
-#: matrices with a smallest eigenvalue below this share of the largest have no Cholesky factor to speak of
+#: matrices with a smallest eigenvalue below this share of the largest count as having no Cholesky factor
 SINGULAR = 1e-13
 
 

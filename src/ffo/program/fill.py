@@ -29,7 +29,7 @@ FULL = 10.0
 PATTERN, FACTOR = 110, 24
 #: most unknowns for which factors always fit, and bytes below which the available memory is not checked
 FEW, LITTLE = 6000, 2**30
-#: on grids, a breadth-first order gives up to so many times the fill-in of a good one
+#: on grids, a breadth-first order gives up to this many times the fill-in of a good one
 BETTER = 8.0
 GB = 1e9
 
@@ -64,14 +64,19 @@ def check_memory(cones: Product, P: Pattern, A: Pattern, factors: bool) -> None:
         way = "" if blocks else "; backward='iterative' needs no factors"
         raise TooLargeError(
             f"the optimality conditions of this problem ({A.shape[1]} variables, {A.shape[0]} rows{blocks}) would take "
-            f"about {needed / GB:.1f} GB, and {there / GB:.1f} GB are available: split it, or make its blocks "
+            f"about {needed / GB:.1f} GB, but only {there / GB:.1f} GB are available: split it, or make its blocks "
             f"smaller{way}"
         )
 
 
+def is_small(program: ConeProgram) -> bool:
+    """Whether a program is so small that its factors fit whatever memory is available."""
+    return program.n + program.m + program.A.nnz <= FEW
+
+
 def fits(program: ConeProgram) -> bool:
     """Whether the factors of one sample fit into memory."""
-    if program.n + program.m + program.A.nnz <= FEW:
+    if is_small(program):
         return True
     needed = needed_bytes(program.cones, program.P.pattern, program.A.pattern, True)
     return needed <= LITTLE or needed <= available()
@@ -81,8 +86,8 @@ def check_batch(batch: int, each: float) -> None:
     """Raise before a batch allocates more memory than is available; `each`: bytes of one sample."""
     if batch * each > LITTLE and batch * each > (there := available()):
         raise TooLargeError(
-            f"the factors of a batch of {batch} samples would take about {batch * each / GB:.1f} GB, and "
-            f"{there / GB:.1f} GB are available: take batches of {max(int(0.5 * there / each), 1)}, or use "
+            f"the factors of a batch of {batch} samples would take about {batch * each / GB:.1f} GB, but "
+            f"only {there / GB:.1f} GB are available: use batches of {max(int(0.5 * there / each), 1)}, or use "
             "backward='iterative', which needs no factors"
         )
 

@@ -101,7 +101,7 @@ def lifted(problem: cp.Problem, parameters: Sequence[cp.Parameter], gp: bool) ->
 class Rewriter:
     """Rewrites expressions of one problem; equal subexpressions share parameters and variables."""
 
-    #: whether fresh parameters are told their sign
+    #: whether fresh parameters are declared with their sign
     signs = False
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ class Rewriter:
         return self._parameters[key]
 
     def attributes(self, e: cp.Expression) -> dict[str, bool]:
-        """What CVXPY knows about an expression, as a parameter is told it."""
+        """What CVXPY knows about an expression, as attributes of a parameter."""
         found = {"nonneg": self.signs and e.is_nonneg(), "nonpos": self.signs and not e.is_nonneg() and e.is_nonpos()}
         if e.ndim == 2 and e.shape[0] == e.shape[1] > 1:
             definite = {"PSD": e.is_psd(), "NSD": e.is_nsd() and not e.is_psd()}

@@ -70,7 +70,7 @@ class Names:
                     f"{one} is not one of the problem's constraints: pass the object itself, or its number"
                 )
             if not self.constraints[k].places.size:
-                raise InputError(f"{self.constraints[k].name} cannot be relaxed: it is rewritten into others")
+                raise InputError(f"{self.constraints[k].name} cannot be relaxed: it is rewritten as other constraints")
             found.append(k)
         return tuple(found)
 

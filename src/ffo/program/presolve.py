@@ -165,7 +165,7 @@ class MissingRows(PresolveStep):
 
 def missing_rows(program: ConeProgram) -> list[tuple[Array, MissingRows]] | None:
     """The samples by the rows they lack, and the step that removes these; None where no sample lacks any."""
-    if not np.count_nonzero(distinct(program.b) == np.inf):
+    if program.all_finite or not np.count_nonzero(distinct(program.b) == np.inf):
         return None
     missing = np.isposinf(program.b)
     for group in program.cones.groups:

@@ -31,7 +31,7 @@ class Relaxation(PresolveStep):
         P, A, n, k = program.P, program.A, program.n, len(self.rows)
         return ConeProgram(
             SymmetricBatch(*_with_columns(P, n + np.arange(k), self.weight), (n + k, n + k)),
-            _wider(program.q, k),
+            _padded(program.q, k),
             SparseBatch(*_with_columns(A, self.rows, -1.0), (program.m, n + k)),
             program.b,
             program.cones,
@@ -44,7 +44,7 @@ class Relaxation(PresolveStep):
         return x[:, : x.shape[1] - len(self.rows)], y, s
 
     def reduce(self, r_x: Array, r_s: Array) -> tuple[Array, Array]:
-        return _wider(r_x, len(self.rows)), r_s
+        return _padded(r_x, len(self.rows)), r_s
 
     def restore(self, u: Array, w: Array, r_x: Array, r_s: Array) -> tuple[Array, Array]:
         return u[:, : r_x.shape[1]], w
@@ -54,10 +54,10 @@ def _with_columns(M: SparseBatch, rows: Array, value: float) -> tuple[Array, Arr
     """indptr, indices and values of a matrix with an extra column for each of some rows, with a single entry there."""
     indptr = np.concatenate([M.indptr, M.indptr[-1] + 1 + np.arange(len(rows))])
     indices = np.concatenate([M.indices, rows])
-    values = _wider(M.values, len(rows), value)
+    values = _padded(M.values, len(rows), value)
     return indptr.astype(M.indptr.dtype), indices.astype(M.indices.dtype), values
 
 
-def _wider(v: Array, count: int, value: float = 0.0) -> Array:
+def _padded(v: Array, count: int, value: float = 0.0) -> Array:
     """(..., n) -> (..., n + count), padded with `value`."""
     return np.concatenate([v, np.full((*v.shape[:-1], count), value)], axis=-1)

@@ -180,12 +180,12 @@ def nested_form(e: Any, term: bool = True) -> bool:
 
 def hidden_parameters(part: Any) -> bool:
     """Whether parameters are where CVXPY does not look: in a bound of `huber` that is not affine in them, or in both
-    arguments of `dotsort`. Or where its reduction fails although they are DPP: beside a constant in a convolution, or
-    inside of `real` and `conj`."""
-    return not HIDING.isdisjoint(part.atoms()) and any(map(_hides, subexpressions(part)))
+    arguments of `dotsort`. Or where its reduction fails although they are DPP: next to a constant in a convolution, or
+    inside `real` and `conj`."""
+    return not HIDING.isdisjoint(part.atoms()) and any(map(_hides_parameters, subexpressions(part)))
 
 
-def _hides(e: Any) -> bool:
+def _hides_parameters(e: Any) -> bool:
     if isinstance(e, huber):
         return bool(e.M.parameters()) and not is_param_affine(e.M)
     if isinstance(e, conv | convolve | real | conj):

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ffo.program.cone import ConeProgram
+from ffo.program.plan import values_of
 from ffo.program.presolve import PresolveStep, Triple
 from ffo.program.sparse import SparseBatch, SymmetricBatch, distinct
 
 Array = np.ndarray
-Size = Array | float
 
 #: sizes within [1 / MODERATE, MODERATE] are left unchanged
 MODERATE = 1e3
@@ -89,57 +89,58 @@ class Moderate:
             if not (P.own and A.own and program.shared_matrices and program.n):
                 return False
             last = self._last = _Extent(P, A)
-        return last.fit and last.moderate(program.q, distinct(program.b))
+        return last.fit and last.moderate(program)
 
 
 class _Extent:
     """Sizes of the entries of a pair of matrices, which determine the moderate vectors, as in `scaling`."""
 
     def __init__(self, P: SymmetricBatch, A: SparseBatch) -> None:
-        self.P, self.A, self.curvature = P, A, float(P.largest[0])
+        from ffo.kernels.extent import extent  # loads compiled code
+
+        self.P, self.A, self.curvature, self._measured = P, A, float(P.largest[0]), extent
         a, p = A.largest_of_coupled_columns[0], P.sizes[0]
-        self.alone = np.flatnonzero(_alone(P, A))
+        self.alone = np.flatnonzero(_only_bounded(P, A))
         lean = (a < 1 / MODERATE) & (p > 0)
         self.fit = _moderate(np.concatenate([A.largest_of_rows[0], a[~lean]]))
         self.most, self.least = float(p.max(initial=0.0)), float(p[lean].min(initial=np.inf))
-        self._known: tuple[bytes, Size, Size] | None = None
+        self._known: tuple[bytes, Array, Array] | None = None
 
-    def moderate(self, q: Array, b: Array) -> bool:
-        """Whether vectors q (batch, n), b (batch or 1, m) are of moderate size."""
+    def moderate(self, program: ConeProgram) -> bool:
+        """Whether the vectors of a program with these matrices are of moderate size."""
+        _, q, _, b = values_of(program).arrays
+        weakest, strongest, *sides = self._measured(q, b)
+        if len(self.alone):
+            force = np.maximum.reduce(np.abs(q), axis=1)
+            if not _moderate(np.abs(q[:, self.alone]) / np.where(force > 0.0, force, 1.0)[:, None]):
+                return False
+        low, high = self._forces(*sides)
+        if low <= weakest and strongest <= high:
+            program.note_finite(self.P.all_finite and self.A.all_finite)
+            return True
+        return self._moderate_by_medians(q, b)
+
+    def _forces(self, lowest: float, longest: float, shortest: float) -> tuple[float, float]:
+        """The range of sizes of q that are moderate whatever the medians of b (which take longer to compute): columns
+        have size max(a, p length / force). Empty for other sizes of b (see `kernels.extent`)."""
+        if longest == 0 < self.curvature <= self.least * MODERATE:  # only the objective determines lengths
+            return max(1.0, self.curvature) / MODERATE, min(1.0, self.curvature) * MODERATE
+        if min(lowest, shortest) >= 1 / MODERATE and longest <= MODERATE:
+            return max(1.0, self.most * longest) / MODERATE, min(1.0, self.least * shortest) * MODERATE
+        return np.inf, 0.0
+
+    def _moderate_by_medians(self, q: Array, b: Array) -> bool:
         force, known = np.maximum.reduce(np.abs(q), axis=1), self._known
-        if len(self.alone) and not _moderate(np.abs(q[:, self.alone]) / np.where(force > 0.0, force, 1.0)[:, None]):
-            return False
-        if known is None or len(b) > 1 or known[0] != b.tobytes():
-            known = self._remember(b, *self._forces(b))
-        if np.count_nonzero((force >= known[1]) & (force <= known[2])) == len(force):
+        same = known is not None and len(b) == 1 and known[0] == b.tobytes()
+        if known is not None and same and ((force >= known[1]) & (force <= known[2])).all():
             return True
         length = _median(np.abs(b))
         low, high = np.maximum(1.0, self.most * length) / MODERATE, np.minimum(1.0, self.least * length) * MODERATE
         low[~((length >= 1 / MODERATE) & (length <= MODERATE))] = np.inf
-        self._remember(b, low, high)
+        if len(b) == 1:
+            self._known = b.tobytes(), low, high
         force = np.where(force == 0, self.curvature * length, force)
         return bool(((force >= low) & (force <= high)).all())
-
-    def _remember(self, b: Array, low: Size, high: Size) -> tuple[bytes, Size, Size]:
-        """A single right-hand side, and the range of sizes of q that are moderate with it."""
-        known = b.tobytes() if len(b) == 1 else b"", low, high
-        if len(b) == 1:
-            self._known = known
-        return known
-
-    def _forces(self, b: Array) -> tuple[float, float]:
-        """The range of sizes of q that are moderate whatever the medians of b (which take longer to compute): columns
-        have size max(a, p length / force)."""
-        sizes = np.abs(b)
-        largest = sizes.max(axis=1, initial=0.0)
-        longest = float(largest.max())
-        if longest == 0 < self.curvature <= self.least * MODERATE:  # only the objective determines lengths
-            return max(1.0, self.curvature) / MODERATE, min(1.0, self.curvature) * MODERATE
-        if largest.min() >= 1 / MODERATE and longest <= MODERATE:
-            shortest = float(sizes[sizes > 0].min())
-            if shortest >= 1 / MODERATE:
-                return max(1.0, self.most * longest) / MODERATE, min(1.0, self.least * shortest) * MODERATE
-        return np.inf, 0.0
 
 
 def scaling(program: ConeProgram) -> Scaling | None:
@@ -151,7 +152,7 @@ def scaling(program: ConeProgram) -> Scaling | None:
     if program.shared_matrices:
         ratio = np.array([ratio.min(axis=0), ratio.max(axis=0)])  # columns grow with it: the extremes suffice
     rows = np.concatenate([v.ravel() for v in (length, force, A.largest_of_rows)])
-    alone = np.flatnonzero(_alone(P, A))
+    alone = np.flatnonzero(_only_bounded(P, A))
     if _moderate(rows) and _moderate_columns(P, A, ratio) and _moderate(np.abs(program.q[:, alone]) / force):
         return None
     plain = Scaling(np.ones((1, program.n)), np.ones((1, program.m)), length, force)
@@ -213,7 +214,7 @@ def _moderate_columns(P: SymmetricBatch, A: SparseBatch, ratio: Array) -> bool:
     return _moderate(columns.ravel())
 
 
-def _alone(P: SymmetricBatch, A: SparseBatch) -> Array:
+def _only_bounded(P: SymmetricBatch, A: SparseBatch) -> Array:
     """(n,) variables with only bounds and linear costs: their units follow from the costs."""
     return ~A.pattern.coupled & ~P.sizes.any(axis=0)
 
@@ -229,7 +230,7 @@ def _largest(program: ConeProgram, alone: Array) -> tuple[Array, Array]:
 
 def _equilibrated(program: ConeProgram, start: Scaling) -> Scaling:
     """Scale rows and columns towards a largest entry of one (Ruiz); blocks of curved cones have one factor."""
-    found, alone = start, _alone(program.P, program.A)
+    found, alone = start, _only_bounded(program.P, program.A)
     for turn in range(2 * PASSES):
         if turn == PASSES:  # in the new units, typical right-hand sides and costs are different
             one = np.ones_like(found.length)

@@ -37,6 +37,8 @@ class Capabilities:
         quadratic: whether it takes P natively.
         threads: whether its solves release the GIL, so that Python threads speed up a batch.
         convexity: whether it answers INVALID_INPUT if and only if P is not positive semidefinite.
+        slow_quadratic: whether it may take very long on quadratic programs: after another solver it is asked only
+            about samples without an answer, not to improve a coarse one.
         module: the module to import; package: what to pip install; extra: the extra of ffo.
     """
 
@@ -47,6 +49,7 @@ class Capabilities:
     extra: str | None = None
     threads: bool = False
     convexity: bool = False
+    slow_quadratic: bool = False
 
 
 class Solver(ABC):
@@ -103,8 +106,8 @@ class Solver(ABC):
 
     def check(self, program: ConeProgram) -> None:
         """Raise if the solver does not support this kind of program."""
-        missing = program.cones.kinds - self.capabilities.cones
-        if missing:
+        if not program.cones.kinds <= self.capabilities.cones:
+            missing = program.cones.kinds - self.capabilities.cones
             names = ", ".join(sorted(kind.name for kind in missing))
             raise UnsupportedProblemError(f"{self.name} does not support the cones of this problem: {names}")
         if program.P.nnz and not self.capabilities.quadratic:

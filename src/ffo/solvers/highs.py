@@ -25,6 +25,8 @@ _STATUS = {
 }
 #: HiGHS refuses tighter tolerances than this.
 _TIGHTEST = 1e-10
+#: default limits of its QP solver, which can cycle (on Q25FV47, for example): iterations, and per variable and row
+_ITERATIONS, _PER_UNKNOWN = 10_000, 5
 
 
 class HiGHSSolver(Solver):
@@ -32,7 +34,13 @@ class HiGHSSolver(Solver):
 
     name = "HIGHS"
     capabilities = Capabilities(
-        frozenset({Zero, Nonneg}), quadratic=True, module="highspy", package="highspy", extra="highs", threads=True
+        frozenset({Zero, Nonneg}),
+        quadratic=True,
+        module="highspy",
+        package="highspy",
+        extra="highs",
+        threads=True,
+        slow_quadratic=True,
     )
     native_settings = frozenset(
         """presolve solver parallel run_crossover time_limit ranging infinite_cost infinite_bound
@@ -47,8 +55,7 @@ class HiGHSSolver(Solver):
     tolerances = ("primal_feasibility_tolerance", "dual_feasibility_tolerance", "ipm_optimality_tolerance")
     iteration_limit = "simplex_iteration_limit"
     time_limit = "time_limit"
-    # the iteration limit is needed because its QP solver can cycle
-    defaults = {"qp_regularization_value": 0.0, "qp_iteration_limit": 100_000}
+    defaults = {"qp_regularization_value": 0.0}
 
     def workspace(self, program: ConeProgram) -> Workspace:
         return _HiGHSWorkspace(self, program)
@@ -60,7 +67,8 @@ class _HiGHSWorkspace(Workspace):
         import highspy
 
         self._highspy = highspy
-        self.options = _options(solver)
+        most = max(_ITERATIONS, _PER_UNKNOWN * (program.n + program.m))
+        self.options = {"qp_iteration_limit": most, **_options(solver)}
         self.split = split = Split(program)
         self.rows = np.concatenate([split.equal, split.unequal])
         self.A = pick_rows(program.A, self.rows)

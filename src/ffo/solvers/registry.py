@@ -140,10 +140,13 @@ def further(program: ConeProgram, first: str) -> tuple[str, ...]:
     """Names of the solvers to try, in this order, if the default one failed.
 
     On the Maros-Meszaros collection PIQP fails on problems that Clarabel solves, and vice versa. Bounds of 1e11 that
-    are never active may stop every interior-point method, but not the active-set method of DENSE.
+    are never active may stop every interior-point method, but not the active-set method of DENSE; on LISWET8, which has
+    10,002 variables, only that of HiGHS succeeds.
     """
     if not program.cones.kinds <= {Zero, Nonneg}:
         return ("CLARABEL",) if first == "INTERIOR" and adapter("CLARABEL").installed() else ()
     rest = ("INTERIOR", "CLARABEL") if first in OWN[:2] else ("CLARABEL",)
-    last = ("PIQP" if program.P.nnz else "HIGHS", *(("DENSE",) if program.n <= LARGEST else ()))
-    return tuple(name for name in (*rest, *last) if name != first and adapter(name).installed())
+    last = ("PIQP",) if program.P.nnz else ("HIGHS",)
+    active_set = "DENSE" if program.n <= LARGEST else "HIGHS"
+    names = dict.fromkeys((*rest, *last, active_set))
+    return tuple(name for name in names if name != first and adapter(name).installed())

@@ -40,7 +40,7 @@ class Reporting(torch.nn.Module):
 
     @property
     def info(self) -> Info:
-        """Report on the last call; before any, a `NotCalledError`."""
+        """Report on the last call; raises a `NotCalledError` before the first."""
         last = self._last
         if last is None:
             raise NotCalledError("info reports on the last call of the layer: call the layer first")
@@ -110,7 +110,7 @@ class OptimizationLayer(Reporting):
         keys: list[Hashable] | None,
         *,
         start: Guesses | None = None,
-        receive: Callable[[Info], None] | None = None,
+        receive: Callable[[Report], None] | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Solve a canonical problem for tensors and keys that have been checked.
 

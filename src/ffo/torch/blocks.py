@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from ffo.errors import InputError
-from ffo.program.blocks import MATRICES, Blocks, check_shapes, is_absent, make_blocks, union_pattern
+from ffo.program.blocks import MATRICES, SIDES, Blocks, check_shapes, is_absent, make_blocks, union_pattern
 from ffo.program.quadratic import MatrixPattern, Name
-from ffo.torch.function import Kind, check_kinds, in_one_dtype, inside_transform
+from ffo.torch.function import Kind, check_kinds, have_kinds, in_one_dtype, inside_transform
 
 
 @dataclass(frozen=True)
@@ -41,23 +42,52 @@ class Form:
     owner: int = 0
 
 
-@dataclass(frozen=True)
-class Given:
-    """The blocks of a call as given, without those that are None."""
+class Checked(NamedTuple):
+    """The names and kinds of blocks that were checked, and the form of programs made of them."""
 
-    tensors: dict[Name, torch.Tensor]
+    names: tuple[Name, ...]
+    kinds: tuple[Kind, ...]
     form: Form
 
 
-def read_given(given: Mapping[Name, torch.Tensor | None]) -> Given:
-    """Check the blocks of a call."""
-    names = [name for name, t in given.items() if t is not None]
-    tensors = dict(zip(names, in_one_dtype([given[name] for name in names]), strict=True))
-    for name, t in tensors.items():
-        if not isinstance(t, torch.Tensor):
-            raise InputError(f"{name} must be a torch tensor, got {type(t).__name__}")
-    form = _checked(tuple([(name, Kind(t.shape, t.dtype, t.device, t.layout)) for name, t in tensors.items()]))
-    return Given({name: tensors[name] for name in form.names} if len(form.names) < len(tensors) else tensors, form)
+class Given(NamedTuple):
+    """The blocks of a call as given, without those that are None."""
+
+    tensors: dict[Name, torch.Tensor]
+    checked: Checked
+
+    @property
+    def form(self) -> Form:
+        return self.checked.form
+
+    @property
+    def closed(self) -> bool:
+        """Whether all blocks are dense, and no bound is infinite."""
+        return self.form.dense and not any(
+            np.count_nonzero(_equal(t, SIDES[name])) for name, t in self.tensors.items() if name in SIDES
+        )
+
+    def values(self, names: Iterable[str]) -> list[torch.Tensor]:
+        """The values of dense blocks, flattened: (entries,) or (batch, entries)."""
+        blocks: dict[Any, torch.Tensor] = self.tensors
+        return [blocks[k].flatten(-2) if k in MATRICES else blocks[k] for k in names]
+
+
+def read_given(given: Mapping[Name, torch.Tensor | None], last: Checked | None = None) -> Given:
+    """Check the blocks of a call; those of the same kinds as `last` need no check."""
+    names = tuple([name for name, t in given.items() if t is not None])
+    listed: Sequence[Any] = [given[name] for name in names]
+    if last is None or last.names != names or not have_kinds(listed, last.kinds):
+        listed = in_one_dtype(listed)
+        for name, t in zip(names, listed, strict=True):
+            if not isinstance(t, torch.Tensor):
+                raise InputError(f"{name} must be a torch tensor, got {type(t).__name__}")
+        kinds = tuple([Kind(t.shape, t.dtype, t.device, t.layout) for t in listed])
+        last = Checked(names, kinds, _checked(tuple(zip(names, kinds, strict=True))))
+    tensors = dict(zip(names, listed, strict=True))
+    if len(last.form.names) < len(tensors):
+        tensors = {name: tensors[name] for name in last.form.names}
+    return Given(tensors, last)
 
 
 @lru_cache(maxsize=256)  # during training all calls of a layer are of one kind

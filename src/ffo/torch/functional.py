@@ -65,10 +65,10 @@ class FFOFunctionLayer(Reporting):
             with an error of O(delta). Answers are then not polished.
         backward_eps, backward_solver: accuracy and solver of the re-solves of "resolve".
         on_fail, warm_start, retry, smoothing: as in `FFOLayer` (smoothing perturbs inequalities only).
-        time_limit: as in `FFOLayer`; a solver function of yours is stopped when it next evaluates the objective.
+        time_limit: as in `FFOLayer`; a solver function that you pass is stopped when it next evaluates the objective.
 
     Attributes:
-        info: report on the last call, with the gradient certificate; before any, a `NotCalledError`.
+        info: report on the last call, with the gradient certificate; raises a `NotCalledError` before the first.
 
     Example:
         >>> import torch

@@ -16,21 +16,21 @@ from ffo.engine.options import OnFail, numbered_relaxation
 from ffo.ghost.oracle import Way
 from ffo.program.cvxpy import canonicalize
 from ffo.solvers.base import Solver
-from ffo.torch.base import Guesses, OptimizationLayer, reporting
+from ffo.torch.base import Guesses, OptimizationLayer, Report, reporting
 from ffo.torch.dense.answer import UnverifiedError
 from ffo.torch.dense.canonical import CanonicalFront, device_map, suited, worthwhile
 from ffo.torch.dense.layer import DensePlan
 from ffo.torch.dense.parts import solve_in_parts
 from ffo.torch.dense.warm import ActiveSets, Remembered
 from ffo.torch.expressions import with_expressions
-from ffo.torch.function import Kind, check_kinds, in_one_dtype, kinds_of
+from ffo.torch.function import Kind, check_kinds, have_kinds, in_one_dtype, kinds_of
 from ffo.torch.graph import fits_into_graphs, outside_graphs, solve_in_graph
 
 
 class FFOLayer(OptimizationLayer):
-    """A parametrised convex problem whose solution is differentiable in its parameters.
+    """A parametrized convex problem whose solution is differentiable with respect to its parameters.
 
-    Drop-in for `cvxpylayers.torch.CvxpyLayer`: the same arguments, shapes and exceptions.
+    Drop-in replacement for `cvxpylayers.torch.CvxpyLayer`: the same arguments, shapes and exceptions.
 
     Args:
         problem: a DCP problem of CVXPY (a DGP one with `gp=True`): convex for every value of its parameters. It need
@@ -44,23 +44,23 @@ class FFOLayer(OptimizationLayer):
             cones and large blocks, which go to Clarabel).
         gp: whether the problem is a geometric program.
         verbose: whether the solver may print.
-        canon_backend: CVXPY's canonicalisation backend (default "COO").
+        canon_backend: CVXPY's canonicalization backend (default "COO").
         solver_args: settings of the solver; every solver accepts `eps` and `max_iters`.
         backward: "direct" (factorize the ghost system), "iterative" (MINRES: no factors), "resolve"
-            (re-solve the perturbed ghost problem with the solver itself), "auto", or an `ffo.ghost`
-            way object.
+            (re-solve the perturbed ghost problem with the solver itself), "auto" (direct, or iterative if the factors
+            would not fit into memory), or an object of `ffo.ghost`.
         delta: size of the perturbation in "resolve", as in the paper; None chooses it. The other
-            ways solve the ghost exactly, whatever the perturbation.
-        backward_eps: accuracy of the re-solves of "resolve" alone. The ghost at the solver's own answer is then solved
-            once, to this accuracy: the paper's Algorithm 1, and nothing else. Without it, answers are polished, and
-            ghosts are solved again for what is left, down to rounding.
+            methods solve the ghost problem exactly and need no perturbation.
+        backward_eps: accuracy of the re-solves of "resolve" alone. The ghost problem at the solver's own answer is then
+            solved once, to this accuracy: the paper's Algorithm 1, and nothing else. Without it, answers are polished,
+            and the ghost problem is solved again for the remaining residual, down to rounding.
         backward_solver: solver of the re-solves of "resolve"; by default that of the forward pass.
         on_fail: "raise" an `ffo.errors.SolverError`; "nan": a failed sample has NaN outputs and contributes no
             gradient; "relax", or an `ffo.torch.Relax` with constraints and weight: infeasible samples get the
             solution of the nearest feasible problem and its gradient, and the status RELAXED; other failures raise.
         warm_start: remember the last solution at each batch position (or for each of `keys`) and try
             its active set before calling the solver.
-        retry: solvers to try, in order, on samples that the first one failed on or solved too coarsely (natural
+        retry: solvers to try, in order, on samples where the first one failed or was not accurate enough (natural
             residual above 1e-8 after polish; the better answer is kept). None: a second solver if the first is
             the default one with default settings (`layer.info` names the solver that answered).
         smoothing: radius of uniform perturbations of the right-hand sides (or an `ffo.torch.Smoothing`).
@@ -72,9 +72,9 @@ class FFOLayer(OptimizationLayer):
     After a call, `layer.info` holds statuses, residuals, times and the gradient certificate.
 
     The layer is differentiable once, in reverse and in forward mode, and works with `torch.func`
-    (`jacrev`, `jacfwd`, `vmap`, and `vmap` of `grad`); a second derivative is a `DerivativeError`. Plain
+    (`jacrev`, `jacfwd`, `vmap`, and `vmap` of `grad`); a second derivative raises a `DerivativeError`. Plain
     calls (without the keywords below) can be part of a graph of `torch.compile(fullgraph=True)` and `torch.export`;
-    others break it, and say so. Outputs are the same with and without gradients: always polished and
+    other calls break the graph, and say so. Outputs are the same with and without gradients: always polished and
     verified.
 
     Example:
@@ -126,6 +126,8 @@ class FFOLayer(OptimizationLayer):
         super().__init__(numbered_relaxation(options, canonical.names, problem.constraints))
         self.canonical = canonical
         self._suited = suited(canonical)
+        #: the kinds of parameters checked last, which of them are batched, and the batch size
+        self._last_kinds: tuple[tuple[Kind, ...], tuple[bool, ...], int | None] | None = None
         self._sets, self._backoff = ActiveSets(), Backoff()
 
     def forward(
@@ -140,8 +142,8 @@ class FFOLayer(OptimizationLayer):
 
         Args:
             params: one tensor per parameter, each of the parameter's shape or with a leading batch
-                dimension; batched and unbatched tensors may be mixed. Tensors of different dtypes are promoted as by
-                torch, and integers count as its default dtype.
+                dimension; batched and unbatched tensors may be mixed. Tensors of different dtypes are promoted by
+                torch's rules, and integers count as its default dtype.
             solver_args: settings for this call, in addition to the layer's.
             keys: one hashable per sample (say, its index in the data set), by which its solution is
                 remembered between calls whatever the order of batches.
@@ -174,10 +176,14 @@ class FFOLayer(OptimizationLayer):
         warm_start: bool | None,
         start: Guesses | None,
     ) -> tuple[torch.Tensor, ...]:
-        params = in_one_dtype(params)
-        given = self.canonical.given
-        shapes, labels = self.canonical.shapes[:given], self.canonical.labels[:given]
-        batched, batch = validate(kinds_of(params, labels), shapes, labels)
+        last = self._last_kinds
+        if last is None or not have_kinds(params, last[0]):
+            params = in_one_dtype(params)
+            given = self.canonical.given
+            shapes, labels = self.canonical.shapes[:given], self.canonical.labels[:given]
+            kinds = kinds_of(params, labels)
+            last = self.__dict__["_last_kinds"] = kinds, *validate(kinds, shapes, labels)
+        _, batched, batch = last
         named = call_keys(keys, warm_start, self.engine.options.warm_start, batch)
         if self.canonical.lifted is not None:
             params, batched = with_expressions(self.canonical, params, batched)
@@ -189,7 +195,7 @@ class FFOLayer(OptimizationLayer):
         self, params: Sequence[torch.Tensor], batched: tuple[bool, ...], batch: int | None, keys: list[Hashable] | None
     ) -> tuple[torch.Tensor, ...] | None:
         """The outputs by dense batched algebra on a device; None if that does not apply or is not verified."""
-        if not params or not self._plain or not self._suited or not worthwhile(self.canonical, batch, params[0].device):
+        if not params or not worthwhile(self.canonical, batch, params[0].device) or not self._plain or not self._suited:
             return None
         if not self._backoff.due():  # most samples of the last calls were left to the core
             return None
@@ -199,11 +205,11 @@ class FFOLayer(OptimizationLayer):
         def core(inputs: dict[int, torch.Tensor], samples: list[int]) -> tuple[tuple[torch.Tensor, ...], Info]:
             nonlocal left
             left += len(samples)
-            reports: list[Info] = []
+            reports: list[Report] = []
             named = None if keys is None else [keys[k] for k in samples]
             values = list(inputs.values())
             outputs = self._run(self.canonical, values, batched, len(samples), None, named, receive=reports.append)
-            return outputs, reports[0]
+            return outputs, reports[0].info()
 
         front = CanonicalFront(self.canonical, device_map(self.canonical, params[0].device), batched)
         plan = DensePlan(front.form(batch, params[0].device), derivative, front, self.reduction, core, self.engine)

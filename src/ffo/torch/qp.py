@@ -15,10 +15,11 @@ from ffo.engine.options import OnFail, check_relaxed, from_qpth
 from ffo.errors import InputError
 from ffo.ghost.oracle import Way
 from ffo.program.blocks import MATRICES, is_absent
+from ffo.program.canonical import CanonicalProblem
 from ffo.program.quadratic import NAMES, Name, QPSolution, quadratic_problem
 from ffo.solvers.base import Solver
-from ffo.torch.base import OptimizationLayer, reporting
-from ffo.torch.blocks import Form, Given, read_blocks, read_given
+from ffo.torch.base import OptimizationLayer, Report, reporting
+from ffo.torch.blocks import Checked, Form, Given, read_blocks, read_given
 from ffo.torch.dense.answer import UnverifiedError
 from ffo.torch.dense.blocks import BlockFront
 from ffo.torch.dense.layer import DensePlan, accessible
@@ -133,6 +134,8 @@ class FFOQPLayer(OptimizationLayer, Generic[Found]):
         self.duals = duals
         self.reduction = reduction
         self._sets = ActiveSets()
+        self._checked: Checked | None = None
+        self._closed: tuple[Checked, CanonicalProblem] | None = None
 
     def forward(
         self,
@@ -190,7 +193,8 @@ class FFOQPLayer(OptimizationLayer, Generic[Found]):
         warm_start: bool | None,
         start: torch.Tensor | QPSolution[torch.Tensor] | None,
     ) -> Found:
-        given = read_given(tensors)
+        given = read_given(tensors, self._checked)
+        self.__dict__["_checked"] = given.checked
         named = call_keys(keys, warm_start, self.engine.options.warm_start, given.form.batch)
         guesses = None if start is None else self._guess(start, given.form)
         if not solver_args:
@@ -225,13 +229,20 @@ class FFOQPLayer(OptimizationLayer, Generic[Found]):
         solver_args: Mapping[str, Any] | None,
         keys: list[Hashable] | None,
         start: Sequence[torch.Tensor | None] | None = None,
-        receive: Callable[[Info], None] | None = None,
+        receive: Callable[[Report], None] | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        blocks = read_blocks(given)
-        canonical = quadratic_problem(blocks.structure, self.duals)
-        values = [blocks.values[name] for name in blocks.structure.parameters]
+        closed, known = given.closed, self._closed
+        if closed and known is not None and known[0] is given.checked:
+            canonical = known[1]
+            values = given.values(canonical.labels)
+        else:
+            blocks = read_blocks(given)
+            canonical = quadratic_problem(blocks.structure, self.duals)
+            values = [blocks.values[name] for name in blocks.structure.parameters]
+            if closed:  # then the structure depends on the form alone
+                self.__dict__["_closed"] = given.checked, canonical
         batched = tuple([v.ndim == 2 for v in values])
-        return self._run(canonical, values, batched, blocks.batch, solver_args, keys, start=start, receive=receive)
+        return self._run(canonical, values, batched, given.form.batch, solver_args, keys, start=start, receive=receive)
 
     def _guess(self, start: torch.Tensor | QPSolution[torch.Tensor], form: Form) -> Sequence[torch.Tensor | None]:
         """A guess of each output."""
@@ -246,15 +257,15 @@ class FFOQPLayer(OptimizationLayer, Generic[Found]):
         self, given: Given, keys: list[Hashable] | None, start: Sequence[torch.Tensor | None] | None
     ) -> tuple[torch.Tensor, ...] | None:
         """The solution by dense batched algebra on a device; None if that does not apply or is not verified."""
-        if not self._plain or not worthwhile(given):
+        if not worthwhile(given) or not self._plain:
             return None
         derivative = torch.is_grad_enabled() and any(t.requires_grad for t in given.tensors.values())
 
         def core(inputs: dict[Any, torch.Tensor], samples: list[int]) -> tuple[tuple[torch.Tensor, ...], Info]:
-            reports: list[Info] = []
+            reports: list[Report] = []
             named = None if keys is None else [keys[k] for k in samples]
             outputs = self._core(read_given(inputs), None, named, receive=reports.append)
-            return outputs, reports[0]
+            return outputs, reports[0].info()
 
         front = BlockFront(given.form, self.duals)
         plan = DensePlan(given.form, derivative, front, self.reduction, core, self.engine)

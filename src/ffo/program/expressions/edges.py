@@ -75,7 +75,7 @@ def infinite_divisor(x: Array, y: Array, shapes: tuple[Shape, ...]) -> Array:
     return ~np.isfinite(y)
 
 
-#: tests of what overflowed on the way
+#: tests for intermediate overflow
 INFINITE = (infinite, infinite_divisor)
 
 
@@ -130,7 +130,7 @@ def running_tie(x: Array, axis: int) -> Array:
 
 
 def border(x: Array, k: float, axes: Axes) -> Array:
-    """Whether entries along some axes are equal of which the sum of the largest counts one more than the other."""
+    """Whether equal entries along some axes have different weights in the sum of the largest."""
     ndim, inner = x.ndim, sorted(a + x.ndim for a in axes)
     outer = [a for a in range(ndim) if a not in inner]
     moved = np.sort(x.transpose(*outer, *inner).reshape(*(x.shape[a] for a in outer), -1), axis=-1)
@@ -138,7 +138,7 @@ def border(x: Array, k: float, axes: Axes) -> Array:
 
 
 def _uneven(ascending: Array, weights: Array, rounding: float) -> Array:
-    """Whether neighbours are equal, up to rounding relative to the largest, and weigh differently."""
+    """Whether neighbours are equal, up to rounding relative to the largest, and have different weights."""
     least = rounding * np.abs(ascending).max(axis=-1, keepdims=True, initial=0.0)
     return (np.diff(ascending, axis=-1) <= least) & (np.diff(weights, axis=-1) != 0.0)
 
@@ -154,7 +154,7 @@ def sorted_tie(x: Array, w: Array, shapes: tuple[Shape, ...], weighs: bool) -> A
 
 
 def spectrum(x: Array, kind: str, k: float = 1.0) -> Array:
-    """Whether what an atom makes of the eigenvalues of symmetric matrices depends on an order that is a tie."""
+    """Whether an atom of the eigenvalues of symmetric matrices depends on the order of equal ones."""
     w = HostNamespace().eigvalsh(symmetric(np, x))
     if kind == "largest":
         return _uneven(w, top_weights(w.shape[-1], k), EQUAL)

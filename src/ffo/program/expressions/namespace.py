@@ -12,7 +12,7 @@ Array = np.ndarray
 
 
 class Namespace:
-    """A library that spells like NumPy (NumPy itself, `jax.numpy`), and an error function beside it.
+    """A library that uses NumPy's names (NumPy itself, `jax.numpy`), and an error function beside it.
 
     A library that does not is adapted by a class with the same names: `asarray`, `take`, `reshape`, `transpose`,
     `broadcast_to`, `concatenate`, `stack`, `where`, `sum`, `prod`, `max`, `min`, `sort`, `cumsum`, `cumprod`, `matmul`,

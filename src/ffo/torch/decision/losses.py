@@ -2,13 +2,13 @@
 
 For costs that are minimized, x(c) optimal for c, and the region X:
 
-- regret:  c'x(c_hat) - c'x(c),  what the decision for the predicted costs c_hat loses against the best one;
-- SPO+ (Elmachtoub and Grigas, 2022), a convex upper bound of the regret:
+- regret:  c'x(c_hat) - c'x(c),  how much worse the decision for the predicted costs c_hat is than the best one;
+- SPO+ (Elmachtoub and Grigas, 2022), a convex upper bound on the regret:
       max over X of (c - 2 c_hat)'x + 2 c_hat'x(c) - c'x(c),    with subgradient 2 (x(c) - x(2 c_hat - c));
 - Fenchel-Young with perturbed costs (Berthet et al., 2020), convex, nonnegative, for a given decision x:
       c_hat'x - E min over X of (c_hat + s xi)'x',              with gradient x - E x(c_hat + s xi).
 
-Costs that are maximized are minimized with the other sign.
+Costs to be maximized are minimized with the opposite sign.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class DecisionLoss(torch.nn.Module):
 
 
 class SPOPlus(DecisionLoss):
-    """The SPO+ loss: a convex upper bound of the regret.
+    """The SPO+ loss: a convex upper bound on the regret.
 
     Args:
         oracle: a `FixedRegion`, or anything that finds optimal decisions; integers are allowed.
@@ -91,7 +91,7 @@ class _SPOPlus(torch.autograd.Function):
 
 
 class PerturbedFenchelYoung(DecisionLoss):
-    """The Fenchel-Young loss with perturbed costs: how far a decision is from being the mean decision for them.
+    """The Fenchel-Young loss with perturbed costs: how far a decision is from the mean decision for these costs.
 
     Its target is a decision, observed or optimal for known costs. It is convex in the predicted costs.
 
@@ -145,7 +145,7 @@ class _FenchelYoung(torch.autograd.Function):
 
 
 def regret(oracle: Oracle, predicted: Tensor, true: Tensor, decision: Tensor | None = None) -> Tensor:
-    """What decisions for the predicted costs lose against the best ones, (*batch,): nonnegative, no gradient.
+    """How much worse decisions for the predicted costs are than the best ones, (*batch,): nonnegative, no gradient.
 
     Args:
         predicted, true: costs (*batch, *shape); decision: optimal for the true ones, if it is known already.

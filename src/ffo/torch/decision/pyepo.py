@@ -1,4 +1,4 @@
-"""PyEPO: a fixed region as an `optModel` of PyEPO's, and an `optModel` as an oracle for the losses here."""
+"""PyEPO: a fixed region as a PyEPO `optModel`, and an `optModel` as an oracle for this package's losses."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RegionModel(optModel):  # type: ignore[misc]
 
 
 class ModelOracle:
-    """An `optModel` of PyEPO's as an oracle for the losses of `ffo.torch.decision`."""
+    """A PyEPO `optModel` as an oracle for the losses of `ffo.torch.decision`."""
 
     def __init__(self, model: optModel) -> None:
         self.model = model

@@ -40,8 +40,8 @@ class Oracle(Protocol):
 class FixedRegion(torch.nn.Module):
     """Solves  minimize c'x  subject to constraints that are fixed; the costs c are the input.
 
-    Variables may be integer or boolean: such problems go to a mixed-integer solver of CVXPY, sample by sample, others
-    are solved as in `FFOLayer`. The losses of this package (`SPOPlus`, `PerturbedFenchelYoung`) use the solutions only.
+    Variables may be integer or boolean: such problems go to a mixed-integer solver of CVXPY, sample by sample; others
+    are solved as in `FFOLayer`. The losses of this package (`SPOPlus`, `PerturbedFenchelYoung`) use only the solutions.
 
     The decision is piecewise constant in the costs, so that its derivative is zero wherever it exists. With
     `Smoothing(costs=...)` the layer returns the mean decision for randomly perturbed costs instead, whose derivative

@@ -65,16 +65,26 @@ class Kept(Generic[T]):
 
     def __init__(self, value: T, recorder: Recorder | None) -> None:
         self.value, self.recorder = value, recorder
+        self.copied: torch.cuda.Event | None = None
 
     def own(self) -> None:
-        """Copy the value out of the recorder's buffer; its lock must be held."""
-        self.value, self.recorder = copied(self.value), None
+        """Copy the value out of the recorder's buffer, on the stream of the caller, who must hold its lock."""
+        self.value = copied(self.value)
+        if self.recorder is not None:
+            self.copied = torch.cuda.current_stream(self.recorder.device).record_event()
+        self.recorder = None
 
     @contextmanager
     def reading(self) -> Iterator[tuple[T, Eager]]:
         """The value, and a runner for functions of it, while it cannot be overwritten."""
         recorder = self.recorder
         if recorder is None:
+            if self.copied is not None:  # perhaps on another stream
+                tensors = flatten(self.value)[0]
+                stream = torch.cuda.current_stream(tensors[0].device)
+                stream.wait_event(self.copied)
+                for t in tensors:
+                    t.record_stream(stream)
             yield self.value, Eager()
             return
         with recorder.held():
@@ -155,8 +165,10 @@ class Recorder(Eager):
                 stream = torch.cuda.current_stream(self.device)
                 if self.last is not None:
                     stream.wait_event(self.last)
-                yield True
-                self.last = stream.record_event()
+                try:
+                    yield True
+                finally:
+                    self.last = stream.record_event()
         finally:
             self.lock.release()
 

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from ffo.engine.info import Info
+from ffo.engine.report import itself
 from ffo.torch.dense.answer import release
 from ffo.torch.dense.layer import DensePlan, DenseSolve
 from ffo.torch.dense.program import Tensor
-from ffo.torch.dense.report import DenseReport, itself
+from ffo.torch.dense.report import DenseReport
 from ffo.torch.dense.warm import Remembered
 
 #: suffix of solver names

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ffo.engine.info import Info, Times
+from ffo.engine.report import itself
 from ffo.errors import Status
 from ffo.ghost.certificate import RESIDUAL, Certificate
 from ffo.kernels.point import WEAK
@@ -119,8 +120,3 @@ class DenseReport:
 
     def __reduce__(self) -> tuple[object, tuple[Info]]:
         return itself, (self.info(),)  # copies and pickles contain numbers, not device tensors
-
-
-def itself(info: Info) -> Info:
-    """The form in which a report is copied and pickled."""
-    return info

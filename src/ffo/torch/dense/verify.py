@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ffo.kernels.point import FAR, FARTHEST, FLOOR, VANISHING
+from ffo.kernels.point import FAR, FARTHEST, FLOOR, ROUNDING, VANISHING
 from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor, largest, times
 from ffo.torch.dense.second_order import ConeLayout, split
 
@@ -166,10 +166,14 @@ class _Sides:
         far = torch.maximum(_finite(self.upp, self.above), _finite(self.low, self.below))
         return largest(far / self.norms)
 
-    def nearest(self) -> Tensor:
-        """(batch,) the smallest nonzero bound, in units of z; infinite if there is none."""
+    def known(self) -> Tensor:
+        """(batch,) the largest bound of an equality: every solution is at least as large."""
+        return largest(torch.where(self.upp == self.low, self.upp / self.norms, 0.0))
+
+    def nearest(self, least: Tensor) -> Tensor:
+        """(batch,) the smallest bound above `least` (batch,), in units of z; infinite if there is none."""
         both = torch.cat([self.upp.abs() / self.norms, self.low.abs() / self.norms], dim=1)
-        both = torch.where(both > 0, both, INF)
+        both = torch.where(both > least.unsqueeze(1), both, INF)
         return both.amin(dim=1) if both.shape[1] else both.new_full((len(both),), INF)
 
     def force(self) -> Tensor:
@@ -183,7 +187,8 @@ def _sizes(program: DenseProgram, z: Tensor, curved: Tensor, sides: list[_Sides]
     force = torch.maximum(largest(curved), gradient)
     reach = torch.where(curvature > 0, force / curvature, 0.0)
     slack = torch.stack([each.farthest() for each in sides]).amax(dim=0)
-    side = torch.stack([each.nearest() for each in sides]).amin(dim=0)
+    least = ROUNDING * torch.stack([each.known() for each in sides]).amax(dim=0)
+    side = torch.stack([each.nearest(least) for each in sides]).amin(dim=0)
     side = torch.where(side < INF, side, 0.0)
     force = torch.stack([force, *(each.force() for each in sides)]).amax(dim=0)
     implied = torch.maximum(torch.where(curvature > 0, gradient / curvature, 0.0), side)
