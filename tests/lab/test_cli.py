@@ -108,6 +108,8 @@ def test_the_authors_setting_can_be_chosen(tmp_path: Path) -> None:
         (["--setting", "mine"], "no setting 'mine'"),
         (["--device", "tpu"], "no device 'tpu'"),
         (["--seeds", "a"], "numbers separated by commas"),
+        (["--jobs", "9999"], "every job needs one of its own"),
+        (["--jobs", "1", "--ray", "auto"], "for this machine alone"),
     ],
 )
 def test_wrong_options_are_named(options: list[str], said: str, tmp_path: Path) -> None:

@@ -23,9 +23,10 @@ from ffo.lab.rows import DONE, Row, read_lines, read_rows
 from ffo.lab.runner import worker as worker_module
 from ffo.lab.runner.local import run_here
 from ffo.lab.runner.progress import TimeLeft, bars
+from ffo.lab.runner.schedule import Ended, run_at_once
 from ffo.lab.runner.worker import Worker
 from ffo.lab.stopwatch import Stopwatch
-from ffo.lab.store import Limits, Store
+from ffo.lab.store import JobOutcome, Limits, Store
 from ffo.lab.tasks import TaskSizes
 from ffo.lab.work import rows_of
 
@@ -136,6 +137,55 @@ def test_jobs_that_are_not_timed_run_side_by_side(tmp_path: Path, tiny: MakeJob)
     assert {row.seed for row in rows if row.record == "result" and row.status == "ok"} == {0, 1, 2, 3}
     assert rows[0].seed == 3, "what is timed comes first, alone"
     assert all((row.total_s is None) == (row.seed != 3) for row in rows)
+
+
+SAYS = """
+import os, sys
+from multiprocessing.connection import Connection
+connection = Connection(int(sys.argv[1]))
+connection.send("ready")
+while True:
+    job = connection.recv()
+    connection.send("prepared")
+    connection.send(job.row(reason=str(sorted(os.sched_getaffinity(0)))))
+    connection.send(None)
+"""
+
+
+@pytest.mark.skipif(cpus() < 2, reason="needs two cores")
+def test_timed_jobs_side_by_side_have_cores_of_their_own(
+    tmp_path: Path, tiny: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "CHILD", ["-c", SAYS])
+    jobs = [tiny(seed=k) for k in range(6)]
+    with Store(tmp_path) as store, bars(jobs, quiet(), 2, 2) as shown:
+        run_here(jobs, store, PLENTY, shown, threads=1, at_once=2)
+    used = {row.reason for row in read_rows(tmp_path)}
+    cores = sorted(os.sched_getaffinity(0))
+    half = len(cores) // 2
+    assert used == {str(cores[:half]), str(cores[half : 2 * half])}
+
+
+def test_a_timed_job_has_the_device_to_itself(tmp_path: Path, tiny: MakeJob) -> None:
+    """Of six jobs, three at a time: two timed ones on the device never meet, untimed ones may."""
+    jobs = [tiny(seed=k, method="FFOQP (GPU)") for k in (0, 1)] + [tiny(seed=k) for k in (2, 3)]
+    jobs += [tiny(seed=k, method="FFOQP (GPU)", timed=False) for k in (4, 5)]
+    running: list[Job] = []
+    met: set[frozenset[int]] = set()
+
+    def submit(job: Job) -> int:
+        running.append(job)
+        met.add(frozenset(each.seed for each in running if each.method == "FFOQP (GPU)"))
+        return job.seed
+
+    def result(seed: int, job: Job) -> Ended:
+        running.remove(job)
+        return [], JobOutcome("ok")
+
+    with Store(tmp_path) as store, bars(jobs, quiet()) as shown:
+        run_at_once(jobs, store, PLENTY, shown, submit, min, result, most=3)
+        assert all(store.outcome(job.key) for job in jobs)
+    assert met == {frozenset(s) for s in ([0], [1], [4], [4, 5])}
 
 
 def test_a_worker_ends_with_its_parent(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from ffo.lab import work
+from ffo.lab import training, work
 from ffo.lab.baselines import BASELINES, Layer, Settings
 from ffo.lab.bilevel.jobs import BilevelJob
 from ffo.lab.experiments import CATALOGUE, PRESETS, plan
@@ -171,6 +171,15 @@ def test_training_that_would_take_far_too_long_stops_after_a_step(tiny: MakeJob)
     assert first.cosine == pytest.approx(1.0, abs=1e-9)
 
 
+def test_training_that_would_take_too_long_stops_after_an_epoch(tiny: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "FIRST_STEPS", ())
+    *_, epoch, row = rows_of(tiny(epochs=10**7, time_limit=1.0))
+    assert (epoch.record, epoch.epoch) == ("curve", 1)
+    assert row.status == "failed"
+    assert row.reason.startswith("time limit: left out, would take about ")
+    assert "(10000000 epochs, of which one took" in row.reason
+
+
 def test_untimed_training_has_no_times(tiny: MakeJob) -> None:
     rows = list(rows_of(tiny(timed=False)))
     assert all(row.total_s is None and row.build_s is None for row in rows)
@@ -279,11 +288,17 @@ def test_clipping_scales_long_gradients(tiny: MakeJob, monkeypatch: pytest.Monke
 
 
 def test_the_standard_preset_trains_and_times_the_papers_sizes() -> None:
-    jobs = plan(PRESETS["standard"], ["dfl", "socp", "scaling_qp", "scaling_dense"], ["FFOCP"])
-    for experiment in ("dfl", "socp", "scaling_qp", "scaling_dense"):
+    jobs = plan(PRESETS["standard"], ["dfl", "socp", "scaling_qp", "scaling_socp"], ["FFOCP"])
+    for experiment in ("dfl", "socp", "scaling_qp", "scaling_socp"):
         mine = [job for job in jobs if job.experiment == experiment]
         assert {(job.d_y, job.seed) for job in mine} == {(d, s) for d in (200, 500, 800, 1000) for s in (0, 1, 2)}
         assert {job.epochs for job in mine if job.kind == "train"} <= {10}
+    timed = {job.key: job for job in jobs if job.kind == "time"}
+    first = [job for job in jobs if job.kind == "train" and job.after in timed]
+    assert {(job.task, job.d_y, timed[job.after].task, timed[job.after].d_y) for job in first} == {
+        ("qp", 200, "qp", 200),
+        ("socp", 200, "socp", 200),
+    }, "a model is trained only if a step of it could be timed"
 
 
 def test_the_device_of_a_plan() -> None:
@@ -302,7 +317,7 @@ def test_the_estimate_knows_presets_limits_and_cores() -> None:
     assert 60 < estimate(quick, 2) < 600
     assert estimate(paper, 2) > 86_400
     assert 3600 < estimate(plan(PRESETS["standard"], *everything), 2) < 8 * 3600
-    assert estimate(paper, 8) < estimate(paper, 2) < estimate(paper, 1)
+    assert estimate(paper, 8, 8) < estimate(paper, 8) < estimate(paper, 2) < estimate(paper, 1)
     assert estimate(plan(PRESETS["paper"], ["dfl"], ["FFOCP"], time_limit=1.0), 2) < 10  # ten seeds, all refused
     assert seconds_per_sample("FFOCP iterative", "qp", 200) == pytest.approx(0.42e-3)
     growth = [seconds_per_sample("BPQP", "socp", d_y) for d_y in (20, 50, 100, 200, 500, 800, 1000)]

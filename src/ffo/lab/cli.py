@@ -56,6 +56,13 @@ def _device(name: str) -> str:
     return name
 
 
+def _check_jobs(at_once: int, ray: str) -> None:
+    if at_once and ray:
+        raise typer.BadParameter("--jobs is for this machine alone: on a Ray cluster, --cpus-per-job sets how many run")
+    if not 0 <= at_once <= cpus():
+        raise typer.BadParameter(f"--jobs {at_once}: there are {cpus()} cores, and every job needs one of its own")
+
+
 def _numbers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
@@ -95,7 +102,7 @@ def _default(context: typer.Context) -> None:
 @lab.command()
 def run(
     preset: Annotated[
-        str, typer.Option(help="quick: five minutes on two idle cores; standard: eight hours; paper: two weeks.")
+        str, typer.Option(help="quick: six minutes on two idle cores; standard: two hours; paper: two weeks.")
     ] = "quick",
     out: Annotated[Path, typer.Option(help="Results folder; an interrupted run in it is resumed.")] = RESULTS,
     experiments: Annotated[str, typer.Option(help="Names separated by commas; default: all (`ffo lab list`).")] = "",
@@ -114,6 +121,13 @@ def run(
         float | None, typer.Option(help="Gigabytes for one job; default: 3/4 of the free memory.")
     ] = None,
     threads: Annotated[int, typer.Option(help="OpenMP and BLAS threads per job.")] = 1,
+    at_once: Annotated[
+        int,
+        typer.Option(
+            "--jobs",
+            help="Jobs at a time, timed ones too, each on cores of its own; default: timed ones one at a time.",
+        ),
+    ] = 0,
     device: Annotated[
         str, typer.Option(help="Device of the methods that run on one: cuda, cuda:1; cpu leaves them out.")
     ] = CUDA,
@@ -129,33 +143,39 @@ def run(
     wanted = _names(experiments, list(CATALOGUE), "experiment")
     contenders = _names(methods, list(BASELINES), "method")
     jobs = plan(chosen, wanted, contenders, ddp, time_limit, _device(device))
+    _check_jobs(at_once, ray)
     limits = Limits(memory_limit * 2**10 if memory_limit else 0.75 * psutil.virtual_memory().available / 2**20)
     console = Console()
     with Store(out) as store:
         planned = Counter(job.experiment for job in plan(chosen, list(CATALOGUE), list(BASELINES), device=device))
-        machine = this_machine(name, chosen.seeds, wanted, contenders, threads, whose)
+        machine = this_machine(name, chosen.seeds, wanted, contenders, threads, whose, at_once)
         try:
             store.describe(replace(machine, planned=dict(planned)))
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
         left = pending(jobs, store, limits)
-        expected = duration(estimate(left, cpus()))
-        console.print(
-            f"{len(left)} of {len(jobs)} jobs to run, about {expected} on two cores; results in {out}", highlight=False
-        )
+        expected = duration(estimate(left, at_once or cpus(), at_once or 1))
+        console.print(f"{len(left)} of {len(jobs)} jobs to run, about {expected}; results in {out}", highlight=False)
         try:
-            _run(left, store, limits, console, threads, ray, cpus_per_job)
+            _run(left, store, limits, console, threads, at_once, ray, cpus_per_job)
         except KeyboardInterrupt:
             console.print(f"Interrupted. Results so far are in {out}; the same command resumes the run.")
             raise typer.Exit(INTERRUPTED) from None
 
 
 def _run(
-    jobs: list[Job], store: Store, limits: Limits, console: Console, threads: int, ray: str, cpus_per_job: float
+    jobs: list[Job],
+    store: Store,
+    limits: Limits,
+    console: Console,
+    threads: int,
+    at_once: int,
+    ray: str,
+    cpus_per_job: float,
 ) -> None:
     if not ray:
-        with bars(jobs, console, at_once=cpus()) as shown:
-            run_here(jobs, store, limits, shown, threads)
+        with bars(jobs, console, at_once or 1, at_once or cpus()) as shown:
+            run_here(jobs, store, limits, shown, threads, at_once=at_once)
         return
     try:
         from ffo.lab.runner.cluster import run_on_ray

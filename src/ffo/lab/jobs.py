@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from ffo.lab.baselines.base import Settings
@@ -55,7 +56,7 @@ class Job:
     time_limit: float = 3600.0
     repeat_limit: float = math.inf
 
-    @property
+    @cached_property
     def key(self) -> str:
         """A hash of what is measured, without the limits."""
         spec = {k: v for k, v in asdict(self).items() if k not in NOT_MEASURED}

@@ -29,6 +29,7 @@ def this_machine(
     methods: Sequence[str],
     threads: int,
     setting: str = "paper",
+    at_once: int = 0,
 ) -> Machine:
     """This machine, now."""
     return Machine(
@@ -44,6 +45,7 @@ def this_machine(
         experiments=list(experiments),
         methods=list(methods),
         threads=threads,
+        at_once=at_once or 1,
         setting=setting,
         device=torch.cuda.get_device_name() if torch.cuda.is_available() else "",
         load=round(psutil.getloadavg()[0], 2),

@@ -179,6 +179,7 @@ class Machine:
         command: the command line.
         setting: of the tasks, as in `Row`.
         device: name of the CUDA device; empty if there is none.
+        at_once: timed jobs that ran at a time, each on cores of its own.
         load: processes that wanted to run when it started, on average over the minute before: other work, which makes
             times noisy. The largest, if it was resumed.
         planned: jobs of the whole preset by experiment, whatever was requested of them.
@@ -199,6 +200,7 @@ class Machine:
     command: str
     setting: str = "paper"
     device: str = ""
+    at_once: int = 1
     load: float = 0.0
     planned: dict[str, int] = field(default_factory=dict)
 

@@ -23,6 +23,9 @@ from ffo.lab.tasks import Task, TaskData, make_task
 
 #: times the budget that a first step may take and still be followed by one that does not fill caches
 FIRST = 3
+#: times the limit that a training run may be expected to take: judged by its first step, which may fill caches, by its
+#: second, and by its first epoch
+FIRST_STEPS, FIRST_EPOCH = (20.0, 2.0), 1.1
 #: samples of the last step whose solutions are compared with the reference
 LAST_SAMPLES = 4
 
@@ -59,8 +62,7 @@ class Trainer:
         """Indices of this process's share of each full batch of an epoch."""
         order = shuffled(len(self.data.train_inputs), self.job.seed, epoch)
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        whole = max(1, len(order) // self.job.batch)
-        for k in range(whole):
+        for k in range(self.per_epoch):
             yield order[k * self.job.batch : (k + 1) * self.job.batch][rank::world]
 
     def step(self, index: torch.Tensor) -> Step:
@@ -87,7 +89,8 @@ class Trainer:
             scores.append(self.task.scores(step.y, self.data.train_targets[index]))
             if self.steps == 1:
                 yield self.job.row(record="progress", **self.measured())
-                self.refuse_if_too_slow(since.seconds)
+            for margin in FIRST_STEPS[self.steps - 1 : self.steps]:
+                self.refuse_if_too_slow(since.seconds, self.per_epoch * self.job.epochs, "steps", margin)
         found = {f"train_{name}": sum(score[name] for score in scores) / len(scores) for name in scores[0]}
         found |= {f"test_{name}": score for name, score in self.test().items()}
         found = {name: _mean_over_processes(value) for name, value in found.items()}
@@ -102,14 +105,18 @@ class Trainer:
         right = first_accuracy(self.job, self.first)
         return {"build_s": self.build_s, **self.clock.medians(), **right} if self.job.timed else right
 
-    def refuse_if_too_slow(self, first: float) -> None:
-        """Raises if all steps, at the speed of the first one, would by far exceed the limit."""
-        per_epoch = max(1, len(self.data.train_inputs) // self.job.batch)
-        expected = first * per_epoch * self.job.epochs
-        if expected > 2 * self.job.time_limit:
+    @property
+    def per_epoch(self) -> int:
+        """Steps of an epoch."""
+        return max(1, len(self.data.train_inputs) // self.job.batch)
+
+    def refuse_if_too_slow(self, one: float, count: int, what: str, margin: float) -> None:
+        """Raises if all steps or epochs, each taking as long as one did, would exceed `margin` times the limit."""
+        expected = one * count
+        if expected > margin * self.job.time_limit:
             raise TimeoutError(
-                f"left out, would take about {duration(expected)} ({per_epoch * self.job.epochs} steps, of which the "
-                f"first took {first:.2g} s; the limit is {duration(self.job.time_limit)})"
+                f"left out, would take about {duration(expected)} ({count} {what}, of which one took "
+                f"{one:.2g} s; the limit is {self.job.time_limit:g} s)"
             )
 
     @torch.no_grad()
@@ -136,12 +143,14 @@ def train(job: Job) -> Iterator[Row]:
     """A curve row per epoch, then the result: final losses, median times, accuracy on the first batch."""
     trainer = Trainer.of(job)
     yield trainer.started()
-    start = time.perf_counter()
+    start, watch = time.perf_counter(), Stopwatch()
     last = job.row()
     for epoch in range(1, job.epochs + 1):
         for row in trainer.epoch(epoch):
             last = replace(row, elapsed_s=time.perf_counter() - start)
             yield last
+        if epoch == 1:
+            trainer.refuse_if_too_slow(watch.seconds, job.epochs, "epochs", FIRST_EPOCH)
     worst = [off for off in (last.solution, solution_error(trainer)) if off is not None]
     yield replace(last, record="result", solution=max(worst, default=None))
 

@@ -58,9 +58,9 @@ class BilevelProblem:
 
 def least_norm(gradients: Array) -> float:
     """Distance of 0 from the convex hull of the rows."""
-    penalty = 1e4  # weight of the row that makes the coefficients sum to one
-    A = np.vstack([gradients.T, np.full((1, len(gradients)), penalty)])
-    weights, _ = nnls(A, np.concatenate([np.zeros(gradients.shape[1]), [penalty]]))
+    # Any weight of the row that wants the coefficients to sum to one gives multiples of the same coefficients.
+    A = np.vstack([gradients.T, np.ones((1, len(gradients)))])
+    weights, _ = nnls(A, np.concatenate([np.zeros(gradients.shape[1]), [1.0]]))
     return float(np.linalg.norm(gradients.T @ (weights / weights.sum())))
 
 

@@ -31,6 +31,9 @@ FORWARD_SOLVERS = {
     "socp": ("CLARABEL", "SCS", "QOCO", "MOREAU", "ECOS"),
 }
 
+#: experiments that train a model to the end, and that time its single steps
+TRAINED = ("dfl", "sudoku", "socp", "dense")
+TIMED = ("scaling_qp", "scaling_sudoku", "scaling_socp", "scaling_dense")
 #: seconds that a bilevel job may take at least
 BILEVEL_LIMIT = 60.0
 
@@ -254,18 +257,18 @@ def _chained(jobs: Sequence[Job], preset: Preset) -> Iterator[Job]:
     a larger size, the first seed of the previous size.
 
     A method that builds another's layer comes after that one's job; on a further seed, after its own. Training
-    on a board comes after its single steps, if those are timed before.
+    comes after single steps of the same size, if those are timed before.
     """
     before: dict[tuple[str, str, str, Settings, str], Job] = {}
-    timed_boards: dict[tuple[str, str], Job] = {}
+    timed: dict[tuple[str, str, int], Job] = {}
     keys = {job.key for job in jobs}
     for job in jobs:
         series = (job.experiment, job.task, job.method, job.settings, job.label)
         easier = before.get(series)
-        if easier is None and job.experiment == "sudoku":
-            easier = timed_boards.get((job.task, job.method))
-        if job.experiment == "scaling_sudoku":
-            timed_boards.setdefault((job.task, job.method), job)
+        if easier is None and job.experiment in TRAINED:
+            easier = timed.get((job.task, job.method, job.d_y))
+        if job.experiment in TIMED:
+            timed.setdefault((job.task, job.method, job.d_y), job)
         repeats = easier is not None and replace(job, seed=easier.seed).key == easier.key
         if not repeats:
             before[series] = job

@@ -15,6 +15,7 @@ from ffo.lab.baselines import BASELINES
 from ffo.lab.bilevel.jobs import BilevelJob
 from ffo.lab.jobs import Job
 from ffo.lab.tasks import make_task
+from ffo.lab.training import FIRST_STEPS
 
 SIZES = (50, 200, 800)
 #: method -> QP at each of SIZES; SOCP at each; Sudoku 4×4 and 9×9
@@ -43,10 +44,11 @@ BILEVEL = 1.0
 OVERHEAD, START = 0.4, 4.0
 
 
-def estimate(jobs: Sequence[Job], at_once: int) -> float:
-    """Seconds for all jobs, those that are not timed `at_once` at a time.
+def estimate(jobs: Sequence[Job], at_once: int, timed_at_once: int = 1) -> float:
+    """Seconds for all jobs, `timed_at_once` at a time if times are measured, else `at_once`.
 
     As in the runner, a method that hits its limit is not tried on harder cases, and a slow one not on further seeds.
+    Training that would take longer than its limit is left out after a step or two, or an epoch.
     """
     total, hopeless, took = 0.0, set(), dict[str, float]()
     for job in jobs:
@@ -61,15 +63,18 @@ def estimate(jobs: Sequence[Job], at_once: int) -> float:
             continue
         step = job.batch * seconds_per_sample(job.method, job.task, job.d_y)
         steps = _steps(job)
-        refused = job.kind == "train" and steps * step > 2 * job.time_limit
-        seconds = step if refused else step * steps
+        refused = job.kind == "train" and steps * step > job.time_limit
+        seconds = step * (steps / job.epochs if refused else steps)
+        for taken, margin in enumerate(FIRST_STEPS, 1):
+            if refused and steps * step > margin * job.time_limit:
+                seconds = min(seconds, taken * step)
         if job.kind == "time":
             seconds = max(step, min(seconds, job.budget))
         if refused or seconds > job.time_limit:
             hopeless.add(series)
         seconds = min(seconds, job.time_limit) + (START if job.fresh else OVERHEAD)
         took[job.key] = seconds
-        total += seconds / (1 if job.timed else at_once)
+        total += seconds / (timed_at_once if job.timed else at_once)
     return total
 
 

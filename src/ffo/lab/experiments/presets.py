@@ -1,4 +1,4 @@
-"""Sizes of the experiments: the paper's, or what fits into five minutes or eight hours on two cores."""
+"""Sizes of the experiments: the paper's, or what fits into five minutes or two hours on two cores."""
 
 from __future__ import annotations
 
@@ -143,11 +143,11 @@ QUICK = Preset(
     ablation_seeds=(0,),
     swept=CONTENDERS,
     weighed=("FFOCP", "FFOCP (paper)", "FFOQP", "FFOQP (paper)", "CvxpyLayer"),
-    decision=Course(TaskSizes(d_y=50, samples=80, learning_rate=3e-3), batch=8, epochs=6, time_limit=8.0, timed=False),
-    dense=Course(TaskSizes(d_y=50, samples=40, learning_rate=3e-3), batch=8, epochs=3, time_limit=6.0, timed=False),
+    decision=Course(TaskSizes(d_y=50, samples=80, learning_rate=3e-3), batch=8, epochs=6, time_limit=5.0, timed=False),
+    dense=Course(TaskSizes(d_y=50, samples=40, learning_rate=3e-3), batch=8, epochs=3, time_limit=4.0, timed=False),
     boards={
-        4: Course(TaskSizes(samples=60, learning_rate=3e-2), batch=8, epochs=6, time_limit=8.0, timed=False),
-        9: Course(TaskSizes(samples=10, learning_rate=1e-2), batch=4, epochs=2, time_limit=5.0, timed=False),
+        4: Course(TaskSizes(samples=60, learning_rate=3e-2), batch=8, epochs=6, time_limit=5.0, timed=False),
+        9: Course(TaskSizes(samples=10, learning_rate=1e-2), batch=4, epochs=2, time_limit=4.0, timed=False),
     },
     sizes=(100, 200, 800),
     batch=32,
@@ -169,9 +169,9 @@ QUICK = Preset(
     deltas=(1e-2, 1e-4, 1e-6),
     adam=Course(TaskSizes(d_y=20, d_x=64, samples=80, learning_rate=1e-2), batch=32, epochs=12, timed=False),
     adam_epsilons=(1e-8, 1e-5),
-    time_limit=4.0,
-    repeat_limit=0.8,
-    repeat_training=2.0,
+    time_limit=3.0,
+    repeat_limit=0.5,
+    repeat_training=1.5,
 )
 PAPER = Preset(
     name="paper",
@@ -210,28 +210,28 @@ PAPER = Preset(
     repeat_training=math.inf,
     bilevel=LARGE,
 )
-#: at most eight hours on two cores: what a method cannot finish within its limit is left out, and its row says how long
-#: it would have taken; one that needs more than a minute to be timed, or four to be trained, runs on one seed only
+#: about two hours on two cores: what a method cannot finish within its limit is left out, and its row says how long
+#: it would have taken; one that needs more than 20 s to be timed, or a minute to be trained, runs on one seed only
 STANDARD = Preset(
     name="standard",
     seeds=(0, 1, 2),
-    ablation_seeds=(0, 1, 2),
+    ablation_seeds=(0,),
     swept=CONTENDERS,
     weighed=(*QUICK.weighed, "CvxpyLayer (constants)", "LPGD", "BPQP", "dQP", "QPLayer", "Moreau (direct)"),
-    decision=Course(TaskSizes(samples=2048, learning_rate=1e-3), batch=32, epochs=10, time_limit=400.0, timed=False),
+    decision=Course(TaskSizes(samples=2048, learning_rate=1e-3), batch=32, epochs=10, time_limit=150.0, timed=False),
     dense=Course(
-        TaskSizes(d_y=200, samples=2048, learning_rate=1e-3), batch=32, epochs=10, time_limit=400.0, timed=False
+        TaskSizes(d_y=200, samples=2048, learning_rate=1e-3), batch=32, epochs=10, time_limit=150.0, timed=False
     ),
     boards={
-        4: Course(TaskSizes(samples=2048, learning_rate=3e-2), batch=64, epochs=10, time_limit=600.0, timed=False),
-        9: Course(TaskSizes(samples=256, learning_rate=1e-2), batch=8, epochs=10, time_limit=600.0, timed=False),
+        4: Course(TaskSizes(samples=2048, learning_rate=3e-2), batch=64, epochs=10, time_limit=150.0, timed=False),
+        9: Course(TaskSizes(samples=256, learning_rate=1e-2), batch=8, epochs=10, time_limit=150.0, timed=False),
     },
     sizes=(200, 500, 800, 1000),
     batch=32,
     board_batches={4: 64, 9: 8},
     dense_batches=dict.fromkeys((200, 500, 800, 1000), 8),
     steps=5,
-    budget=20.0,
+    budget=5.0,
     memory_sizes=(200, 500, 800, 1000),
     lpgd=Course(TaskSizes(samples=512, learning_rate=3e-2), batch=64, epochs=10),
     lpgd_board=4,
@@ -246,9 +246,9 @@ STANDARD = Preset(
     deltas=(1e-1, 1e-2, 1e-4, 1e-6),
     adam=Course(TaskSizes(d_y=200, samples=512, learning_rate=1e-3), batch=32, epochs=10, timed=False),
     adam_epsilons=(1e-8, 1e-5),
-    time_limit=240.0,
-    repeat_limit=60.0,
-    repeat_training=240.0,
+    time_limit=60.0,
+    repeat_limit=20.0,
+    repeat_training=60.0,
     trained=(200, 500, 800, 1000),
 )
 #: of the authors' code: learning rates of the decision-focused tasks and of Sudoku, and samples of the former

@@ -11,7 +11,7 @@ from ffo.lab.report.results import Results, Spread, by, task_name
 from ffo.lab.report.verdicts import Check, ClaimVerdict, State
 from ffo.lab.rows import Row
 
-#: largest exponent of 1/epsilon; windows are whole numbers of calls, which a fit feels
+#: largest exponent of 1/epsilon; windows are whole numbers of calls, which affects the fit
 STATIONARY, FIT = 3.0, 0.1
 #: exponents of 1/error: O(log 1/epsilon) has one near zero, O(1/epsilon) has one
 LOGARITHMIC = 0.5

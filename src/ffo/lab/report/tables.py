@@ -17,7 +17,7 @@ from ffo.lab.rows import EXPERIMENTS
 Tone = Literal["", "good", "bad", "muted"]
 
 SETTINGS = {"paper": "as in the paper's text", "authors": "as in the authors' code"}
-#: processes that may want to run beside the lab before its times are called noisy
+#: other runnable processes above which the lab's times are called noisy
 QUIET = 0.5
 FAMILIES = {"conic": "general convex", "qp": "quadratic programs"}
 
@@ -213,6 +213,7 @@ def machine_table(results: Results) -> Table:
         "Processor": machine.cpu,
         "Cores used": str(machine.cores),
         "Threads of a job": str(machine.threads),
+        "Timed jobs at a time": str(machine.at_once) + (", each on cores of its own" if machine.at_once > 1 else ""),
         "Memory": f"{machine.memory_gb:.1f} GB",
         "CUDA device": machine.device or "none",
         "Load before the run": f"{machine.load:.1f}" + (", so that times are noisy" if machine.load > QUIET else ""),

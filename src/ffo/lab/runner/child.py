@@ -37,7 +37,7 @@ def serve(connection: Connection) -> None:
             try:
                 with alarm:
                     for row in rows_of(job):
-                        with _undisturbed():
+                        with _alarm_blocked():
                             # a method may have swallowed it with a bare except and gone on
                             if alarm.rang:
                                 raise OutOfTime
@@ -59,14 +59,14 @@ class Alarm:
 
     def __enter__(self) -> None:
         self.watch = Stopwatch()
-        self.before = signal.signal(signal.SIGALRM, self._ring)
+        self.before = signal.signal(signal.SIGALRM, self._on_alarm)
         signal.setitimer(signal.ITIMER_REAL, self.limit)
 
     def __exit__(self, *_: object) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self.before)
 
-    def _ring(self, *_: object) -> None:
+    def _on_alarm(self, *_: object) -> None:
         left = self.limit - self.watch.seconds
         if left > 0:
             signal.setitimer(signal.ITIMER_REAL, max(left, 0.01))
@@ -76,7 +76,7 @@ class Alarm:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def _alarm_blocked() -> Iterator[None]:
     """Blocks the alarm: a message must not be interrupted."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
     try:
@@ -85,14 +85,14 @@ def _undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _die_with(parent: int) -> None:
+def _exit_with(parent: int) -> None:
     """Exit when the parent has exited for any reason: a job may have hours to run."""
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
 
 
-def _die_first() -> None:
+def _killed_first() -> None:
     """If the system runs out of memory, this process is killed before the one that keeps the results."""
     score = Path("/proc/self/oom_score_adj")
     if score.exists():
@@ -102,6 +102,6 @@ def _die_first() -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warnings.simplefilter("once")
-    _die_first()
-    threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
+    _killed_first()
+    threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
     serve(Connection(int(sys.argv[1])))

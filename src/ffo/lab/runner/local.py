@@ -1,7 +1,8 @@
-"""All jobs on this machine: one at a time if times are measured, else one per core."""
+"""All jobs on this machine: one at a time if times are measured, else one per core; or several, pinned to cores."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
@@ -24,11 +25,26 @@ def run_here(
     bars: Bars,
     threads: int,
     make: MakeWorker = Worker,
+    at_once: int = 0,
 ) -> None:
-    """Run jobs in their order: those that are timed one at a time, so that none disturbs another's times."""
+    """Run jobs in their order: those that are timed one at a time, so that none disturbs another's times.
+
+    With `at_once`, so many jobs run at a time, timed or not, each on cores of its own.
+    """
+    if at_once:
+        pinned = [make(store.folder / f"worker-{k}.log", threads, share) for k, share in enumerate(shares(at_once))]
+        run_side_by_side(jobs, store, limits, bars, pinned)
+        return
     run_in_turn([job for job in jobs if job.timed], store, limits, bars, make(store.folder / "worker.log", threads))
     workers = [make(store.folder / f"worker-{k}.log", threads) for k in range(cpus())]
     run_side_by_side([job for job in jobs if not job.timed], store, limits, bars, workers)
+
+
+def shares(count: int) -> list[list[int]]:
+    """The cores of this process in so many equal shares; empty ones if the system does not tell."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    size = len(cores) // count
+    return [cores[k * size : (k + 1) * size] for k in range(count)]
 
 
 def run_in_turn(jobs: Sequence[Job], store: Store, limits: Limits, bars: Bars, worker: Worker) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ffo.lab.baselines import BASELINES
 from ffo.lab.jobs import Job
 from ffo.lab.rows import Row
 from ffo.lab.runner.progress import Bars
@@ -62,13 +63,18 @@ def run_at_once(
     most: int,
 ) -> None:
     """Run jobs, at most `most` at a time: `submit` starts one and returns a handle, `first_ended` waits for one
-    of several handles, `result` returns how it ended. Results are written here, by the caller's thread alone."""
+    of several handles, `result` returns how it ended. A timed job on a device has it to itself.
+    Results are written here, by the caller's thread alone."""
     waiting = list(jobs)
     running: dict[Any, Job] = {}
     while waiting or running:
         unsettled = {job.key for job in [*waiting, *running.values()]}
         ready = [job for job in waiting if job.after not in unsettled]
-        for job in ready[: most - len(running)]:
+        for job in ready:
+            if len(running) == most:
+                break
+            if _on_device(job) and any(_on_device(other) and (job.timed or other.timed) for other in running.values()):
+                continue
             waiting.remove(job)
             reason = hopeless(job, store)
             if reason:
@@ -83,3 +89,7 @@ def run_at_once(
             for row in rows:
                 store.add(row)
             conclude(job, outcome, store, limits, bars)
+
+
+def _on_device(job: Job) -> bool:
+    return BASELINES[job.method].on_device

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -35,11 +35,11 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 class Worker:
     """One process at a time: started for the first job, and again after it had to be killed.
 
-    `threads` are OpenMP and BLAS threads.
+    `threads` are OpenMP and BLAS threads; `cores`, if any, those that the process and its descendants may use.
     """
 
-    def __init__(self, log: Path, threads: int) -> None:
-        self.log, self.threads = log, threads
+    def __init__(self, log: Path, threads: int, cores: Sequence[int] = ()) -> None:
+        self.log, self.threads, self.cores = log, threads, list(cores)
         self.process: subprocess.Popen[bytes] | None = None
         self.connection: Connection | None = None
 
@@ -111,6 +111,8 @@ class Worker:
                 env={**os.environ, **chosen},
             )
         theirs.close()
+        if self.cores:
+            psutil.Process(self.process.pid).cpu_affinity(self.cores)
         self.connection = Connection(ours.detach())
         if not self.connection.poll(START_LIMIT):
             self.close()
