@@ -93,8 +93,7 @@ html_theme_options = {
     "dark_css_variables": {"color-brand-primary": "#56B4E9", "color-brand-content": "#56B4E9"},
     "navigation_with_keys": True,
 }
-pygments_style = "friendly"
-pygments_dark_style = "github-dark"
+pygments_dark_style = "github-dark"  # that of the theme underlines imports like links
 
 # asked for by `make linkcheck`, which needs a network
 linkcheck_timeout = 20

@@ -4,14 +4,14 @@ When can a gradient be trusted?
 
 The solution of a quadratic program is piecewise linear in its data. There is one piece for
 each set of active constraints, and on the borders between two pieces the solution has a
-kink. This page draws the pieces, the gradient on them, and what the *certificate* of the
-layer says about it.
+kink. This page draws the pieces, the gradients on them, and the verdict of the layer's
+*certificate* on each gradient.
 """
 
 # %%
 # A projection
 # ------------
-# The layer projects a point of the plane onto a pentagon: the point is the data, the
+# The layer projects a point in the plane onto a pentagon. The point is the data, and the
 # nearest point of the pentagon is the solution. The loss is the distance of the solution
 # from a target in the corner.
 
@@ -57,8 +57,8 @@ def gradients(
 # %%
 # The pieces
 # ----------
-# Eleven: the pentagon itself, where no constraint is active, five strips with one, and five
-# wedges with two. Multipliers tell which.
+# There are eleven: the pentagon itself, where no constraint is active, five strips with one
+# active constraint, and five wedges with two. The multipliers tell which.
 
 size = 220
 line = torch.linspace(-2.2, 2.2, size, dtype=D)
@@ -72,8 +72,8 @@ assert len(pieces.unique()) == 11  # checked whenever this page is built
 # %%
 # Gradients
 # ---------
-# On a coarse grid, and on points that lie exactly on borders: on the sides of the pentagon,
-# and on the rays that separate strips from wedges.
+# Gradients are computed on a coarse grid, and at points that lie exactly on borders: on the
+# sides of the pentagon, and on the rays that separate strips from wedges.
 
 coarse = torch.linspace(-2, 2, 13, dtype=D)
 arrows = torch.stack(torch.meshgrid(coarse, coarse, indexing="xy"), dim=2).view(-1, 2)
@@ -100,7 +100,7 @@ print("reason:", layer.info.certificate.reasons(int(np.argmin(flags)))[0])
 # ---------
 # Along a line that crosses the pentagon, the gradient jumps at each kink. ``smoothing=``
 # perturbs the right-hand sides at random and averages over 256 solutions. The gradient of
-# the mean is continuous, up to the noise of the draws.
+# the mean is continuous, up to sampling noise.
 
 path = torch.stack(
     [torch.linspace(-2, 2, 161, dtype=D), torch.full((161,), 0.35, dtype=D)], dim=1
@@ -135,7 +135,7 @@ left.plot(
 left.plot(*target, "*", color="C0", markersize=14, markeredgecolor="white", label="target")
 left.axhline(0.35, color="0.4", linewidth=0.8, linestyle=":")
 left.set(
-    title="Pieces, and the way downhill on them",
+    title="Pieces, and descent directions on them",
     xticks=[],
     yticks=[],
     xlim=(-2.2, 2.2),

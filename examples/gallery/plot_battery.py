@@ -2,12 +2,12 @@
 A battery on the electricity market
 ===================================
 
-A battery buys electricity when it is cheap and sells it when it is dear. The schedule for
-tomorrow is decided today, from a forecast of the 24 hourly prices. Which errors of a
+A battery buys electricity when it is cheap and sells it when it is expensive. The schedule
+for tomorrow is decided today, from a forecast of the 24 hourly prices. Which errors of a
 forecast matter? The level of the price does not: if all prices are ten euros higher, the
-schedule stays the same. What matters is which hours are cheap and which are dear.
+schedule stays the same. What matters is which hours are cheap and which are expensive.
 
-A forecast with the smallest squared error does not know that. Here the same linear model is
+Minimizing the squared error of the forecast ignores that. Here the same linear model is
 trained twice: on the squared error, and through the schedule, on the profit
 (*decision-focused learning*).
 """
@@ -57,8 +57,9 @@ train, test = draw(500), draw(500)
 # %%
 # The schedule
 # ------------
-# One megawatt, four hours of storage, ten per cent lost on each way. Using the battery
-# wears it, which is a small quadratic cost. It ends the day as full as it began.
+# The battery has a power of one megawatt and four hours of storage, and loses ten per cent
+# when charging and when discharging. Wear is a small quadratic cost. The battery ends the
+# day as full as it began.
 
 buy, sell, level = cp.Variable(HOURS), cp.Variable(HOURS), cp.Variable(HOURS + 1)
 price = cp.Parameter(HOURS)
@@ -117,9 +118,9 @@ assert curve[-1] < 0.85 * curve[0]  # checked whenever this page is built
 # %%
 # The picture
 # -----------
-# Left: a day of the test set. Least squares is nearer to the price on average; the other
-# forecast is nearer to its order. Right: what is lost against perfect foresight, and the
-# errors of both forecasts.
+# Left: a day of the test set. Least squares is closer to the prices on average; the other
+# forecast is better at ranking the hours. Right: the loss against perfect foresight, and
+# the errors of both forecasts.
 
 gaps = profit(test_features @ trained, test[1]) - profit(test_features @ fit, test[1])
 day = int(gaps.argsort()[-25])
@@ -141,7 +142,7 @@ axis.step(
     color="C0",
     label="through the schedule",
 )
-axis.set(title="Prices of a day, and two forecasts", ylabel="€/MWh", xlim=(-0.5, 23.5))
+axis.set(title="One day's prices, and two forecasts", ylabel="€/MWh", xlim=(-0.5, 23.5))
 axis.legend(ncols=3)
 for key, weights, colour in (("fit", fit, "C1"), ("trained", trained, "C0")):
     bought, sold, _ = (v[0] for v in layer((test_features[day] @ weights)[None]))

@@ -1,23 +1,24 @@
 r"""
-Hyperparameters by Goldstein descent
-====================================
+Tuning hyperparameters by Goldstein descent
+===========================================
 
-A lasso selects features by a penalty on their weights. How strong should it be? The answer
-is a bilevel problem: choose the penalties so that the weights, which solve the training
-problem, predict held-out data well. With two groups of features there are two penalties,
-:math:`e^{x_1}` and :math:`e^{x_2}`.
+A lasso selects features by a penalty on their weights. How strong should the penalty be?
+This is a bilevel problem: choose the penalties so that the weights, which solve the
+training problem, predict held-out data well. With two groups of features there are two
+penalties, :math:`e^{x_1}` and :math:`e^{x_2}`.
 
-Whenever a feature enters or leaves the model, the loss has a kink. Minima like to lie in
-kinks, and there the gradient never becomes small: a gradient method cannot tell whether it
-has arrived. :func:`ffo.bilevel.minimize` can. It looks for a *Goldstein stationary* point,
-where an average of gradients from the neighbourhood is small, and that average is the
+Whenever a feature enters or leaves the model, the loss has a kink. Minima often lie at
+kinks, and near them the gradient does not become small, so a gradient method cannot tell
+whether it has converged. :func:`ffo.bilevel.minimize` can. It looks for a *Goldstein
+stationary* point, where an average of nearby gradients is small, and that average is the
 proof.
 """
 
 # %%
 # Data
 # ----
-# Twelve features from reliable sensors, and twelve from cheap ones. Few of each matter.
+# Twelve features come from reliable sensors, and twelve from cheap ones. Only a few of each
+# matter.
 
 import cvxpy as cp
 import matplotlib.pyplot as plt
@@ -95,8 +96,9 @@ print(f"penalties {found.x.exp().numpy().round(3)}, validation loss {found.value
 assert found.converged  # checked whenever this page is built
 
 # %%
-# For comparison, Adam from the same start. It arrives too, but its gradient jumps from one
-# side of the kink to the other, and does not say so.
+# For comparison, Adam from the same start. It reaches the minimum too, but its gradient
+# keeps jumping from one side of the kink to the other, and does not show that it has
+# converged.
 
 x = start.clone().requires_grad_()
 optimizer = torch.optim.Adam([x], lr=0.05)
@@ -115,7 +117,7 @@ assert min(late) > found.epsilon
 # %%
 # The picture
 # -----------
-# Left: the loss over both penalties, and the way to its minimum. Middle: how many features
+# Left: the loss over both penalties, and the path to its minimum. Middle: how many features
 # are selected; every border between two colours is a kink. Right: what the two methods see.
 
 size = 70

@@ -4,10 +4,10 @@ Model predictive control with a learnt cost
 
 A crane moves a load that hangs on a rope. Every fifth of a second the controller plans one
 second ahead, applies the first step of its plan, and plans again. One second is too short
-to see that the load will swing: a controller that only counts the distance to the target is
-fast, and leaves the load swinging.
+to see that the load will swing: a controller that only penalizes the distance to the target
+is fast, but leaves the load swinging.
 
-The cure is a better cost at the end of the plan. Here it is learnt: the closed loop of
+The remedy is a better cost at the end of the plan. Here it is learnt: the closed loop of
 forty plans is differentiated from end to end, through every optimization problem and
 through the simulated physics.
 """
@@ -15,10 +15,10 @@ through the simulated physics.
 # %%
 # The physics
 # -----------
-# The state is the position and speed of the cart, and the angle and its rate of the rope;
-# the control is the acceleration of the cart. The simulated crane is nonlinear and has
-# friction. The controller does not know that: it plans with the linear model without
-# friction.
+# The state consists of the position and speed of the cart, and the angle and angular
+# velocity of the rope. The control is the acceleration of the cart. The simulated crane is
+# nonlinear and has friction. The controller does not know this: it plans with a linear
+# model without friction.
 
 import cvxpy as cp
 import matplotlib.pyplot as plt
@@ -56,8 +56,8 @@ B = np.array([STEP**2 / 2, STEP, (c - 1) / GRAVITY, -s * frequency / GRAVITY])
 # %%
 # The plan
 # --------
-# A quadratic program. The weights of the states along the plan, and the matrix of the cost
-# at its end, are parameters.
+# The plan is the solution of a quadratic program. Its parameters are the weights of the
+# states along the plan and the matrix of the cost at its end.
 
 x, u = cp.Variable((AHEAD + 1, 4)), cp.Variable(AHEAD)
 start, weights, end = cp.Parameter(4), cp.Parameter(4), cp.Parameter((4, 4))
@@ -137,7 +137,7 @@ assert swing[1] < 0.25 * swing[0]  # checked whenever this page is built
 # %%
 # The picture
 # -----------
-# The crane drives from left to right, to the target at zero. Top: a picture every 0.4
+# The crane drives from left to right, to the target at zero. Top: a snapshot every 0.4
 # seconds; darker is later. Bottom: the angle of the rope, and the acceleration with its
 # limits.
 

@@ -2,22 +2,23 @@
 Denoising with learnt total variation
 =====================================
 
-Total variation removes noise and keeps jumps. It solves
+Total variation denoising removes noise and keeps jumps. It solves
 
 .. math::
 
    \\min_x \\; \\tfrac{1}{2} |x - y|^2 + \\sum_i w_i |x_{i+1} - x_i|
 
-for a noisy signal y. Usually all weights are equal, and one number has to fit the whole
-signal. Here a small network looks at the signal and predicts a weight for every place. It
-is trained through the denoising problem, on pairs of noisy and clean signals.
+for a noisy signal y. Usually all weights are equal, and one number has to suit the whole
+signal. Here a small network looks at the signal and predicts a weight for every position.
+It is trained through the denoising problem, on pairs of noisy and clean signals.
 """
 
 # %%
 # Signals
 # -------
-# Steps, in stretches of two kinds: lively ones with little noise, and calm ones with a lot
-# of it. The first need small weights, which keep every detail; the second need large ones.
+# The signals are piecewise constant, with segments of two kinds: some have many jumps and
+# little noise, others few jumps and a lot of noise. The first need small weights, which
+# keep every detail; the second need large ones.
 
 import cvxpy as cp
 import matplotlib.pyplot as plt
@@ -49,7 +50,7 @@ train, test = draw(256), draw(128)
 # %%
 # The layer
 # ---------
-# The weights must not be negative: that keeps the problem convex, and the layer checks it.
+# The weights must not be negative. This keeps the problem convex, and the layer checks it.
 
 x, y, w = cp.Variable(LENGTH), cp.Parameter(LENGTH), cp.Parameter(LENGTH - 1, nonneg=True)
 objective = 0.5 * cp.sum_squares(x - y) + w @ cp.abs(cp.diff(x))
@@ -58,7 +59,7 @@ layer = FFOLayer(cp.Problem(cp.Minimize(objective)), parameters=[y, w], variable
 # %%
 # One weight for everything
 # -------------------------
-# The best single weight for the training signals, by trying twelve.
+# The best of twelve single weights, on the training signals.
 
 
 def error(found: torch.Tensor, clean: torch.Tensor) -> float:
@@ -76,10 +77,10 @@ with torch.no_grad():
     (by_single,) = layer(test[0], torch.full((LENGTH - 1,), single, dtype=D))
 
 # %%
-# A weight for every place
-# ------------------------
-# The network sees the signal and its differences, within a window of a few samples. It
-# starts at the best single weight.
+# A weight for every position
+# ---------------------------
+# The network sees the signal and its differences in a window of a few samples. It starts at
+# the best single weight.
 
 network = torch.nn.Sequential(
     torch.nn.Conv1d(2, 16, 9, padding=4),
@@ -125,7 +126,7 @@ assert (
 # The picture
 # -----------
 # A test signal. The single weight is a compromise: too small for the noise, too large for
-# the details. The network has learnt to tell the stretches apart, although nobody told it
+# the details. The network has learnt to tell the segments apart, although it was never told
 # where they are.
 
 k = 5
@@ -148,7 +149,7 @@ for key, title, found, colour in (
     axes[key].legend(ncols=3, loc="best")
 axes["weights"].semilogy(test_weights[k], color="C0")
 axes["weights"].axhline(single, color="C1", linewidth=1.2)
-axes["weights"].set(title="Weights", xlim=(0, LENGTH - 1), xlabel="place in the signal")
+axes["weights"].set(title="Weights", xlim=(0, LENGTH - 1), xlabel="position in the signal")
 bars = axes["bars"].bar(
     ["noisy", "one\nweight", "learnt"], results.values(), color=["0.7", "C1", "C0"]
 )

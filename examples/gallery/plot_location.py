@@ -2,9 +2,9 @@ r"""
 What a taxi driver knows: a second-order cone program
 =====================================================
 
-Between two rides, an experienced driver waits where the next call is likely to be near.
-Each district calls with a frequency :math:`w_i` that depends on the hour and on the
-weather, and the driver waits at the point
+Between two rides, an experienced taxi driver waits close to where the next call is likely
+to come from. Each district calls with a frequency :math:`w_i` that depends on the hour and
+on the weather, and the driver waits at the point
 
 .. math::
 
@@ -13,9 +13,9 @@ weather, and the driver waits at the point
 the weighted median of the districts, without leaving the ring road. Distances are norms, so
 this is a second-order cone program.
 
-The frequencies are in the driver's head. What we can see is where the driver waits. From
+Only the driver knows the frequencies. What we can observe is where the driver waits. From
 that alone, a network learns the frequencies: it predicts them, the layer turns them into a
-place, and the loss is the distance to the place that was seen.
+place, and the loss is the distance to the observed place.
 """
 
 # %%
@@ -46,8 +46,8 @@ layer = FFOLayer(
 # %%
 # What the driver knows
 # ---------------------
-# Every district has its busy hour. Rain makes some of them busier. We see 400 waits, each
-# with an error of a few metres.
+# Every district has its busy hour. Rain makes some of them busier. We observe 400 waiting
+# places, each with a small error.
 
 peak = torch.tensor(rng.uniform(0, 24, DISTRICTS))
 rain_effect = torch.tensor(rng.normal(scale=0.8, size=DISTRICTS))
@@ -101,7 +101,7 @@ for _ in range(40):
 with torch.no_grad():
     guess, truth = frequencies(*test[:2]), true_frequencies(*test[:2])
 agreement = float(torch.corrcoef(torch.stack([guess.flatten(), truth.flatten()]))[0, 1])
-print(f"distance to the driver, unseen waits: {curve[0]:.3f} before, {curve[-1]:.3f} after")
+print(f"distance to the driver, test data: {curve[0]:.3f} before, {curve[-1]:.3f} after")
 print(f"correlation of learnt and true frequencies: {agreement:.2f}")
 assert curve[-1] < 0.15 * curve[0]  # checked whenever this page is built
 assert agreement > 0.8
@@ -109,10 +109,10 @@ assert agreement > 0.8
 # %%
 # The picture
 # -----------
-# Three moments of a day. Rings: how often a district really calls; discs: what was learnt
-# from watching the driver. They agree where the driver's place depends on them, and less
-# where it does not. Grey lines connect places of equal mean distance; the dashed line is
-# the ring road.
+# Three times of day. Rings show how often a district really calls; discs show what was
+# learnt from observing the driver. They agree where the driver's place depends on them, and
+# less where it does not. Grey lines connect places of equal mean distance; the dashed line
+# is the ring road.
 
 figure, axes = plt.subplots(1, 4, figsize=(11, 3.2), width_ratios=(1, 1, 1, 0.9))
 u, v = np.meshgrid(np.linspace(-1.6, 1.6, 120), np.linspace(-1.6, 1.6, 120))
@@ -143,7 +143,7 @@ for axis, (hour, rain, title) in zip(axes, moments, strict=False):
     axis.spines[:].set_visible(False)
 axes[0].legend(loc="lower left")
 axes[3].semilogy(curve)
-axes[3].set(title="Distance to the driver", xlabel="epoch", ylabel="unseen waits")
+axes[3].set(title="Distance to the driver", xlabel="epoch", ylabel="test data")
 axes[3].set_yticks([0.02, 0.05, 0.1, 0.2, 0.5], ["0.02", "0.05", "0.1", "0.2", "0.5"])
 axes[3].minorticks_off()
 plt.show()

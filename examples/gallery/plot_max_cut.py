@@ -2,8 +2,8 @@ r"""
 Clustering by max-cut, a semidefinite program
 =============================================
 
-Cut a graph into two parts such that the edges between them are as heavy as possible. This
-is hard to solve exactly; its semidefinite relaxation
+Max-cut divides a graph into two parts so that the edges between them have the largest total
+weight. This is hard to solve exactly. Its semidefinite relaxation
 
 .. math::
 
@@ -14,9 +14,9 @@ is convex, and its solution shows which nodes belong together: X is near 1 withi
 and near -1 across.
 
 If the weights are distances, the cut separates what is far apart. For two interlocking
-moons that is wrong: plain distance cuts both in half. Here a small network learns an
-embedding, from examples that say only which points belong together. The gradient goes
-through the semidefinite program.
+moons this fails: plain distance cuts both in half. Here a small network learns an embedding
+from examples that only say which points belong together. The gradient goes through the
+semidefinite program.
 """
 
 # %%
@@ -111,7 +111,7 @@ assert curve[-1] > 95 > 85 > first  # checked whenever this page is built
 # The picture
 # -----------
 # An unseen graph. Lines connect nodes on different sides of the cut; colours are the sides.
-# The matrices are X, with the points sorted by their moon: learnt, it has two blocks.
+# The matrices show X, with the points sorted by moon: after training it has two blocks.
 
 k = int(accuracy(plain, test[1]).argmin())
 order = test[1][k].argsort(descending=True)

@@ -2,13 +2,13 @@
 Poisoning a support vector machine
 ==================================
 
-Somebody can add a few points to the training data of a classifier. How much harm can they
-do? The attacker wants the *trained* classifier to fail on clean data, so the attack has two
-levels: training is itself an optimization problem, and the attacker needs the derivative of
-its solution with respect to the training points.
+Suppose an attacker can add a few points to the training data of a classifier. How much harm
+can they do? The attacker wants the *trained* classifier to fail on clean data, so the
+attack has two levels: training is itself an optimization problem, and the attacker needs
+the derivative of its solution with respect to the training points.
 
 Here the classifier is a linear support vector machine. Its training problem is a layer, and
-the poison points are parameters of it.
+the attacker's points are parameters of it.
 """
 
 # %%
@@ -64,8 +64,8 @@ def accuracy(w: torch.Tensor, b: torch.Tensor) -> float:
 # %%
 # The attack
 # ----------
-# Gradient ascent on the loss of held-out data. The support vectors change along the way; at
-# such a moment the solution has a kink, and the gradient of either side will do.
+# Gradient ascent on the loss of held-out data. The support vectors change along the way. At
+# each change the solution has a kink, and the one-sided gradient from either side will do.
 
 start = 0.5 * torch.randn(POISON, 2, dtype=D)
 poison = start.clone().requires_grad_()
@@ -84,8 +84,8 @@ for _ in range(120):
 path = torch.stack(path)
 
 # %%
-# Is the optimization worth it? The same number of points with the worst random positions of
-# two hundred tries:
+# Is the optimization worth it? For comparison, the same number of points at random
+# positions, the worst of two hundred tries:
 
 torch.manual_seed(2)
 with torch.no_grad():

@@ -2,24 +2,24 @@
 A portfolio with a learnt risk model
 ====================================
 
-An investor splits wealth between twelve assets. How much risk they carry depends on the
-state of the market: in calm times most of them move on their own, under stress they fall
-together. The covariance is unknown and has to be learnt from past returns.
+An investor splits wealth between twelve assets. Their risk depends on the state of the
+market: in calm times most of them move independently, under stress they fall together. The
+covariance is unknown and has to be learnt from past returns.
 
-A risk model is usually fitted to the returns: it should explain *them*. What the investor
-cares about is the portfolio. Here a model with a single risk factor is first fitted by
-maximum likelihood, and then trained further *through* the portfolio problem. The fit spends
-its one factor on the wildest assets, which explains most of the returns. The investor
-hardly holds these assets. Training through the portfolio moves the factor to where the
-money is.
+A risk model is usually fitted to explain the *returns*. But what the investor cares about
+is the portfolio. Here a model with a single risk factor is first fitted by maximum
+likelihood, and then trained further *through* the portfolio problem. The fit spends its one
+factor on the most volatile assets, because that explains most of the returns. But the
+investor hardly holds these assets. Training through the portfolio moves the factor to where
+the money is.
 """
 
 # %%
 # The market
 # ----------
 # Two factors drive the returns. The first is the market: eight ordinary assets depend on
-# it, and its volatility grows with stress. The second drives four speculative assets,
-# wildly and always. Expected returns are known.
+# it, and its volatility grows with stress. The second drives four speculative assets, whose
+# volatility is always high. Expected returns are known.
 
 import cvxpy as cp
 import matplotlib.pyplot as plt
@@ -81,8 +81,8 @@ layer = FFOLayer(problem, parameters=[F, s], variables=[y])
 # %%
 # The risk model
 # --------------
-# One factor, although the truth has two, so that it must make errors. Volatilities are
-# log-linear in the stress.
+# The model has one factor. The truth has two, so the model must make errors. Volatilities
+# are log-linear in the stress.
 
 
 class RiskModel(torch.nn.Module):
@@ -114,8 +114,8 @@ def realized_utility(portfolio: torch.Tensor, returns: torch.Tensor) -> torch.Te
 # %%
 # Training
 # --------
-# Both stages use the same 2000 days. The utility that is reported is exact: it is computed
-# from the true covariance.
+# Both stages use the same 2000 days. The reported utility is exact: it is computed from the
+# true covariance.
 
 test_stress = torch.linspace(0, 1, 60, dtype=D)
 test_covariance = covariance(test_stress)
@@ -153,10 +153,10 @@ for step in range(TOTAL + 1):
 trained = decide(model)
 
 # %%
-# What it is compared with
-# ------------------------
-# A constant covariance, estimated from the same days; and the best portfolios, from the
-# true covariance.
+# Baselines
+# ---------
+# The result is compared with a constant covariance, estimated from the same days, and with
+# the best portfolios, computed from the true covariance.
 
 sample = np.cov(returns.numpy().T)
 free = cp.Variable(ASSETS)
@@ -185,7 +185,7 @@ assert gain > 0.5 * (
 # -----------
 # Top: how good the decisions are. Bottom: the portfolios, from calm to stress. The fitted
 # model does not see that ordinary assets fall together under stress, and keeps them. The
-# trained one moves to bonds, as the best portfolio does.
+# trained model moves to bonds, as the best portfolio does.
 
 figure, axes = plt.subplot_mosaic(
     [["curve"] * 4, ["constant", "fitted", "trained", "best"]], figsize=(9.5, 6)

@@ -1,23 +1,24 @@
 r"""
-Prices of a power network, and what they reveal
+Prices in a power network, and what they reveal
 ===============================================
 
 In many electricity markets the price differs from place to place. The market operator
 decides which plants run, so that demand is met at the least cost and no line is overloaded.
-The price at a node is the *multiplier* of its balance: what one more megawatt there would
-cost. If no line is full, all prices are equal. If a line is full, power behind it is
-dearer.
+The price at a node is the *multiplier* of its power balance: the cost of one more megawatt
+there. If no line is at capacity, all prices are equal. If a line is at capacity, power
+costs more behind it.
 
-Prices and flows are published; the costs of the plants are secrets of their owners. This
-example recovers them. The market is a layer that returns dual variables, and these are
+Prices and flows are published, but the costs of the plants are known only to their owners.
+This example recovers them. The market is a layer that returns dual variables, and these are
 differentiated like any other output.
 """
 
 # %%
 # The network
 # -----------
-# Six nodes, eight lines with a capacity, four plants. Power follows the laws of physics:
-# the flow on a line is proportional to the difference of the voltage angles at its ends.
+# The network has six nodes, eight lines with limited capacity, and four plants. Power
+# follows the laws of physics: the flow on a line is proportional to the difference of the
+# voltage angles at its ends.
 
 import cvxpy as cp
 import matplotlib.pyplot as plt
@@ -43,8 +44,8 @@ at[plants, np.arange(PLANTS)] = 1
 # %%
 # The market as a layer
 # ---------------------
-# A plant's cost per megawatt begins at a *base* and grows with its output. The bases are
-# the secret.
+# A plant's cost per megawatt begins at a *base* and grows with its output. The base costs
+# are hidden.
 
 output, flow, phase = cp.Variable(PLANTS), cp.Variable(LINES), cp.Variable(NODES)
 demand, base = cp.Parameter(NODES), cp.Parameter(PLANTS)
@@ -74,7 +75,7 @@ def clear(demand: torch.Tensor, base: torch.Tensor) -> tuple[torch.Tensor, ...]:
 # %%
 # Published hours
 # ---------------
-# Demand changes from hour to hour. We see prices and flows, with small errors.
+# Demand changes from hour to hour. We observe prices and flows, with small errors.
 
 true_base = torch.tensor([14.0, 23.0, 21.0, 17.0], dtype=D)
 typical = torch.tensor([0.2, 0.5, 0.6, 0.3, 0.9, 0.4], dtype=D)
@@ -101,7 +102,7 @@ published = (
 # %%
 # Recovering the costs
 # --------------------
-# The guess begins with equal costs, at which no line is full and all prices are equal.
+# The first guess is equal costs, for which no line is at capacity and all prices are equal.
 
 guess = torch.full((PLANTS,), 20.0, dtype=D, requires_grad=True)
 optimizer = torch.optim.Adam([guess], lr=0.5)
@@ -125,9 +126,9 @@ assert (found - true_base).abs().max() < 0.5  # checked whenever this page is bu
 # %%
 # The picture
 # -----------
-# Left and middle: an hour of the market with equal costs, and with the costs that were
-# found. Numbers are prices; wide lines carry much power; full ones are orange. Right: the
-# guesses on their way.
+# Left and middle: one hour of the market with equal costs, and with the recovered costs.
+# Numbers are prices; wide lines carry more power; lines at capacity are orange. Right: the
+# guesses during training.
 
 hour = hours[congested][:1]
 figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), width_ratios=(1.15, 1.15, 0.95))

@@ -2,8 +2,9 @@ r"""
 A network inside the problem: learning preferences
 ==================================================
 
-A household spends its budget on two goods. We see what it buys at different prices, never
-what it likes. In economics the likes are a utility function, and the purchases maximize it:
+A household spends its budget on two goods. We observe what it buys at different prices, but
+not its preferences. In economics, preferences are described by a utility function, which
+the purchases maximize:
 
 .. math::
 
@@ -11,8 +12,8 @@ what it likes. In economics the likes are a utility function, and the purchases 
 
 Here u is a neural network. No modelling language accepts that, but
 :class:`ffo.torch.FFOFunctionLayer` does: it takes torch functions, and its backward pass
-needs nothing but their gradients. The network is trained until the purchases that it
-implies match those that were seen.
+needs only their gradients. The network is trained until the purchases that it implies match
+the observed ones.
 """
 
 # %%
@@ -56,7 +57,7 @@ train, test = draw(64), draw(64)
 # %%
 # A concave network
 # -----------------
-# A utility should be concave (more is better, but less and less so) and increasing. This
+# A utility should be increasing and concave: more is better, but less and less so. This
 # network is both for any values of its parameters: nonnegative weights, a logarithm, and an
 # activation that is concave and increasing.
 
@@ -88,7 +89,7 @@ layer = FFOFunctionLayer(
 # %%
 # Training
 # --------
-# Solutions of the last step are good starting points for the next one: ``warm_start=True``.
+# The solutions of one step are good starting points for the next: ``warm_start=True``.
 
 optimizer = torch.optim.Adam(utility.parameters(), lr=0.1)
 curve = []
@@ -108,9 +109,9 @@ assert error < 0.05  # checked whenever this page is built
 # %%
 # The picture
 # -----------
-# Left: bundles that the household likes equally well, in truth and according to the
-# network. They agree, although utility was never seen; only its level curves matter for
-# purchases. Each budget line touches a curve at the bundle that is bought.
+# Left: indifference curves, which connect bundles of equal utility, true and learnt. They
+# agree, although utility was never observed: only its level curves matter for purchases.
+# Each budget line touches a curve at the bundle that is bought.
 
 size = 120
 amounts = np.linspace(0.05, 3.0, size)
@@ -153,10 +154,10 @@ for good in range(2):
     )
 top = float(test[2].max()) * 1.05
 axes[1].plot([0, top], [0, top], color="0.6", linewidth=1, zorder=0)
-axes[1].set(title="Unseen purchases", xlabel="real", ylabel="predicted", aspect="equal")
+axes[1].set(title="Unseen purchases", xlabel="actual", ylabel="predicted", aspect="equal")
 axes[1].legend()
 axes[2].semilogy(curve)
-axes[2].set(title="Error while training", xlabel="step", ylabel="units of the goods")
+axes[2].set(title="Error during training", xlabel="step", ylabel="units of the goods")
 axes[2].set_yticks([0.03, 0.1, 0.3, 1], ["0.03", "0.1", "0.3", "1"])
 axes[2].minorticks_off()
 plt.show()

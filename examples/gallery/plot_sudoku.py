@@ -1,25 +1,25 @@
 r"""
-Sudoku, learnt from examples
-============================
+Learning Sudoku from examples
+=============================
 
-A layer can learn its *constraints*. This one sees solved puzzles, and nothing else: nobody
-tells it that digits are different in a row, in a column and in a box. It learns a matrix A
-and a vector b such that the quadratic program
+A layer can learn its *constraints*. This one sees only solved puzzles: it is never told
+that the digits in a row, a column or a box must differ. It learns a matrix A and a vector b
+such that the quadratic program
 
 .. math::
 
    \min_y \; \tfrac{1}{20} |y|^2 - p^T y \quad\text{subject to}\quad A y = b, \; y \ge 0
 
 completes a puzzle. Here y has one entry for each cell and digit, and p marks the given
-digits. This is the experiment of OptNet, on boards of four by four.
+digits. This is OptNet's Sudoku experiment, on 4×4 boards.
 """
 
 # %%
 # Puzzles
 # -------
-# There are 288 complete boards. A puzzle is a board from which digits are taken out, in
-# random order, as long as the solution stays unique. Boards of the test puzzles are not
-# among the training boards.
+# There are 288 complete boards. A puzzle is a board from which digits are removed in random
+# order, as long as the solution stays unique. Test puzzles come from boards that are not
+# used in training.
 
 from itertools import permutations
 
@@ -78,8 +78,8 @@ train, test = draw(boards[order[:144]], 400), draw(boards[order[144:]], 100)
 # %%
 # The layer
 # ---------
-# A starts at random. The right-hand side b = A z with z > 0 makes sure that there is always
-# a feasible point.
+# A is initialized at random. The right-hand side b = A z with z > 0 ensures that there is
+# always a feasible point.
 
 A = torch.rand(40, 64, dtype=D).requires_grad_()
 log_z = torch.zeros(64, dtype=D, requires_grad=True)
@@ -99,7 +99,7 @@ def wrong(found: torch.Tensor, solved: torch.Tensor) -> torch.Tensor:
 # %%
 # Training
 # --------
-# The loss compares the completed board with the solution. Its gradient moves A and b.
+# The loss compares the completed board with the solution. Its gradient updates A and b.
 
 optimizer = torch.optim.Adam([A, log_z], lr=0.03)
 schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [32], gamma=0.1)
@@ -127,8 +127,8 @@ assert solved_share[-1] > 90  # checked whenever this page is built
 # %%
 # The picture
 # -----------
-# Two puzzles of the test set, and what the layer makes of them as it learns. Given digits
-# are grey; a pale digit means that the layer is not sure; wrong digits are orange.
+# Two puzzles of the test set, and the layer's answers as it learns. Given digits have a
+# grey background, pale digits are uncertain, and wrong digits are orange.
 
 
 def draw_board(

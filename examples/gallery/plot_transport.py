@@ -2,20 +2,20 @@
 Optimal transport with a learnt cost
 ====================================
 
-Two photographs of a swarm, taken a moment apart: which dot is which? Optimal transport
-matches the dots so that the total cost of moving is smallest. The answer depends on the
-cost. With plain squared distance it is wrong here, because the wind carries all dots
-sideways by an unknown amount, different for each dot.
+Given two photographs of a swarm, taken a moment apart: which dot is which? Optimal
+transport matches the dots so that the total cost of moving them is smallest. The answer
+depends on the cost. With plain squared distance it is wrong here, because the wind carries
+each dot sideways by a different, unknown amount.
 
-The cost is learnt from a few swarms whose matching is known. It is a metric with four
-numbers, trained through the transport problem.
+The cost is learnt from a few swarms with known matching. It is a 2×2 metric, trained
+through the transport problem.
 """
 
 # %%
 # Swarms
 # ------
-# Every dot is blown along the wind, by a random distance, and wobbles a little across it.
-# The wind is the same in all photographs, but nobody knows its direction.
+# The wind moves every dot by a random distance; across the wind, dots move only a little.
+# The wind direction is the same in all photographs, but unknown.
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -44,9 +44,9 @@ train, test = draw(24), draw(40)
 # %%
 # The layer
 # ---------
-# The plan says how much of each dot goes where. Each row and each column sums to one. A
-# small quadratic term makes the plan unique, and lets it react to the cost: without it the
-# problem is linear, its solution is a vertex, and the gradient is zero.
+# The transport plan says how much of each dot goes where. Each row and each column sums to
+# one. A small quadratic term makes the plan unique, and lets it respond to the cost:
+# without it the problem is linear, its solution is a vertex, and the gradient is zero.
 
 ones, eye = torch.ones(1, DOTS, dtype=D), torch.eye(DOTS, dtype=D)
 rows = torch.cat([torch.kron(eye, ones), torch.kron(ones, eye)])[
@@ -97,7 +97,8 @@ print(f"dots matched with plain distance: {100 * accuracy(plain):.0f} %")
 print(f"dots matched with the learnt metric: {100 * accuracy(learnt):.0f} %")
 
 # %%
-# The metric measures moves along the wind as short. Its weakest direction is the wind:
+# In the learnt metric, moves along the wind are short. Its weakest direction is that of the
+# wind:
 
 _, strengths, directions = torch.linalg.svd(metric.detach())
 found = torch.rad2deg(torch.atan2(directions[1, 1], directions[1, 0])) % 180
