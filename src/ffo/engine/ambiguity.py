@@ -51,16 +51,19 @@ def open_gradients(
     x, y, u, w = (v[k] for v in (gradient.x, gradient.y, gradient.u, gradient.v))
     large_u, large_w, meets_u, meets_w = (sees[k, column, None] for column in (LARGE_U, LARGE_W, MEETS_U, MEETS_W))
     u, w, no_x, no_y = u * large_u, w * large_w, np.zeros_like(x), np.zeros_like(y)
-    relaxable = null.w[:, ~program.cones.equalities].any(axis=1, keepdims=True)
-    sides = np.where(relaxable, -null.w, 0.0)  # equalities stay consistent
-    # other coefficients of dependent equalities leave no solution, whatever the loss sees
-    coefficients = np.where(relaxable, meets_w, 1.0)
-    ambiguous = felt(DataGradient(x, y, null.u * meets_u, no_y, no_y))
-    # a cost along a null vector chooses among solutions, where other rows may hold what the loss sees
-    ambiguous |= felt(DataGradient(no_x, no_y, null.u * _coupled(program, null.u, u), no_y, no_y))
-    ambiguous |= felt(DataGradient(null.u, no_y, u, w, no_y, no_x))
-    dependent = felt(DataGradient(x, y, no_x, null.w * coefficients, sides * meets_w))
-    dependent |= felt(DataGradient(no_x, null.w, u, no_y, no_y, no_x))
+    ambiguous = dependent = np.zeros(len(k), dtype=bool)
+    if null.u.any():
+        ambiguous = felt(DataGradient(x, y, null.u * meets_u, no_y, no_y))
+        # a cost along a null vector chooses among solutions, where other rows may hold what the loss sees
+        ambiguous |= felt(DataGradient(no_x, no_y, null.u * _coupled(program, null.u, u), no_y, no_y))
+        ambiguous |= felt(DataGradient(null.u, no_y, u, w, no_y, no_x))
+    if null.w.any():
+        relaxable = null.w[:, ~program.cones.equalities].any(axis=1, keepdims=True)
+        sides = np.where(relaxable, -null.w, 0.0)  # equalities stay consistent
+        # other coefficients of dependent equalities leave no solution, whatever the loss sees
+        coefficients = np.where(relaxable, meets_w, 1.0)
+        dependent = felt(DataGradient(x, y, no_x, null.w * coefficients, sides * meets_w))
+        dependent |= felt(DataGradient(no_x, null.w, u, no_y, no_y, no_x))
     return ambiguous, dependent
 
 
@@ -91,12 +94,15 @@ def clashing(null: NullVectors, program: ConeProgram, x: Array, s: Array) -> Arr
     """(count,) for each null vector: whether its rows, some of them inequalities, are inconsistent, by however little:
     w'(b - s) = w'(b - Ax - s) is not zero. Which of them are active is then below the accuracy of a solution."""
     k, w = null.samples, null.w
-    program, x, s = program.take(k), x[k], s[k]
     used = w != 0
+    relaxable = used[:, ~program.cones.equalities].any(axis=1)
+    if not relaxable.any():
+        return np.asarray(relaxable)
+    program, x, s = program.take(k), x[k], s[k]
     left, size = (np.where(used, v, 0.0) for v in (program.slack(x) - s, np.abs(program.b) + np.abs(s)))
     size = size + program.A.magnitudes.dot(np.abs(x))
     inconsistent = np.abs(_inner(w, left)) > MET * _inner(np.abs(w), size)
-    return np.asarray(inconsistent & used[:, ~program.cones.equalities].any(axis=1))
+    return np.asarray(inconsistent & relaxable)
 
 
 def _inner(u: Array, v: Array) -> Array:

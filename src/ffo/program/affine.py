@@ -81,6 +81,14 @@ class DataGradient:
     def db(self) -> Array:
         return -self.v if self.other_b is None else self.other_b
 
+    def reaches(self, name: Block) -> bool:
+        """Whether the gradient in a block is not zero."""
+        if name == "q" or name == "b":
+            return bool((self.dq if name == "q" else self.db).any())
+        if name == "P":
+            return bool(self.u.any() and self.x.any())
+        return bool((self.y.any() and self.u.any()) or (self.v.any() and self.x.any()))
+
     @property
     def magnitudes(self) -> DataGradient:
         x, y, u, v, db = (np.abs(a) for a in (self.x, self.y, self.u, self.v, self.db))
@@ -275,9 +283,13 @@ class AffineMap:
 
     def feels(self, gradient: DataGradient, wanted: Sequence[bool]) -> Array:
         """(batch,) whether a gradient in the data makes that in any wanted parameter larger than rounding."""
+        found = np.zeros(len(gradient.x), dtype=bool)
+        asked = [e for e in self.entries if wanted[e.parameter]]
+        touched = {name for e in asked for name in (BLOCKS if e.factor is not None else e.into)}
+        if not any(map(gradient.reaches, touched)):
+            return found
         ones = [np.ones((len(gradient.x), size)) for size in self.sizes]
         magnitudes = gradient.magnitudes
-        found = np.zeros(len(gradient.x), dtype=bool)
         for g, size in zip(
             self.adjoint(gradient, ones, wanted), self._magnitudes.adjoint(magnitudes, ones, wanted), strict=True
         ):
