@@ -39,7 +39,7 @@ UNSOLVABLE = 1e-9
 #: most unknowns for which a doubtful system is solved by eigenvalues; larger ones by sharper factors
 SPECTRAL = 400
 #: eigenvalues, relative to the largest, that count as zero; residual, relative to the right-hand side and to the
-#: solution, above which the system has no solution
+#: solution, and in excess of rounding errors, above which the system has no solution
 NULL, RESOLVED, ROUNDING = 1e-13, 1e-11, 1e-13
 EPS = 2.2e-16
 #: eigenvalues, relative to the largest, that are lost in rounding unless they are zero
@@ -260,9 +260,19 @@ def _along(values: Array, vectors: Array, r: Array) -> Array:
 
 
 @inner_kernel
-def _uncertain(S: Structure, at: Array, K: Array, values: Array, vectors: Array, found: Array) -> float:
+def _noise(K: Array, found: Array) -> Array:
+    """Rounding errors of a residual: eps |K||z|."""
+    noise = np.zeros(found.size)
+    for i in range(found.size):
+        for j in range(found.size):
+            noise[i] += EPS * abs(K[i, j] * found[j])
+    return noise
+
+
+@inner_kernel
+def _uncertain(S: Structure, at: Array, K: Array, values: Array, vectors: Array, found: Array, noise: Array) -> float:
     """The relative error that rounding leaves in a refined solution z, of variables and multipliers by themselves:
-    along an eigenvector v of value k it is eps |v|'|K||z| / |k|.
+    along an eigenvector v of value k it is |v|'noise / |k|.
 
     The null space of K is one of variables and one of multipliers (see above), so both parts of a null vector are null
     vectors. Where one is not, rows are nearly dependent: the eigenvalue, the square of their distance, is lost in
@@ -270,10 +280,7 @@ def _uncertain(S: Structure, at: Array, K: Array, values: Array, vectors: Array,
     """
     size, worst = max(abs(values[0]), abs(values[-1])), 0.0
     primal, dual = 1e-300, 1e-300
-    noise = np.zeros(found.size)
     for i in range(found.size):
-        for j in range(found.size):
-            noise[i] += EPS * abs(K[i, j] * found[j])
         if S.sign[at[i]] > 0.0:
             primal += found[i] ** 2
         else:
@@ -327,8 +334,11 @@ def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Ar
                 moved += step[k] ** 2
                 whole += found[k] ** 2
         error = max(error, np.sqrt(moved / whole))
-    error = max(error, _uncertain(S, at, K, values, vectors, found))
-    unsolved = rest > RESOLVED * size + ROUNDING * _size(z, F.unit)
+    noise, lost = _noise(K, found), 0.0
+    for k in range(at.size):
+        lost += (noise[k] / F.scale[at[k]] * F.unit[at[k]]) ** 2
+    error = max(error, _uncertain(S, at, K, values, vectors, found, noise))
+    unsolved = rest > RESOLVED * size + ROUNDING * _size(z, F.unit) + np.sqrt(lost)
     return rest / max(size, 1e-300) if unsolved else 0.0, error
 
 
