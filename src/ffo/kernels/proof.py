@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ffo.kernels.bundle import refer
-from ffo.kernels.deadline import current
 from ffo.kernels.jit import inner_kernel, inner_reducing_kernel, kernel
 from ffo.kernels.point import Data
 from ffo.kernels.pool import run_samples
@@ -73,7 +72,7 @@ def search(entries: Entries, values: Values, ray: bool, points: Array) -> tuple[
     n, m = values.arrays[1].shape[1], len(entries.equal)
     size = min(SEARCHED, (m + n) * n)
     seconds = FLOP * (size * min(n, size**0.5) + 10 * (len(entries.Arow) + len(entries.Prow)))
-    run_samples(_search_chunk, len(v), len(v) * seconds, *entries, *values.arrays, ray, v, verdicts, deadline=current())
+    run_samples(_search_chunk, len(v), len(v) * seconds, *entries, *values.arrays, ray, v, verdicts)
     return v, verdicts
 
 
