@@ -213,10 +213,7 @@ def _cancelled(Z: Sums, count: int, allowed: float) -> int:
 
 @inner_kernel
 def _on_support(E: Entries, D: Data, y: Array, level: float, out: Array) -> bool:
-    """The nearest multipliers on only the rows with large ones, whatever their signs; whether there may be any.
-
-    Tried before Newton's method.
-    """
+    """The nearest multipliers on only the rows with large ones, whatever their signs; whether there may be any."""
     place, count = np.empty(y.size, np.int64), 0
     for i in range(y.size):
         place[i] = count if abs(y[i]) > level else -1
@@ -238,10 +235,7 @@ def _on_support(E: Entries, D: Data, y: Array, level: float, out: Array) -> bool
 
 @inner_kernel
 def _along_support(E: Entries, D: Data, Z: Sums, d: Array, level: float, out: Array) -> bool:
-    """The nearest ray along all rows that the given one hardly leaves, on which P vanishes; whether there may be any.
-
-    Tried before Newton's method.
-    """
+    """The nearest ray along all rows that the given one hardly leaves, and with Pd = 0; whether there may be any."""
     n, m = d.size, D.b.size
     place, count = np.empty(m, np.int64), 0
     _multiply(E.Arow, E.Acol, D.Av, d, m, Z)
