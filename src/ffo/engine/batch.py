@@ -102,8 +102,8 @@ class Batch:
         return (self.status == OPEN).nonzero()[0]
 
     def finished(self, most: float) -> bool:
-        """Whether all samples are solved, to a natural residual of at most this."""
-        return not np.count_nonzero(self.status) and not np.count_nonzero(self.residual > most)
+        """Whether all samples are solved, to a natural residual of at most this, or provably have no solution."""
+        return np.count_nonzero(self.status) == len(self.proofs) and not np.count_nonzero(self.residual > most)
 
     @property
     def proven(self) -> Array:
@@ -223,7 +223,7 @@ class Batch:
             if piece.presolve.steps:
                 steps = steps.then(piece.presolve)
             self.pieces[k] = SolvedPart(piece.samples, steps, piece.found)
-        for k, proof in self.proofs.items():
+        for k, proof in self.proofs.items() if presolve.steps else ():
             self.proofs[k] = proof.undo(presolve.take(np.array([k])), program)
         return self
 

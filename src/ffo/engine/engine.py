@@ -336,7 +336,7 @@ class Engine:
         if self._suits_newton(program, overrides) and way.factorizes:
             self._try_newton(batch)
         ask(batch, self._in_turn(program, overrides), way, attempt)
-        if np.count_nonzero(batch.status):
+        if np.count_nonzero(batch.status) > len(batch.proofs):
             rescue(batch, way)
             seek_proofs(batch)
         if expired():

@@ -24,12 +24,13 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.optimize import linprog
 
-from ffo.cones import Product, Zero
+from ffo.cones import Nonneg, Product, Zero
 from ffo.errors import Status
 from ffo.ghost.direct import newton
+from ffo.kernels.proof import EXACT, NEAR, NEARLY, PROVEN, ROUNDING, SEARCHED, SHARP, SUPPORTS, TRIMMED, Entries, search
 from ffo.program.cone import ConeProgram
 from ffo.program.names import Names, parts
-from ffo.program.plan import plan_of
+from ffo.program.plan import plan_of, values_of
 from ffo.program.presolve import MissingRows, Presolve, Triple
 from ffo.program.relaxation import Relaxation
 from ffo.program.sparse import SymmetricBatch
@@ -37,18 +38,6 @@ from ffo.solvers.registry import choose, get_solver
 
 Array = np.ndarray
 
-#: size of a sum, relative to its terms, that counts as zero
-EXACT = 1e-12
-#: largest relative error of a proof: with a larger one, there could still be a distant solution
-SHARP = 1e-3
-#: size of a sum, relative to its terms, below which its vector is worth repairing
-NEAR = 1e-2
-#: entries of a vector, relative to its largest, that are dropped from a proof
-TRIMMED = 1e-8
-#: multipliers, relative to the largest, above which rows are candidates for the ones that contradict each other
-SUPPORTS = (1e-2, 1e-4)
-#: entries of a repaired vector, relative to its largest, that count as rounding
-ROUNDING = 1e-14
 #: eps relative to the largest entry of P, and most projections of a ray
 PROXIMAL, PROJECTIONS = 1e-8, 6
 #: seconds of one factorization above which no proof is repaired
@@ -57,10 +46,10 @@ PATIENCE = 10.0
 NAMED = 6
 #: multiplier of an inequality, relative to the largest, below which a proof without it is looked for
 MINOR = 1e-2
-#: most entries in the rows of a proof for which a smaller proof is looked for
-SEARCHED = 100_000
 #: components of a ray's move, relative to their terms, above which it leads away from a constraint
 AWAY = 1e-9
+#: cones of which proofs are compiled, and how many of the repairs
+_SCALAR, COMPILED = {Zero, Nonneg}, 3
 
 
 @dataclass(frozen=True)
@@ -119,29 +108,42 @@ def find_proofs(program: ConeProgram, x: Array, y: Array) -> tuple[dict[int, Pro
     """Proofs found at, or by repairing, points x (batch, n), y (batch, m), by sample; and (batch,) whether a point is
     nearly a proof, repaired or not."""
     found: dict[int, Proof] = {}
-    doubted = np.zeros(program.batch, dtype=bool)
+    left, doubted = np.arange(program.batch), np.zeros(program.batch, dtype=bool)
     with np.errstate(all="ignore"):
-        for status, points, weigh, attempts in (
-            (Status.INFEASIBLE, y, _weigh_multipliers, _MULTIPLIERS),
-            (Status.UNBOUNDED, x, _weigh_ray, _RAYS),
-        ):
-            left = np.array([k for k in range(program.batch) if k not in found], dtype=int)
+        for status, points in ((Status.INFEASIBLE, y), (Status.UNBOUNDED, x)):
+            mine = points if len(left) == program.batch else points[left]
+            v, near, proven = _nearest_proofs(status, mine, part(program, left))
+            doubted[left] |= near
+            found |= {int(left[k]): Proof(status, v[k]) for k in proven.nonzero()[0].tolist()}
+            left = left[~proven]
             if not len(left):
                 break
-            part = _part(program, left)
-            v = _unit(part.cones.project_dual(points[left]) if status is Status.INFEASIBLE else points[left])
-            near, proven = weigh(v, part)
-            doubted[left] |= near
-            for attempt in attempts:
-                some = np.flatnonzero(near & ~proven)
-                if not len(some):
-                    break
-                tried = attempt(v[some], few := _part(part, some))
-                if (tried != v[some]).any():
-                    proven[some] = good = weigh(tried, few)[1]
-                    v[some[good]] = tried[good]
-            found |= {int(left[k]): Proof(status, v[k]) for k in np.flatnonzero(proven).tolist()}
     return found, doubted
+
+
+def _nearest_proofs(status: Status, points: Array, program: ConeProgram) -> tuple[Array, Array, Array]:
+    """Points scaled to a largest component of 1, replaced by proofs where one was found; (batch,) whether they were
+    nearly proofs, worth repairing, and whether they now are. Repairs with only scalar cones are compiled, but for the
+    last ones (n = 10, 20 rows, an unbounded objective: 0.04 ms instead of 0.28)."""
+    ray = status is Status.UNBOUNDED
+    weigh, attempts = (_weigh_ray, _RAYS) if ray else (_weigh_multipliers, _MULTIPLIERS)
+    if program.cones.kinds <= _SCALAR:
+        P, A = program.P.pattern, program.A.pattern
+        entries = Entries(P.rows, P.columns, A.rows, A.columns, program.cones.equalities)
+        v, verdicts = search(entries, values_of(program), ray, points)
+        near, proven, attempts = verdicts >= NEARLY, verdicts == PROVEN, attempts[COMPILED:]
+    else:
+        v = _unit(points if ray else program.cones.project_dual(points))
+        near, proven = weigh(v, program)
+    for attempt in attempts:
+        some = np.flatnonzero(near & ~proven)
+        if not len(some):
+            break
+        tried = attempt(v[some], few := part(program, some))
+        if (tried != v[some]).any():
+            proven[some] = good = weigh(tried, few)[1]
+            v[some[good]] = tried[good]
+    return v, near, proven
 
 
 def refutes(y: Array, program: ConeProgram) -> Array:
@@ -353,7 +355,7 @@ def _nowhere(v: Array) -> tuple[Array, Array]:
     return np.zeros(len(v), dtype=bool), np.zeros(len(v), dtype=bool)
 
 
-def _part(program: ConeProgram, samples: Array) -> ConeProgram:
+def part(program: ConeProgram, samples: Array) -> ConeProgram:
     """The program of some samples."""
     return program if len(samples) == program.batch else program.take(samples)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ffo.engine.batch import ACCEPT, OPEN, Batch
 from ffo.engine.blame import NOT_FINITE
-from ffo.engine.proof import Proof, find_proofs, relaxed, starts_somewhere, steepest_ray, with_curvature
+from ffo.engine.proof import Proof, find_proofs, part, relaxed, starts_somewhere, steepest_ray, with_curvature
 from ffo.errors import SOLVED, Status
 from ffo.ghost.direct import Direct, from_nothing
 from ffo.ghost.oracle import Linearization, Way
@@ -184,7 +184,9 @@ def _use(
     batch.solve_time += answer.solve_time
     if np.count_nonzero(answer.status) or not all_finite(answer.x):
         failed = ~(answer.solved & np.isfinite(answer.x).all(axis=1))
-        failed[failed] = ~_give_up(batch, solver, samples, answer, np.flatnonzero(failed), tolerance)
+        failed[failed] = ~_give_up(batch, solver, samples, answer, failed.nonzero()[0], tolerance)
+        if np.count_nonzero(failed) == len(failed):
+            return
         samples, answer, found = samples[~failed], answer.take(~failed), None
     if len(samples):
         _verify(batch, samples, answer, found or batch.linearized(samples, answer, way), solver, way, tolerance)
@@ -199,12 +201,13 @@ def _give_up(
     A failure does not replace an earlier one; a verdict that there is no solution does. Returns those (places,) that
     are solutions although the solver does not say so; none if their natural residuals are known already.
     """
-    mine, words = samples[at], answer.detail or {}
-    said = replace(answer.take(at), detail={i: words[k] for i, k in enumerate(at.tolist()) if k in words})
+    mine, words, said = samples[at], answer.detail or {}, answer
+    if len(at) < len(answer.x):
+        said = replace(answer.take(at), detail={i: words[k] for i, k in enumerate(at.tolist()) if k in words})
     proofs, _ = _proofs(batch.part(mine), said.x, said.y)
     status, measured = said.status.copy(), np.full(len(at), np.nan)
-    left = np.array([k for k in range(len(at)) if k not in proofs], dtype=int)
-    if len(left):
+    if len(proofs) < len(at):
+        left = np.array([k for k in range(len(at)) if k not in proofs])
         known = None if residual is None else residual[at[left]]
         measured[left], status[left] = judge(said.take(left), batch.part(mine[left]), tolerance, known)
     if residual is not None:
@@ -212,7 +215,7 @@ def _give_up(
     status[list(proofs)] = [proof.status for proof in proofs.values()]
     solved = status == SOLVED
     first = (batch.solver[mine] == "") | (VERDICTS[status] & ~VERDICTS[batch.status[mine]])
-    new = np.flatnonzero(first & ~solved)
+    new = (first & ~solved).nonzero()[0]
     rows = mine[new]
     batch.put_point(rows, (said.x[new], said.y[new], said.s[new]))
     batch.status[rows], batch.residual[rows] = status[new], measured[new]
@@ -223,26 +226,19 @@ def _give_up(
 
 
 def _proofs(program: ConeProgram, x: Array, y: Array) -> tuple[dict[int, Proof], Array]:
-    """`find_proofs`, with a feasible starting point for every ray."""
+    """`find_proofs`, with a feasible starting point for every ray. If there provably is none, that proof replaces the
+    ray; if neither is found, there is no proof."""
     found, doubted = find_proofs(program, x, y)
-    _find_points({k: proof for k, proof in found.items() if proof.status == Status.UNBOUNDED}, program, x, found)
+    mine = np.array([k for k, proof in found.items() if proof.status is Status.UNBOUNDED], dtype=int)
+    if len(mine):
+        mine = mine[~starts_somewhere(np.array([found[k].vector for k in mine.tolist()]), x[mine], part(program, mine))]
+    if len(mine):
+        batch = _by_own_choice(with_curvature(part(program, mine)))
+        for i, k in enumerate(mine.tolist()):
+            if batch.status[i] != SOLVED:
+                del found[k]
+        found |= {int(mine[i]): proof for i, proof in batch.proofs.items()}
     return found, doubted
-
-
-def _find_points(rays: dict[int, Proof], program: ConeProgram, x: Array, found: dict[int, Proof]) -> None:
-    """Keep rays for which a feasible starting point is found. If there provably is none, that proof replaces the ray;
-    if neither is found, there is no proof."""
-    if not rays:
-        return
-    mine = np.array(list(rays))
-    mine = mine[~starts_somewhere(np.array([ray.vector for ray in rays.values()]), x[mine], program.take(mine))]
-    if not len(mine):
-        return
-    batch = _by_own_choice(with_curvature(program.take(mine)))
-    for i, k in enumerate(mine.tolist()):
-        if batch.status[i] != SOLVED:
-            del found[k]
-    found |= {int(mine[i]): proof for i, proof in batch.proofs.items()}
 
 
 def _by_own_choice(program: ConeProgram) -> Batch:
