@@ -9,13 +9,14 @@ from function_problems import D, distance, tensor
 import ffo.functions.projection as projection_module
 from ffo.functions.active import row_norms
 from ffo.functions.feasibility import contradicting, infeasible
-from ffo.functions.ghost import GhostSystem, Local, probe
+from ffo.functions.ghost import GhostSystem, Local
 from ffo.functions.lbfgs import minimize
 from ffo.functions.multipliers import recover
 from ffo.functions.polish import polish
 from ffo.functions.problem import Functions, Problem, Tensor
 from ffo.functions.products import Constraints, Differences, Exact
 from ffo.functions.projection import Projection
+from ffo.functions.units import probe
 
 BATCH, N = 3, 7
 
@@ -220,7 +221,6 @@ def test_a_proof_of_infeasibility_needs_more_than_a_violated_constraint() -> Non
     assert contradicting(local).tolist() == [True, False, False, False]
 
 
-@pytest.mark.xfail(strict=True, reason="variables are not scaled, and forces are judged by the largest one")
 def test_variables_in_different_units_are_judged_in_their_own() -> None:
     """A program of the fuzzer (batch 1652 of "scaled columns", seed 20261123) at its minimizer over y2 and y3, with
     y1 = 1 and the constraint active. The minimizer over all three has y1 = 958."""
