@@ -68,6 +68,25 @@ def test_a_variable_without_curvature_is_as_large_as_its_constraints_allow() -> 
     assert 1e5 < float(found.units[0, 1] / found.units[0, 0]) < 1e8
 
 
+def test_variables_in_different_units_are_judged_in_their_own() -> None:
+    """A program of the fuzzer (batch 1652 of "scaled columns", seed 20261123) at its minimizer over y2 and y3, with
+    y1 = 1 and the constraint active, which used to have a residual of 1e-10. The minimizer over all three has
+    y1 = 1687.5. A solver that returns the former point is corrected, with and without gradients."""
+    p, a = tensor([-2e-2, 3e3, 1e4]), tensor([0.0, -600.0, -4000.0])
+    Q = tensor([[2e-5, -4.0, 10.0], [-4.0, 1e6, -5e6], [10.0, -5e6, 9e7]])
+    K = torch.zeros(3, 3, dtype=D)
+    K[:2, :2], K[:2, 2], K[2, :2] = Q[1:, 1:], a[1:], a[1:]
+    y2, y3, m = torch.linalg.solve(K, torch.cat([-p[1:] - Q[1:, 0], tensor([2.0625])])).tolist()
+    point = tensor([1.0, y2, y3])
+    given = (lambda p, y: 0.5 * y @ Q @ y + p @ y, lambda p, y: (a @ y - 2.0625).reshape(1))
+    assert m > 0
+    problem = Problem(Functions(*given), (p,), (False,), {}, 1, (3,), 1)
+    assert float(Local(problem, point[None], tensor([[m]])).natural) > 1e-6
+    layer = FFOFunctionLayer(*given, shape=3, dims=(1,), solver=lambda g, h, e, y0: point)
+    for y in (layer(p), layer(p.clone().requires_grad_())):
+        torch.testing.assert_close(y.detach(), torch.linalg.solve(Q, -p), rtol=1e-9, atol=0.0)
+
+
 def test_a_nearly_linear_variable_does_not_hide_the_forces_of_others() -> None:
     """softplus(y1) has a curvature of 1e-13 and a slope of 1 at y1 = 30: in the units of that curvature, the force on
     y1 is 1e6 times that on y2, which is not at its minimum."""

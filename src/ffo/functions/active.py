@@ -51,8 +51,8 @@ def generator(like: Tensor) -> torch.Generator:
 
 
 def row_norms(constraints: Constraints, y: Tensor, units: Tensor | None = None) -> Tensor:
-    """(batch, k) estimates of the norms of the rows of the Jacobian, in units (batch, n) of the variables; 1 for rows of
-    zeros."""
+    """(batch, k) estimates of the norms of the rows of the Jacobian; 1 for rows of zeros. Units are those of variables,
+    (batch, n)."""
     source = generator(y)
     squared = torch.zeros_like(constraints.value)
     if not squared.shape[1]:

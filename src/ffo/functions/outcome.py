@@ -249,8 +249,8 @@ class _FunctionRun:
                 self.detail[k] = answer.detail[i]
 
     def _judged(self, problem: Problem, answer: Answer, derivative: bool) -> tuple[Polished, Array]:
-        """The points with their measured residuals, polished if a derivative is wanted, they are not
-        solved, or their variables differ in scale: a small residual may then be a large error."""
+        """The points with their measured residuals, polished if a derivative is wanted, they are not solved, or their
+        variables differ in scale: a small residual may then be a large error."""
         batch = problem.batch
         rescued = np.zeros(batch, dtype=bool)
         if answer.polished is not None:

@@ -1,4 +1,4 @@
-"""Units of variables: a diagonal d in which problems whose variables differ in scale by orders of magnitude are ordinary.
+"""Units of variables that differ in scale by orders of magnitude: a diagonal d that makes them alike.
 
 With y = d x, the Hessian of the Lagrangian in x is D H D and the rows of the Jacobian, each divided by its norm, are
 E J D. Units are chosen such that every variable has a row of about unit norm in D H D or, if it has no curvature, in
