@@ -7,6 +7,7 @@ Inequality i is active if its slack s_i = -h_i is smaller than tau_i lam_i, with
 The norms |a_i| of the rows of the Jacobian, which is never formed, are estimated from products with
 random vectors, E (J z)_i^2 = |a_i|^2: only their order of magnitude matters. |H| is the size of H z for
 random signs z: the change of the gradient over a unit length, which gives a scale where gradients vanish.
+All this is measured in units of the variables (`units`): y stands for y / d, gradients and rows for d times these.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ VANISHING = 1e-3
 
 @dataclass(frozen=True)
 class Scale:
-    """Natural units: rows (batch, k) norms of the Jacobian's rows, primal l and dual f (batch,)."""
+    """Natural units: rows (batch, k) norms of the Jacobian's rows, primal l and dual f (batch,), all measured in units
+    (batch, n) of the variables."""
 
     rows: Tensor
     primal: Tensor
     dual: Tensor
+    units: Tensor
 
     @property
     def tau(self) -> Tensor:
@@ -39,7 +42,7 @@ class Scale:
         return self.rows**2 * (self.primal / self.dual).unsqueeze(1)
 
     def take(self, samples: Tensor) -> Scale:
-        return Scale(self.rows[samples], self.primal[samples], self.dual[samples])
+        return Scale(self.rows[samples], self.primal[samples], self.dual[samples], self.units[samples])
 
 
 def generator(like: Tensor) -> torch.Generator:
@@ -47,28 +50,32 @@ def generator(like: Tensor) -> torch.Generator:
     return torch.Generator(device=like.device).manual_seed(PROBE)
 
 
-def row_norms(constraints: Constraints, y: Tensor) -> Tensor:
-    """(batch, k) estimates of the norms of the rows of the Jacobian; 1 for rows of zeros."""
+def row_norms(constraints: Constraints, y: Tensor, units: Tensor | None = None) -> Tensor:
+    """(batch, k) estimates of the norms of the rows of the Jacobian; 1 for rows of zeros. Units are those of variables,
+    (batch, n)."""
     source = generator(y)
     squared = torch.zeros_like(constraints.value)
     if not squared.shape[1]:
         return squared
     for _ in range(PROBES):
         z = torch.randn(y.shape, generator=source, dtype=y.dtype, device=y.device)
-        squared += constraints.push(z) ** 2 / PROBES
+        squared += constraints.push(z if units is None else units * z) ** 2 / PROBES
     positive = squared > 0
     typical = torch.where(positive, squared, 0.0).sum(1) / positive.sum(1).clamp_min(1)
     typical = torch.where(typical > 0, typical, torch.ones_like(typical))
     return torch.where(positive, squared, typical.unsqueeze(1)).sqrt()
 
 
-def scale(y: Tensor, gradient: Tensor, constraints: Constraints, multipliers: Tensor, curvature: Tensor) -> Scale:
-    """Sizes at a point; `gradient` of the objective (batch, n), `curvature` |H| (batch,).
+def scale(
+    y: Tensor, gradient: Tensor, constraints: Constraints, multipliers: Tensor, curvature: Tensor, units: Tensor
+) -> Scale:
+    """Sizes at a point; `gradient` of the objective (batch, n), `curvature` |DHD| (batch,), units d (batch, n).
 
     Where y vanishes, slacks replace it, up to the length of a Newton step, or FAR times y if there is none: a single
     distant constraint must not set the scale.
     """
-    rows = row_norms(constraints, y)
+    rows = row_norms(constraints, y, units)
+    y, gradient = y / units, gradient * units
     slack, length = VANISHING * largest(constraints.value / rows), largest(y)
     reach = largest(gradient) / curvature
     reach = torch.where(reach > 0, reach, FAR * length)
@@ -76,7 +83,7 @@ def scale(y: Tensor, gradient: Tensor, constraints: Constraints, multipliers: Te
     primal = torch.where(primal > 0, primal, torch.ones_like(primal))
     dual = torch.maximum(largest(gradient), largest(multipliers * rows))
     dual = torch.maximum(dual, curvature * primal)
-    return Scale(rows, primal, torch.where(dual > 0, dual, torch.ones_like(dual)))
+    return Scale(rows, primal, torch.where(dual > 0, dual, torch.ones_like(dual)), units)
 
 
 def largest(v: Tensor) -> Tensor:

@@ -18,11 +18,11 @@ import torch
 
 from ffo.errors import Status
 from ffo.functions.active import largest, row_norms
-from ffo.functions.ghost import probe
 from ffo.functions.lbfgs import minimize
 from ffo.functions.polish import Polished, polish
 from ffo.functions.problem import Problem, Tensor, pull
 from ffo.functions.products import Constraints, Differences
+from ffo.functions.units import probe
 from ffo.kernels.deadline import expired
 from ffo.probes import PROBE
 

@@ -48,7 +48,8 @@ def contradicting(local: Local) -> Tensor:
         mine, unit = held[k], rows[k][held[k]]
         free = mine[local.problem.inequalities :].sum()
         w[k, mine] = _weights(B / unit.unsqueeze(1), c[k, mine] / unit, int(free)) / unit
-    gain, weight, left = (w * c).sum(1), (w * rows).abs().sum(1), local.constraints.pull(w).abs().sum(1)
+    left = (local.sizes.units * local.constraints.pull(w)).abs().sum(1)
+    gain, weight = (w * c).sum(1), (w * rows).abs().sum(1)
     return found & (gain > CONTRADICTION * weight * size) & (gain > REACH * size * left)
 
 

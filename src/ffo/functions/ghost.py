@@ -17,13 +17,15 @@ Nocedal).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from ffo.functions.active import ActiveSet, Scale, active_set, generator, largest, scale
+from ffo.functions.active import ActiveSet, Scale, active_set, largest, scale
 from ffo.functions.problem import Problem, Tensor
 from ffo.functions.products import Constraints, Curvature, Differences, Exact
 from ffo.functions.projection import Projection
+from ffo.functions.units import metric
 
 #: relative residuals at which conjugate gradients stop, with exact products and with differences
 EXACT, DIFFERENCES = 1e-13, 1e-10
@@ -36,8 +38,6 @@ STALLED = 40
 FLAT, FLAT_DIFFERENCES = 1e-14, 1e-10
 #: and below which it counts as negative
 NEGATIVE = -1e-8
-#: agreement of two probes of the diagonal of H above which it is trusted as a preconditioner
-AGREED = 0.3
 
 
 class Local:
@@ -47,47 +47,41 @@ class Local:
         y: (batch, n); constraints: at y, with their Jacobian; active: the classified point.
         stationarity: (batch, n) gradient of the Lagrangian with the cleaned multipliers.
         defect: (batch, k) values of held constraints, and violations of the others.
-        natural: (batch,) largest of both, in natural units.
+        natural: (batch,) largest of both, in natural units; where variables differ in scale, in their units and in the
+            given ones, whichever is larger.
         diagonal: (batch, n) positive diagonal used as a preconditioner.
+        unlike: (batch,) whether variables differ in scale.
     """
 
     def __init__(self, problem: Problem, y: Tensor, multipliers: Tensor, exact: bool = False) -> None:
         self.problem, self.y, self.exact = problem, y, exact
         self.constraints = Constraints(problem, y)
         gradient = problem.gradient(y, torch.zeros_like(multipliers))
-        self.diagonal = torch.ones_like(y)
-        size, self.diagonal = probe(y, self.curvature(multipliers))
-        self.sizes: Scale = scale(y, gradient, self.constraints, multipliers, size)
+        found = metric(y, self.constraints, partial(self._products, multipliers))
+        self.diagonal, self.unlike = found.diagonal, found.unlike
+        self.sizes: Scale = scale(y, gradient, self.constraints, multipliers, found.size, found.units)
         self.active: ActiveSet = active_set(self.constraints.value, multipliers, problem.inequalities, self.sizes)
         self.stationarity = gradient + self.constraints.pull(self.active.multipliers)
         value = self.constraints.value
         self.defect = torch.where(self.active.held, value, value.clamp_min(0.0))
-        primal = largest(self.defect / self.sizes.rows) / self.sizes.primal
-        self.natural = torch.maximum(primal, largest(self.stationarity) / self.sizes.dual)
+        self.natural = self._residual(self.sizes)
+        if bool(self.unlike.any()):
+            given = scale(y, gradient, self.constraints, multipliers, found.given, torch.ones_like(y))
+            self.natural = torch.maximum(self.natural, self._residual(given))
+
+    def _residual(self, sizes: Scale) -> Tensor:
+        """(batch,) relative residual of the optimality conditions."""
+        primal = largest(self.defect / sizes.rows) / sizes.primal
+        return torch.maximum(primal, largest(sizes.units * self.stationarity) / sizes.dual)
+
+    def _products(self, multipliers: Tensor, diagonal: Tensor) -> Curvature:
+        if self.exact:
+            return Exact(self.problem, self.y, multipliers)
+        return Differences(self.problem, self.y, multipliers, diagonal)
 
     def curvature(self, multipliers: Tensor) -> Curvature:
         """Products with the Hessian of the Lagrangian here."""
-        if self.exact:
-            return Exact(self.problem, self.y, multipliers)
-        return Differences(self.problem, self.y, multipliers, self.diagonal)
-
-
-def probe(y: Tensor, H: Curvature) -> tuple[Tensor, Tensor]:
-    """|H| (batch,), and the diagonal of H (batch, n) where two probes of it agree, else ones.
-
-    For random signs z, z * Hz = diag H + noise of the size of the off-diagonal entries.
-    """
-    source, found, size = generator(y), [], y.new_zeros(len(y))
-    for _ in range(2):
-        z = torch.randint(0, 2, y.shape, generator=source, device=y.device).to(y.dtype) * 2 - 1
-        Hz = H(z)
-        found.append(z * Hz)
-        size = torch.maximum(size, largest(Hz))
-    mean = 0.5 * (found[0] + found[1])
-    spread = 0.5 * (found[0] - found[1]).norm(dim=1)
-    low = (1e-8 * size).unsqueeze(1)
-    trusted = (spread <= AGREED * mean.norm(dim=1)) & (size > 0) & (mean > -low).all(1)
-    return size, torch.where(trusted.unsqueeze(1), torch.maximum(mean, low), torch.ones_like(mean))
+        return self._products(multipliers, self.diagonal)
 
 
 @dataclass(frozen=True)

@@ -249,7 +249,8 @@ class _FunctionRun:
                 self.detail[k] = answer.detail[i]
 
     def _judged(self, problem: Problem, answer: Answer, derivative: bool) -> tuple[Polished, Array]:
-        """The points with their measured residuals, polished if a derivative is wanted or they are not solved."""
+        """The points with their measured residuals, polished if a derivative is wanted, they are not solved, or their
+        variables differ in scale: a small residual may then be a large error."""
         batch = problem.batch
         rescued = np.zeros(batch, dtype=bool)
         if answer.polished is not None:
@@ -260,7 +261,7 @@ class _FunctionRun:
         points = Polished.unknown(y, local.active.multipliers)
         points.natural, points.last = local.natural.clone(), local
         rough = ~(local.natural <= SOLVED)
-        todo = ((rough | derivative) & self.polishes).nonzero().squeeze(1)
+        todo = ((rough | derivative | local.unlike) & self.polishes).nonzero().squeeze(1)
         if len(todo):
             better = polish(problem.take(todo), y[todo], local.active.multipliers[todo], self.exact)
             points.put(todo, better, torch.arange(len(todo), device=todo.device))

@@ -90,7 +90,7 @@ class _PolishRun:
         y, multipliers = before.y + found.u, before.active.multipliers + found.t
         after = Local(self.problem.take(samples), y, multipliers, self.exact)
         same = (after.active.held == before.active.held).all(1)
-        moved = largest(found.u) / before.sizes.primal
+        moved = largest(found.u / before.sizes.units) / before.sizes.primal
         amplified = (moved / before.natural.clamp_min(1e-300)).clamp_min(1.0)
         better = after.natural < before.natural
         # If rounding keeps the residual from decreasing, the point before the step was as good as this one.
