@@ -76,6 +76,38 @@ def test_a_configured_solver_keeps_its_settings(asked: list[tuple[str, float, in
     assert given.at(None) is given
 
 
+@pytest.mark.parametrize(("solver", "eps"), [("SCS", 1e-4), ("CLARABEL", 1e-6)])
+@pytest.mark.filterwarnings("ignore::ffo.errors.GradientWarning")
+def test_a_solver_whose_own_measure_is_too_forgiving_is_asked_for_more(
+    asked: list[tuple[str, float, int]], solver: str, eps: float
+) -> None:
+    """An error below eps of the largest right-hand side, the budget, is too large for rows with terms of 1; so is a
+    product of eps of a slack and its multiplier."""
+    n, p = 50, torch.tensor(np.random.default_rng(0).normal(size=(8, 50)))
+    unit = torch.eye(n, dtype=torch.float64)
+    one = unit.sum(dim=0)
+    rows, sides = torch.cat([unit, -unit, one[None]]), torch.cat([one, 0 * one, 0.5 * one.sum()[None]])
+    expected = FFOQPLayer()(unit, p, rows, sides)
+    asked.clear()
+    layer = FFOQPLayer(backward="resolve", solver=solver, solver_args={"eps": eps}, backward_eps=1e-6, retry=[])
+    z = layer(unit, p, rows, sides)
+    assert layer.info is not None
+    retried = int(layer.info.retried.sum())
+    assert 0 < retried < 8
+    assert asked == [(solver, eps, 8), (solver, pytest.approx(0.01 * eps), retried)]
+    assert set(layer.info.solver) == {solver}
+    assert float((z - expected)[layer.info.retried].abs().max()) <= 1e-4
+
+
+def test_a_solver_is_asked_for_more_only_as_far_as_it_can_answer() -> None:
+    given = SCSSolver({"eps_abs": 1e-6, "eps_rel": 1e-11})
+    found = [solver.settings for solver in given.tighter((1e-2, 1e-4))]
+    assert [each["eps_abs"] for each in found] == pytest.approx([1e-8, 1e-10], rel=1e-12)
+    assert [each["eps_rel"] for each in found] == [1e-12, 1e-12]
+    assert given.settings["eps_abs"] == 1e-6
+    assert not list(SCSSolver({"eps": 1e-12}).tighter((1e-2, 1e-4)))
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore::ffo.errors.GradientWarning")
 def test_algorithm_one_with_scs_on_ordinary_problems(name: str) -> None:

@@ -70,7 +70,8 @@ class Info:
         iterations: of the solver, or steps of Newton's method; -1 if unknown, 0 for warm-start hits.
         warm_hits: number of samples solved from their remembered active set, or from that of the user's guess.
         retried: samples on which the first solver failed and another was tried, or which another solved more
-            accurately (see `retry=`).
+            accurately (see `retry=`); with `backward_eps=`, also those that the first one solved again with a smaller
+            eps, because an answer that it called solved did not hold.
         rescued: samples whose solver failed but whose point was turned into a solution by Newton steps.
         evidence: the certificate; None if no derivative can be taken (problems given by functions, called without
             gradients).

@@ -13,12 +13,13 @@ import numpy as np
 
 from ffo.engine.batch import ACCEPT, OPEN, Batch
 from ffo.engine.blame import NOT_FINITE
+from ffo.engine.checks import buried, rows_hold
 from ffo.engine.proof import Proof, find_proofs, part, relaxed, starts_somewhere, steepest_ray, with_curvature
 from ffo.errors import SOLVED, Status
 from ffo.ghost.direct import Direct, from_nothing
 from ffo.ghost.oracle import Linearization, Way
 from ffo.kernels.deadline import current, expired
-from ffo.kernels.evidence import BURIED, REACH, RESIDUAL
+from ffo.kernels.evidence import REACH, RESIDUAL
 from ffo.kernels.point import VANISHING
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.convexity import NOT_CONVEX
@@ -48,8 +49,10 @@ FAR = 0.5
 DISTANT = 1e6
 #: the columns of the evidence that decide whether an answer needs a closer look: RESIDUAL, START_RESIDUAL, REACH
 _JUDGED = slice(RESIDUAL, REACH + 1)
-#: largest violation of a row, relative to its terms, at a coarse point that Newton's method found
-HELD = 1e-10
+#: factors of its eps with which a solver is asked again for answers that it called solved and that do not hold. It
+#: compares an error with the largest terms of all rows: a right-hand side of 1e4 hides 1e4 eps in a row with terms of 1
+#: (nearer to 1, many answers take further solves; much smaller, first-order solvers run into their iteration limit)
+TIGHTER = (1e-2, 1e-4)
 
 
 def reject_bad_data(batch: Batch, indefinite: Callable[[SymmetricBatch], dict[int, float]] | None) -> None:
@@ -171,8 +174,15 @@ def _ask_one(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
 
 
 def _ask_some(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
-    """Call one solver on some samples."""
-    _use(batch, solver, way, samples, solve_guarded(solver, batch.part(samples)))
+    """Call one solver on some samples. Where nothing is polished, samples whose answer it calls solved, but does not
+    hold, are solved again with a smaller eps and judged as before."""
+    for asked in (solver, *solver.tighter(TIGHTER)):
+        batch.retried[samples] |= asked is not solver
+        answer = solve_guarded(asked, batch.part(samples))
+        _use(batch, solver, way, samples, answer)
+        samples = samples[answer.solved & (batch.status[samples] == Status.INACCURATE)]
+        if way.polishes or not len(samples) or expired():
+            return
 
 
 def _use(
@@ -259,16 +269,6 @@ def _steepest(program: ConeProgram) -> dict[int, Proof]:
     return _proofs(program, steepest.point[0], np.zeros((1, program.m)))[0]
 
 
-def _buried(program: ConeProgram, x: Array) -> Array:
-    """(batch,) whether all costs q are rounding beside the terms of Px. Then Px + q = 0 does not show that the
-    objective is bounded below: P may vanish along x."""
-    if not program.P.nnz:
-        return np.zeros(len(x), dtype=bool)
-    costs, root = np.abs(program.q), np.sqrt(np.abs(program.P.diagonal))  # bounds the rest: |P_ij| <= root_i root_j
-    terms = root * (root * np.abs(x)).sum(axis=1, keepdims=True)
-    return np.asarray((costs <= BURIED * terms).all(axis=1) & costs.any(axis=1))
-
-
 def seek_proofs(batch: Batch) -> None:
     """Look for proofs that failed samples have no solution, if no solver's point led to one. Verdicts refuted by a
     feasible point of the program, or of its dual, are withdrawn."""
@@ -306,7 +306,7 @@ def _verify(
     if way.polishes:
         good = (natural <= tolerance) & (start <= math.sqrt(tolerance))
         if np.count_nonzero(coarse := good & (natural > ACCEPT)):
-            good[coarse] = _rows_hold(found.x[coarse], found.s[coarse], batch.part(samples[coarse]))
+            good[coarse] = rows_hold(found.x[coarse], found.s[coarse], batch.part(samples[coarse]))
     else:
         good = (natural <= min(tolerance / VANISHING, FAR)) & (start <= tolerance)
     done = _accept(batch, samples, found, good)
@@ -332,29 +332,13 @@ def _limits(*values: float) -> Array:
     return np.array(values)
 
 
-def _rows_hold(x: Array, s: Array, program: ConeProgram) -> Array:
-    """(batch,) whether coarse points that Newton's method found may be solutions: those with more active rows than
-    variables only if their scalar rows hold far better than to a tolerance.
-
-    It makes the rows of its face hold to rounding, unless they contradict each other. If more rows than variables do so
-    by less than the tolerance, as nearly parallel rows may, the face is wrong, and the solution may be far away.
-    """
-    with np.errstate(all="ignore"):
-        left = program.b - program.A.dot(x)
-        left = np.where(program.cones.equalities, np.abs(left), -left)
-        terms = program.A.magnitudes.dot(np.abs(x)) + np.abs(program.b)
-        broken = program.cones.scalar_rows & (left > HELD * terms)
-    crowded = np.count_nonzero(s == 0.0, axis=1) > program.n
-    return np.asarray(~(crowded & broken.any(axis=1)))
-
-
 def _accept(batch: Batch, samples: Array, found: Linearization, good: Array) -> Array:
     """Store the good ones of some samples' solutions, unless they prove, or nearly prove, that there is none: as points
     diverge, the terms of the conditions grow with them, and any error becomes relatively small. Returns those
     (samples,) that were stored."""
     x, y, rough = found.x, found.y, good & (found.certificate.natural_residual > ROUGH)
-    asked, buried = rough, good & _buried(batch.part(samples), x)
-    for k in buried.nonzero()[0].tolist():
+    asked, hidden = rough, good & buried(batch.part(samples), x)
+    for k in hidden.nonzero()[0].tolist():
         mine = samples[k : k + 1]
         proofs = _steepest(batch.part(mine))
         good[k] = not proofs

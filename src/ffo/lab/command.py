@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from ffo.lab.imports import import_light
+
 _MISSING = (
     "The command ffo runs the experiments of ffo's lab. It needs packages that are not installed ({name}).\n"
     'Install them with:  pip install "ffo[lab]"\n'
@@ -14,6 +16,7 @@ _MISSING = (
 def main() -> None:
     """Run the command line."""
     try:
+        import_light()
         from ffo.lab.cli import app
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "ffo":

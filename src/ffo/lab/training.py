@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -39,7 +40,6 @@ class Trainer:
     data: TaskData
     model: torch.nn.Module
     layer: Layer
-    optimizer: torch.optim.Optimizer
     build_s: float
     clock: Clock = field(default_factory=Clock)
     steps: int = 0
@@ -52,11 +52,15 @@ class Trainer:
         model = task.model(job.seed)
         if dist.is_initialized():
             model = DistributedDataParallel(model)
-        optimizer = torch.optim.Adam(model.parameters(), lr=job.sizes.learning_rate, eps=job.sizes.adam_eps)
         data = task.data(job.seed)
         start = time.perf_counter()
         layer = BASELINES[job.method].build(task.inner, job.settings)
-        return cls(job, task, data, model, layer, optimizer, time.perf_counter() - start)
+        return cls(job, task, data, model, layer, time.perf_counter() - start)
+
+    @cached_property
+    def optimizer(self) -> torch.optim.Optimizer:
+        sizes = self.job.sizes
+        return torch.optim.Adam(self.model.parameters(), lr=sizes.learning_rate, eps=sizes.adam_eps)
 
     def batches(self, epoch: int) -> Iterator[torch.Tensor]:
         """Indices of this process's share of each full batch of an epoch."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import warnings
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
+
+import torch
 
 from ffo.lab.baselines import BASELINES
 from ffo.lab.bilevel.jobs import BilevelJob, price, walk
@@ -31,9 +34,15 @@ LONGEST_REASON = 300
 
 
 def prepare(job: Job) -> None:
-    """Make what all methods share, data and reference, before any time is measured."""
-    compared = job.kind in ("train", "time") and job.processes == 1
-    if compared and not _why_not(job):
+    """Import what a job uses, and make what all methods share, data and reference, before any time is measured."""
+    if job.kind not in ("train", "time", "similarity") or _why_not(job):
+        return
+    for package in BASELINES[job.method].packages:
+        with contextlib.suppress(Exception):  # the job itself will say what is wrong
+            importlib.import_module(package)
+    if job.kind != "time":
+        torch.optim.Adam([torch.zeros(1)])  # the first optimizer imports torch.compile
+    if job.kind != "similarity" and job.processes == 1:
         with contextlib.suppress(NoReferenceError):
             first_reference(job.task, job.sizes, job.seed, job.batch)
         if BASELINES[job.method].ours:

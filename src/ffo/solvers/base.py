@@ -12,7 +12,7 @@ import importlib.util
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -26,6 +26,8 @@ from ffo.solvers.workspace import Workspace, gather
 
 #: shortest time limit in seconds passed to a solver: some read 0 as no limit
 SHORTEST = 1e-3
+#: smallest accuracy to which an answer is asked for again: below, most solvers run into their iteration limit
+FINEST = 1e-12
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,17 @@ class Solver(ABC):
         other.settings = {**self.settings, **dict.fromkeys(self.tolerances, max(eps, self.tightest))}
         other.eps = eps
         return other
+
+    def tighter(self, factors: Iterable[float]) -> Iterator[Self]:
+        """This solver with each of its accuracies times these factors, as far as they can be asked for."""
+        least = max(FINEST, self.tightest)
+        asked = {name: self.settings.get(name) for name in self.tolerances}
+        coarse = {name: eps for name, eps in asked.items() if isinstance(eps, (int, float)) and eps > least}
+        for factor in factors if coarse else ():
+            other = copy.copy(self)
+            other.settings = {**self.settings, **{name: max(factor * eps, least) for name, eps in coarse.items()}}
+            other.eps = max(factor * self.eps, least)
+            yield other
 
     def in_time(self, deadline: Deadline | None) -> Self:
         """This solver, limited to the remaining time of the call if it supports a limit."""

@@ -43,6 +43,7 @@ Array = np.ndarray
         (words.ratio(13.7), "14×"),
         (words.cosine(1.0), "1"),
         (words.cosine(1 - 3e-9), "1 − 3·10⁻⁹"),
+        (words.cosine(0.99989), "0.99989"),
         (words.cosine(0.62), "0.620"),
         (words.cosine(-0.2), "−0.200"),
         (words.power(9.7e-5), "10⁻⁴"),

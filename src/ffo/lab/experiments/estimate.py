@@ -41,7 +41,7 @@ DENSE = 50.0
 #: seconds of a bilevel job for each of its values: the smaller they are, the longer it takes
 BILEVEL = 1.0
 #: additional seconds of every job, and of a job in a fresh process
-OVERHEAD, START = 0.4, 4.0
+OVERHEAD, START = 0.4, 2.5
 
 
 def estimate(jobs: Sequence[Job], at_once: int, timed_at_once: int = 1) -> float:

@@ -69,12 +69,14 @@ def tick(value: float, kind: Kind) -> str:
 
 
 def cosine(value: float | None) -> str:
-    """A cosine; close to one, its distance from one."""
+    """A cosine; close to one, its distance from one; near 0.9999, on which much depends, with five digits."""
     if value is None:
         return UNKNOWN
     if value >= 1 - 1e-15:
         return "1"
-    return f"1 − {power(1 - value)}" if value >= 0.999 else f"{value:.3f}".replace("-", "−")
+    if value >= 0.99995:
+        return f"1 − {power(1 - value)}"
+    return f"{value:.5f}" if value >= 0.999 else f"{value:.3f}".replace("-", "−")
 
 
 def ratio(value: float) -> str:

@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from ffo.lab.imports import import_light
 from ffo.lab.stopwatch import Stopwatch
 
 
 def serve(connection: Connection) -> None:
     """Run jobs until the other side closes."""
-    import torch  # noqa: F401 - imported before the first job, whose time it is not
-
+    import_light()  # before the first job, whose time it is not
     from ffo.lab.work import prepare, rows_of
 
     connection.send("ready")

@@ -35,9 +35,13 @@ def run_here(
         pinned = [make(store.folder / f"worker-{k}.log", threads, share) for k, share in enumerate(shares(at_once))]
         run_side_by_side(jobs, store, limits, bars, pinned)
         return
-    run_in_turn([job for job in jobs if job.timed], store, limits, bars, make(store.folder / "worker.log", threads))
     workers = [make(store.folder / f"worker-{k}.log", threads) for k in range(cpus())]
-    run_side_by_side([job for job in jobs if not job.timed], store, limits, bars, workers)
+    try:
+        run_in_turn([job for job in jobs if job.timed], store, limits, bars, workers[0])
+        run_side_by_side([job for job in jobs if not job.timed], store, limits, bars, workers)
+    finally:
+        for worker in workers:
+            worker.close()
 
 
 def shares(count: int) -> list[list[int]]:
@@ -49,16 +53,13 @@ def shares(count: int) -> list[list[int]]:
 
 def run_in_turn(jobs: Sequence[Job], store: Store, limits: Limits, bars: Bars, worker: Worker) -> None:
     """One at a time; rows are written as they come."""
-    try:
-        for job in jobs:
-            bars.started(job)
-            reason = hopeless(job, store)
-            if reason:
-                skip(job, reason, store, limits, bars)
-            else:
-                conclude(job, worker.run(job, limits, store.add), store, limits, bars)
-    finally:
-        worker.close()
+    for job in jobs:
+        bars.started(job)
+        reason = hopeless(job, store)
+        if reason:
+            skip(job, reason, store, limits, bars)
+        else:
+            conclude(job, worker.run(job, limits, store.add), store, limits, bars)
 
 
 def run_side_by_side(jobs: Sequence[Job], store: Store, limits: Limits, bars: Bars, workers: Sequence[Worker]) -> None:

@@ -22,6 +22,8 @@ ERROR = Axis("error of the gradient, 1 − cosine", "error", log=True)
 TASKS = (("qp",), ("sudoku9", "sudoku4"), ("socp",))
 #: height of a label, and distance from its point, in points
 LINE, GAP = 11.0, 7.0
+#: heights of a name above or below its point, in lines; far ones are joined to it
+LIFTS = (0.0, 0.5, 0.9, 1.4, 2.0, 2.6, 3.2, 3.8)
 
 
 #: edges of a box, in points of the figure; and a place for a name: its distance from the marker, and alignment
@@ -57,12 +59,14 @@ def opening(results: Results, look: Looks, by_far: ClaimVerdict, right: ClaimVer
             continue
         table = standings(results, setting)
         places = [place for each in table.values() if (place := placed(each)) is not None]
-        lacking += [each.method for each in table.values() if each.total is None and each.family != "qp"]
+        able = [each for each in table.values() if each.family != "qp" or setting.task != "socp"]
+        lacking += [each.method for each in able if each.total is None]
         if places:
             panels.append(drawn(setting, places, look))
     caption = (
         "Every method on the paper's three tasks: the time of one training step, forward and backward, against the "
-        "error of its gradient. Lower left is better. In the shaded band, marked ✗, the answer is wrong, however fast."
+        "error of its gradient, the worst over seeds. Lower left is better. ✗ marks a wrong answer, however fast: in "
+        "the shaded band the direction of the gradient is wrong, below it its length or the solution."
     )
     if lacking:
         names = words.listing(sorted(set(lacking), key=rank))
@@ -121,7 +125,8 @@ def drawn(setting: Setting, places: Sequence[Place], look: Looks) -> Panel:
 
 
 def name(axes: Axes, place: Place, taken: list[Box]) -> None:
-    """Write a method's name beside its marker, as close as possible without meeting other markers and names."""
+    """Write a method's name near its marker, as close as possible without meeting other markers and names; a thin
+    line joins them if it is not right beside it."""
     label = place.method + (" ✗" if place.wrong else "")
     x, y = axes.transData.transform((place.x, place.y)) * 72 / axes.figure.dpi
     width = (0.95 if is_ours(place.method) else 0.86) * LETTER * len(label)
@@ -132,15 +137,20 @@ def name(axes: Axes, place: Place, taken: list[Box]) -> None:
         box = box_at(x, y, width, choice)
         out = max(frame[0] - box[0], 0.0) + max(box[2] - 72 * INCHES[0] + 4, 0.0)
         out += max(frame[1] - box[1], 0.0) + max(box[3] - frame[3], 0.0)
-        return 20 * out + 5 * sum(overlap(box, other) for other in taken) + abs(dy) + 0.2 * abs(dx)
+        met = sum(overlap(box, other) for other in taken)
+        crossed = sum(crosses((x, y), (x + dx, y + dy), other) for other in taken if not inside((x, y), other))
+        return 20 * out + 12 * met + 30 * crossed + abs(dy) + 0.2 * abs(dx)
 
     sides: list[Choice] = [
-        (sign * GAP, lift * LINE, side)
-        for lift in (0.0, 0.5, -0.5, 0.9, -0.9, 1.4, -1.4, 2.0, -2.0, 2.6, -2.6)
+        (sign * gap, sign_y * lift * LINE, side)
+        for lift in LIFTS
+        for sign_y in (1, -1)
+        for gap in (GAP, 4 * GAP)
         for sign, side in ((1, "left"), (-1, "right"))
     ]
     best = min([*sides, (0.0, 1.2 * LINE, "center"), (0.0, -1.2 * LINE, "center")], key=cost)
     taken.append(box_at(x, y, width, best))
+    apart = abs(best[1]) > 1.2 * LINE or abs(best[0]) > GAP
     axes.annotate(
         label,
         (place.x, place.y),
@@ -151,6 +161,7 @@ def name(axes: Axes, place: Place, taken: list[Box]) -> None:
         fontsize=8.5,
         fontweight="bold" if is_ours(place.method) else "normal",
         color=PALETTE["bad" if place.wrong else "ink"][0],
+        arrowprops={"arrowstyle": "-", "color": PALETTE["muted"][0], "linewidth": 0.6, "shrinkA": 0} if apart else None,
     )
 
 
@@ -158,7 +169,17 @@ def box_at(x: float, y: float, width: float, choice: Choice) -> Box:
     """The box of a name beside a point, in points of the figure."""
     dx, dy, side = choice
     start = x + dx - width * {"left": 0.0, "center": 0.5, "right": 1.0}[side]
-    return start, y + dy - LINE / 2, start + width, y + dy + LINE / 2
+    return start - 2, y + dy - LINE / 2, start + width + 2, y + dy + LINE / 2
+
+
+def inside(point: tuple[float, float], box: Box) -> bool:
+    return box[0] <= point[0] <= box[2] and box[1] <= point[1] <= box[3]
+
+
+def crosses(start: tuple[float, float], end: tuple[float, float], box: Box) -> bool:
+    """Whether a line meets a box, tried at a few places."""
+    between = (((1 - t) * start[0] + t * end[0], (1 - t) * start[1] + t * end[1]) for t in (0.2, 0.4, 0.6, 0.8, 1.0))
+    return any(inside(point, box) for point in between)
 
 
 def overlap(a: Box, b: Box) -> float:

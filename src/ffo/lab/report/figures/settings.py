@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ffo.lab.report import words
 from ffo.lab.report.drawing import Axis, Dots, Line, Panel, dot_panel, line_panel
 from ffo.lab.report.figures.base import Looks, Plot, dots, gaps_of, legend, method_lines, numbers
-from ffo.lab.report.figures.training import ERROR, PER_STEP
+from ffo.lab.report.figures.training import PER_STEP
 from ffo.lab.report.looks import ordinal, rank
 from ffo.lab.report.results import Results, Spread, by, curve, distinct, task_name
 from ffo.lab.report.standings import Accuracy
@@ -24,10 +24,6 @@ def throughput(row: Row) -> float | None:
 
 def per_sample(row: Row) -> float | None:
     return row.total_s / row.batch if row.batch and row.total_s else None
-
-
-def gradient_error(row: Row) -> float | None:
-    return None if row.cosine is None else max(0.0, 1 - row.cosine)
 
 
 def batches(results: Results, look: Looks) -> Plot:
@@ -59,7 +55,7 @@ def batches(results: Results, look: Looks) -> Plot:
 
 COST_AND_ERROR: tuple[tuple[str, Axis, Callable[[Row], float | None], Callable[[float], str]], ...] = (
     ("backward time", Axis("backward per step", "seconds", log=True), lambda row: row.backward_s, words.seconds),
-    ("gradient error", ERROR, gradient_error, words.number),
+    ("gradient error", Axis("relative error of the gradient", "error", log=True), lambda row: row.l2, words.number),
 )
 
 
@@ -134,7 +130,7 @@ def tolerances(results: Results, look: Looks) -> Plot:
         "Time saved by a looser solve of the perturbed problem alone, its effect on the gradient, and whether training "
         "notices; the forward solve stays as it is. Methods without a backward solve to a tolerance are level lines. "
         "LPGD has one tolerance for both solves: it varies with the perturbation τ fixed, then τ with the tolerance "
-        "fixed.",
+        "fixed. Errors of gradients are distances to the reference, relative to its length.",
         (*own.panels, *lpgd[0].panels, *lpgd[1].panels, *panels),
         legend([*own.drawn, *lpgd[0].drawn, *lpgd[1].drawn, *curves]),
         (*own.tables, *lpgd[0].tables, *lpgd[1].tables),
@@ -172,7 +168,8 @@ def perturbations(results: Results, look: Looks) -> Plot:
         EXPERIMENTS["delta"],
         "",
         "The finite difference of the hypergradient by its step δ, in absolute units: too small is lost in the "
-        "tolerance of the solver. The ghost of a cone program is linear in δ, so that a large one is not biased.",
+        "tolerance of the solver, and with it the gradient's length. The ghost of a cone program is linear in δ, so "
+        "that a large one is not biased. The error is the distance to the reference, relative to its length.",
         tuple(own.panels),
         legend(own.drawn),
         tuple(own.tables),
@@ -197,8 +194,8 @@ def solvers(results: Results) -> Plot:
         "Solvers",
         EXPERIMENTS["solvers"],
         "",
-        "Time of a step by the solver of the forward pass; the backward pass is the same. Filled: total; "
-        "▷ forward, ◁ backward.",
+        "Time of a step by the solver of the forward pass. FFOCP (paper) re-solves with the same solver; the backward "
+        "pass of FFOCP does not depend on it. Filled: total; ▷ forward, ◁ backward.",
         tuple(panels),
         (),
         tuple(tables),
