@@ -52,6 +52,16 @@ class QP:
         allowed = {"h": np.inf, "ub": np.inf, "lower": -np.inf, "lb": -np.inf}
         return all((np.isfinite(v) | (v == allowed.get(name))).all() for name, v in self.blocks.items())
 
+    @property
+    def bounded(self) -> QP:
+        """The program without the rows of G that have no finite bound, which are no constraints."""
+        if self.G is None:
+            return self
+        sides = [side for side in (self.h, self.lower) if side is not None]
+        keep = np.any([~np.isinf(side) for side in sides], axis=0) if sides else np.zeros(len(self.G), dtype=bool)
+        h, lower = (None if side is None else side[keep] for side in (self.h, self.lower))
+        return replace(self, G=self.G[keep], h=h, lower=lower)
+
     def moved(self, direction: Mapping[str, Array], step: Fraction) -> QP:
         """The program moved along a direction; infinite bounds stay."""
         return replace(self, **{name: _add(getattr(self, name), d, step) for name, d in direction.items()})

@@ -80,8 +80,8 @@ class Truth:
 
     @cached_property
     def answer(self) -> Answer:
-        if not self.qp.finite:
-            return Answer("invalid_input")
+        if not self.qp.finite:  # coefficients of rows without bounds may be refused or ignored
+            return Answer("unjudged" if self.qp.bounded.finite else "invalid_input")
         semidefinite, _ = exact.definite(exact.quadratic(self.qp))
         if semidefinite:
             return exact.solve(self.qp)

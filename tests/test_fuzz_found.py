@@ -210,6 +210,27 @@ FOUND = {
         (Route(), Route("array", derivative="none"), Route("cvxpy"), Route(solver="CLARABEL")),
     ),
     # a derivative that is zero had the size of the solver's tolerance
+    # a fixed right-hand side that was nearly at right angles to the null vector did not show it
+    "a vertex of four rows": Found(
+        QP(
+            p=array([-9.0, -1.0, 2.0]),
+            Q=array([[2.25, 1.5, 0.0], [1.5, 1.0, 0.0], [0.0, 0.0, 0.0]]),
+            G=array([[-0.5, 1.25, -1.5], [2.0, 1.75, -1.0], [1.0, -1.0, 1.5], [-1.0, -0.5, 2.0], [-1.0, -1.5, 0.0]]),
+            h=array([-0.875, 3.875, 4.5, 1.75, -2.75]),
+            A=array([[1.25, -1.25, -0.25], [0.5, 0.0, 0.5]]),
+            b=array([1.625, 1.5]),
+        ),
+        (Route(wanted=("A",)),),
+    ),
+    # 0 <= -1e-12 was met within the tolerance
+    "a row of zeros that no point satisfies": Found(
+        QP(
+            p=array([-6.0, -2.0]),
+            Q=array([[4.0, 1.0], [1.0, 3.0]]),
+            G=array([[3.0, -4.0], [0.0, 0.0]]),
+            h=array([0.1, -1e-12]),
+        ),
+    ),
     "a bound, differentiated by solves": Found(
         QP(p=array([-7.625]), Q=array([[4.25]]), ub=array([1.5])), (Route(solver="QOCO", backward="resolve"),)
     ),

@@ -1,4 +1,4 @@
-"""Closer looks at points that a solver, or Newton's method, returns as solutions."""
+"""Closer looks at data, and at points that a solver, or Newton's method, returns as solutions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ Array = np.ndarray
 
 #: largest violation of a row, relative to its terms, at a coarse point that Newton's method found
 HELD = 1e-10
+
+
+def contradictions(program: ConeProgram) -> Array | None:
+    """(batch, m) rows without entries that no point satisfies, however small their right-hand sides: 0 <= b < 0, or
+    0 = b != 0. None if there are none."""
+    empty = program.A.empty_rows
+    if empty is None:
+        return None
+    wrong = np.where(program.cones.equalities, program.b != 0.0, program.b < 0.0) & program.cones.scalar_rows & empty
+    return wrong if np.count_nonzero(wrong) else None
 
 
 def buried(program: ConeProgram, x: Array) -> Array:

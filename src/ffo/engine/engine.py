@@ -29,6 +29,7 @@ import numpy as np
 from ffo.cones import Nonneg, SecondOrder, Zero
 from ffo.engine.attempt import Attempt, Reduction
 from ffo.engine.batch import Batch
+from ffo.engine.checks import contradictions
 from ffo.engine.info import Violation
 from ffo.engine.memory import Backoff, Matrices, Memory
 from ffo.engine.notices import VERTEX
@@ -240,7 +241,7 @@ class Engine:
 
     def _attempt(self, program: ConeProgram, how: _How) -> Attempt | None:
         """The answers of the first solver on all samples; None if something else comes first."""
-        if self.options.retry is not None or not program.all_finite:
+        if self.options.retry is not None or not program.all_finite or contradictions(program) is not None:
             return None
         last, key = self._first, (program.P, program.A, program.cones, how.check_convexity)
         if last is None or how.overrides or any(map(is_not, last[0], key)):

@@ -13,7 +13,7 @@ import numpy as np
 
 from ffo.engine.batch import ACCEPT, OPEN, Batch
 from ffo.engine.blame import NOT_FINITE
-from ffo.engine.checks import buried, rows_hold
+from ffo.engine.checks import buried, contradictions, rows_hold
 from ffo.engine.proof import Proof, find_proofs, part, relaxed, starts_somewhere, steepest_ray, with_curvature
 from ffo.errors import SOLVED, Status
 from ffo.ghost.direct import Direct, from_nothing
@@ -61,6 +61,10 @@ def reject_bad_data(batch: Batch, indefinite: Callable[[SymmetricBatch], dict[in
         bad = np.flatnonzero(~batch.program.finite)
         batch.status[bad] = Status.INVALID_INPUT
         batch.detail.update({int(k): NOT_FINITE for k in bad})
+    wrong = contradictions(batch.program)
+    for k in () if wrong is None else batch.open[wrong[batch.open].any(axis=1)].tolist():
+        multipliers = np.where(wrong[k], -np.sign(batch.program.b[k]), 0.0)
+        batch.prove(np.array([k]), {0: Proof(Status.INFEASIBLE, multipliers)})
     if indefinite is None:
         return
     P, good = batch.program.P, batch.open

@@ -19,8 +19,10 @@ from ffo.kernels.vectors import copy, fill
 
 Array = np.ndarray
 
-#: relative residual that a random right-hand side reaches unless K is singular, and the norm that remains if it is
-MET, LEFT = 1e-6, 1e-3
+#: relative residual that a random right-hand side reaches unless K is singular; the norm that remains if it is, by
+#: factors and by MINRES (with 1e-3 by factors, one in a thousand null vectors is missed: those at right angles to the
+#: right-hand side)
+MET, LEFT, LEFT_ROUGHLY = 1e-6, 1e-6, 1e-3
 #: |Kz| relative to |z|, equilibrated, of a null vector by factors or eigenvalues, and by MINRES
 VANISHED, VANISHED_ROUGHLY = 1e-13, 1e-6
 #: entries of a null vector, relative to its largest, that count as rounding; and if it does not vanish without them
@@ -108,18 +110,18 @@ def _find(S: Structure, F: Factors, face: Face, z: Array, full: Full | None) -> 
         _along_null(F, left, z)
         for _ in range(3):  # each leaves a share MET
             _correct(S, F, z, full)
-        return 1.0 if _vanishes(S, F, left, z, VANISHED_ROUGHLY) else 0.0
+        return 1.0 if _vanishes(S, F, left, z, VANISHED_ROUGHLY, LEFT_ROUGHLY) else 0.0
     _along_null(F, left, z)
     _correct(S, F, z, None)
     _correct(S, F, z, None)
-    if _vanishes(S, F, left, z, VANISHED):
+    if _vanishes(S, F, left, z, VANISHED, LEFT):
         return 1.0
     if full is None:
         return UNKNOWN
     share, _ = system.least_squares(S, F, rhs, z, left)
     _along_null(F, left, z)
     _correct(S, F, z, None)  # where K is nearly singular too, rounding in a large solution is left
-    return 1.0 if share > 0.0 and _vanishes(S, F, left, z, VANISHED) else 0.0
+    return 1.0 if share > 0.0 and _vanishes(S, F, left, z, VANISHED, LEFT) else 0.0
 
 
 @inner_kernel
@@ -150,10 +152,10 @@ def _correct(S: Structure, F: Factors, z: Array, full: Full | None) -> None:
 
 
 @inner_kernel
-def _vanishes(S: Structure, F: Factors, left: Array, z: Array, tolerance: float) -> bool:
-    """Whether z, which was `left`, is a null vector. Its entries that count as rounding are removed, unless it vanishes
-    only with them: two rows at an angle of 1e-9 depend on others by coefficients of 1e-9."""
-    if norm(left, F.unit) <= LEFT:
+def _vanishes(S: Structure, F: Factors, left: Array, z: Array, tolerance: float, least: float) -> bool:
+    """Whether z, which was `left`, of at least some norm, is a null vector. Its entries that count as rounding are
+    removed, unless it vanishes only with them: rows at an angle of 1e-9 depend on others by coefficients of 1e-9."""
+    if norm(left, F.unit) <= least:
         return False
     largest, clean = 0.0, np.empty(z.size)
     for i in range(z.size):

@@ -182,6 +182,12 @@ class SparseBatch:
         return _segment_max(values, self.pattern.row_starts, self.shape[0])
 
     @cached_property
+    def empty_rows(self) -> Array | None:
+        """(batch or 1, rows) whether all entries of a row are zero; None if no row is."""
+        empty = self.largest_of_rows == 0.0
+        return empty if np.count_nonzero(empty) else None
+
+    @cached_property
     def largest_of_columns(self) -> Array:
         """(batch or 1, cols) largest magnitude in each column, 0 in empty columns."""
         if self.pattern.full:
