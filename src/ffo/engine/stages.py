@@ -61,10 +61,10 @@ def reject_bad_data(batch: Batch, indefinite: Callable[[SymmetricBatch], dict[in
         bad = np.flatnonzero(~batch.program.finite)
         batch.status[bad] = Status.INVALID_INPUT
         batch.detail.update({int(k): NOT_FINITE for k in bad})
-    wrong = contradictions(batch.program)
-    for k in () if wrong is None else batch.open[wrong[batch.open].any(axis=1)].tolist():
-        multipliers = np.where(wrong[k], -np.sign(batch.program.b[k]), 0.0)
-        batch.prove(np.array([k]), {0: Proof(Status.INFEASIBLE, multipliers)})
+    if (wrong := contradictions(batch.program)) is not None:
+        mine = batch.open[wrong[batch.open].any(axis=1)]
+        multipliers = np.where(wrong[mine], -np.sign(batch.program.b[mine]), 0.0)
+        batch.prove(mine, {k: Proof(Status.INFEASIBLE, y) for k, y in enumerate(multipliers)})
     if indefinite is None:
         return
     P, good = batch.program.P, batch.open
