@@ -35,14 +35,14 @@ LONGEST_REASON = 300
 
 def prepare(job: Job) -> None:
     """Import what a job uses, and make what all methods share, data and reference, before any time is measured."""
-    if job.kind not in ("train", "time", "similarity") or _why_not(job):
+    if job.kind not in ("train", "time", "similarity", "memory") or _why_not(job):
         return
     for package in BASELINES[job.method].packages:
         with contextlib.suppress(Exception):  # the job itself will say what is wrong
             importlib.import_module(package)
-    if job.kind != "time":
+    if job.kind in ("train", "similarity"):
         torch.optim.Adam([torch.zeros(1)])  # the first optimizer imports torch.compile
-    if job.kind != "similarity" and job.processes == 1:
+    if job.kind in ("train", "time") and job.processes == 1:
         with contextlib.suppress(NoReferenceError):
             first_reference(job.task, job.sizes, job.seed, job.batch)
         if BASELINES[job.method].ours:

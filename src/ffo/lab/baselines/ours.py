@@ -60,7 +60,9 @@ def _baseline(
 ) -> Baseline:
     settings = SETTINGS | ({"delta"} if backward == "resolve" else set())
     first_order = backward in ("iterative", "resolve")
-    return Baseline(name, family, make, settings=settings, first_order=first_order, any_solver=True, ours=True)
+    return Baseline(
+        name, family, make, packages=("numba",), settings=settings, first_order=first_order, any_solver=True, ours=True
+    )
 
 
 def _on_device(inner: Inner, settings: Settings) -> Layer:

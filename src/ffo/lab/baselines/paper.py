@@ -81,7 +81,7 @@ PAPER = [
         "FFOCP (paper)",
         "conic",
         _conic,
-        packages=("scs",),
+        packages=("scs", "numba"),
         settings=frozenset({"tolerance", "backward_tolerance", "delta", "solver"}),
         exact=False,
         first_order=True,

@@ -36,6 +36,8 @@ TRAINED = ("dfl", "sudoku", "socp", "dense")
 TIMED = ("scaling_qp", "scaling_sudoku", "scaling_socp", "scaling_dense")
 #: seconds that a bilevel job may take at least
 BILEVEL_LIMIT = 60.0
+#: seconds for a job in a fresh process, which loads compiled code first
+FRESH_LIMIT = 6.0
 
 Planner = Callable[[Preset, Sequence[str]], Iterator[Job]]
 
@@ -246,9 +248,12 @@ def _on(device: str, job: Job) -> Job:
 
 
 def _limit(job: Job, preset: Preset) -> float:
-    """The time limit of its course, if it has one; bilevel jobs count calls, and get the time for them."""
+    """The time limit of its course, if it has one; bilevel jobs count calls, and get the time for them, as do jobs that
+    start a process."""
     if isinstance(job, BilevelJob):
         return max(preset.time_limit, BILEVEL_LIMIT)
+    if job.kind == "memory":
+        return max(preset.time_limit, FRESH_LIMIT)
     return job.time_limit if job.kind == "train" and math.isfinite(job.time_limit) else preset.time_limit
 
 
