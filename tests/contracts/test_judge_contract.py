@@ -49,9 +49,10 @@ WRONG = 1e-3
 
 
 class Answering(ClarabelSolver):
-    """A solver that claims that a given point is the solution."""
+    """A solver that claims that a given point is the solution, and cannot be asked for a more accurate one."""
 
     answer: Solution
+    tolerances = ()
 
     def solve(self, program: ConeProgram, warm: Solution | None = None) -> Solution:
         return self.answer
