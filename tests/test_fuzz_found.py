@@ -268,6 +268,8 @@ REPLAYED = {
     ("large forces, scaled", 20261117, 644),
     # bounds of 1e-12 in scaled units, beside variables of 1, held to rounding of the latter only
     ("scaled all", 20261118, 485),
+    # a bound of zero beside variables of 5e4 and 3e10, held to rounding of the latter only
+    ("mixed", 31, 101),
     # a multiplier of 1e-8, where it is zero, at a vertex that was remembered
     ("weak, singular", 20261120, 3514),
     # functions: bounds that contradict each other by 1e-9

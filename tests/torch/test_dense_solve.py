@@ -135,6 +135,19 @@ def test_solutions_are_those_of_the_core(solve: Callable[[DenseProgram], DenseSo
         np.testing.assert_allclose(mine.numpy(), theirs, atol=1e-8)
 
 
+@pytest.mark.parametrize("method", [interior, pivoting])
+def test_variables_at_bounds_equal_them(method: ModuleType) -> None:
+    """Also beside variables of 1e5, whose rounding errors are 1e-12."""
+    program = random_program(8, n=10, equalities=0, rows=0)
+    program = dataclasses.replace(program, p=program.p * 1e5, lb=0 * program.lb, ub=program.ub + 1e5)
+    found = by(method, program)
+    assert found.solved.all()
+    held = found.verdict.bounds
+    assert {-1, 0} <= set(held.unique().tolist())
+    assert torch.equal(found.point.z[held < 0], program.lb[held < 0])
+    assert torch.equal(found.point.z[held > 0], program.ub[held > 0])
+
+
 def test_pivoting_leaves_what_does_not_suit_it() -> None:
     program = linear(random_program(5))
     assert finish(begin(program, pivoting, True), pivoting, True, Eager()) is None

@@ -111,3 +111,33 @@ def test_units_of_variables(route: Route) -> None:
         assert not [v for v in verdicts if v.outcome.wrong or v.outcome is Outcome.FALSE_REFUSAL], index
         alarms += sum(v.outcome is Outcome.FALSE_ALARM for v in verdicts)
     assert alarms <= 1
+
+
+def bounded(seed: int) -> tuple[Array, Array, Array, Array]:
+    """Q, p and lb of a program whose first variables are held at bounds of zero, beside others of 1e5; and which."""
+    rng = np.random.default_rng(seed)
+    R, held = rng.normal(size=(N, N)), np.arange(N) < N // 2
+    Q, z = R @ R.T + np.eye(N), np.where(held, 0.0, 1e5 * rng.normal(size=N))
+    return Q, np.where(held, 1e5 * rng.uniform(1, 2, N), 0.0) - Q @ z, np.where(held, 0.0, -np.inf), held
+
+
+@pytest.mark.parametrize("solver", [None, "INTERIOR", "CLARABEL", "DAQP", "OSQP"])
+@pytest.mark.parametrize("backward", ["direct", "iterative"])
+def test_a_variable_held_at_zero_is_zero(solver: str | None, backward: str) -> None:
+    """Rounding errors of large variables, 1e-12, are no error of theirs, but one of a bound of zero."""
+    for seed in range(5):
+        Q, p, lb, held = (torch.tensor(v) for v in bounded(seed))
+        layer = FFOQPLayer(solver=solver, backward=backward)
+        z = layer(Q, p, None, None, None, None, lb=lb)
+        assert (z[held] == 0.0).all()
+        assert layer.info.residual.max() <= 1e-13
+
+
+def test_a_variable_held_at_zero_by_a_row_is_zero() -> None:
+    z, p = cp.Variable(N), cp.Parameter(N)
+    for seed in range(5):
+        Q, q, _, held = bounded(seed)
+        cost = 0.5 * cp.quad_form(z, cp.psd_wrap(Q)) + p @ z
+        layer = FFOLayer(cp.Problem(cp.Minimize(cost), [3.0 * z[: N // 2] >= 0.0]), [p], [z])
+        (found,) = layer(torch.tensor(q))
+        assert (found[torch.tensor(held)] == 0.0).all()

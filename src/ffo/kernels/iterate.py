@@ -8,7 +8,7 @@ import numpy as np
 
 from ffo.kernels.bundle import refer
 from ffo.kernels.jit import inner_kernel
-from ffo.kernels.kkt import ACOL, AROW, DIM, INV, KIND, NONNEG, START, ZERO, Face, Full, Structure, part
+from ffo.kernels.kkt import ACOL, AROW, BOUND, DIM, INV, KIND, NONNEG, START, ZERO, Face, Full, Structure, part
 from ffo.kernels.point import WEAK, Data, Sizes, clean, judge, larger, sizes
 from ffo.kernels.vectors import copy
 
@@ -19,6 +19,10 @@ CANCELLED = 1e-3
 #: distance to another face up to which, and residual of an active row relative to its right-hand side from which on, a
 #: converged point takes one more step
 CLOSE, HELD = 1e-6, 1e-10
+#: errors of a variable, relative to the largest one, that are removed at bounds
+ROUNDING = 1e-13
+#: fractions of a step to try if the full one failed
+SHORTER = 0.5, 0.25, 0.1
 
 
 class Iterate(NamedTuple):
@@ -67,10 +71,46 @@ def move(S: Structure, D: Data, z: Sizes, here: Iterate, dx: Array, dy: Array, s
 
 
 @inner_kernel
+def onto_bounds(S: Structure, D: Data, at: Iterate, face: Face) -> bool:
+    """x_j = b_i / a_ij for every active scalar row with one entry; returns whether this moves x.
+
+    A step fulfils such a row up to rounding errors of the largest variables, in which a bound of zero has no digits.
+    Only these are removed: rows that contradict each other by more stay as they are.
+    """
+    bounds, Acol, x, rounding, moved = part(S.wide, BOUND), part(S.wide, ACOL), at.x, 0.0, False
+    for j in range(S.n):
+        rounding = max(rounding, ROUNDING * abs(x[j]))
+    for i in range(S.m):
+        if bounds[i] >= 0 and face.on[i] and D.Av[bounds[i]] != 0.0:
+            j, side = Acol[bounds[i]], D.b[i] / D.Av[bounds[i]]
+            if side != x[j] and abs(side - x[j]) <= rounding:
+                x[j] = side
+                moved = True
+    return moved
+
+
+@inner_kernel
 def arrive(S: Structure, D: Data, z: Sizes, at: Iterate, face: Face, full: Full | None) -> float:
     """The face at an iterate's x and w, its cleaned pair and its residuals; returns the natural residual."""
     clean(S, at.w, z, at.s, at.y, face, full)
     return judge(S, D, z, at.x, at.y, at.s, at.r_x, at.r_s)
+
+
+@inner_kernel
+def shorten(
+    S: Structure, D: Data, z: Sizes, here: Iterate, dx: Array, dy: Array, finite: bool, there: Iterate, face: Face,
+    full: Full | None,
+) -> bool:  # fmt: skip
+    """Try shorter steps if the full one (at `there`, if it is finite) failed: moves to the one with the smallest merit;
+    returns whether there is any."""
+    best_share, best = 1.0, merit_of(S, z, there) if finite else np.inf
+    for share in SHORTER:
+        if move(S, D, z, here, dx, dy, share, there):
+            arrive(S, D, z, there, face, full)
+            merit = merit_of(S, z, there)
+            if merit < best:
+                best, best_share = merit, share
+    return best < np.inf and move(S, D, z, here, dx, dy, best_share, there)
 
 
 @inner_kernel

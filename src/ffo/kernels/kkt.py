@@ -35,8 +35,8 @@ ROTATED = SEMIDEFINITE
 
 #: the parts of `Structure.wide`, in order; not Python integers, for each of which Numba would compile `part` again
 (
-    KIND, START, DIM, EXTRA, OWNER, PROW, PCOL, PPOS, AROW, ACOL, FAN, FANP, COUPLING, DIAGONAL, INV, KP, LP, RP,
-) = np.arange(18)  # fmt: skip
+    KIND, START, DIM, EXTRA, OWNER, PROW, PCOL, PPOS, AROW, ACOL, FAN, FANP, COUPLING, DIAGONAL, INV, KP, LP, RP, BOUND,
+) = np.arange(19)  # fmt: skip
 #: the parts of `Structure.slim`
 KI, LI, RI = np.arange(3)
 
@@ -55,7 +55,7 @@ class Structure(NamedTuple):
             or offset of its rotation; OWNER: block of each row; PROW, PCOL, PPOS: entries of P (upper triangle) and
             their places in K; AROW, ACOL, FAN, FANP: entries of A, entry t landing on FAN[FANP[t]:FANP[t + 1]];
             COUPLING: place of a row's entry in C (-1: none); DIAGONAL: places; KP, LP, RP: column pointers of K and
-            of its factor L, row pointers of L.
+            of its factor L, row pointers of L; BOUND: the entry of A that is the only one of a scalar row (-1: none).
         slim: KI, LI: row indices of K (upper triangle) and of L by columns; RI: column indices of L by rows. Unsigned
             and short: a tenth faster.
     """
@@ -173,13 +173,21 @@ def build(
     wide = _packed(
         [
             blocks.kind, start, blocks.dim, extra, block, *P, where[size : ends[1]], Arow, Acol, fan, fanp, coupling,
-            where[:size], inv, Kp, Lp, Rp,
+            where[:size], inv, Kp, Lp, Rp, _bounds(Arow, blocks.kind[block]),
         ],
         np.int64,
     )  # fmt: skip
     slim = _packed([Ki, Li, Ri], np.uint32)
     alpha = np.array(blocks.alpha, dtype=float)
     return Structure(n, m, aux, rotation, len(start), head, alpha, in_order, wide, slim)
+
+
+def _bounds(Arow: Array, kind: Array) -> Array:
+    """(m,) the place in A of the entry of each scalar row with only one, else -1; `kind` (m,): of the rows' blocks."""
+    single = np.flatnonzero((np.bincount(Arow, minlength=len(kind))[Arow] == 1) & (kind[Arow] <= NONNEG))
+    found = np.full(len(kind), -1)
+    found[Arow[single]] = single
+    return found
 
 
 def _packed(parts: list[Array], dtype: type[np.generic]) -> Array:

@@ -29,7 +29,9 @@ from ffo.kernels.iterate import (
     let_go,
     merit_of,
     move,
+    onto_bounds,
     set_out,
+    shorten,
 )  # fmt: skip
 from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import (
@@ -49,7 +51,7 @@ from ffo.kernels.kkt import (
 )
 from ffo.kernels.point import FAR, MARGIN_RATIO, WEAK, Data, Sizes, distance, judge, sizes
 from ffo.kernels.system import UNKNOWN, Factors
-from ffo.kernels.vectors import fill
+from ffo.kernels.vectors import copy, fill
 
 Array = np.ndarray
 
@@ -61,8 +63,8 @@ CONVERGED = 1e-10
 #: natural residual below which rounding decides whether a step was an improvement; residual that a settled step may
 #: leave although it was smaller before (matrices of order 5 leave up to 4e-13, by chance 1e-13)
 ROUNDING, NOISE = 1e-13, 1e-12
-#: largest fraction of the residual that a step should leave, and fractions of the step to try if it leaves more
-FALLING, SHORTER = 0.9, (0.5, 0.25, 0.1)
+#: largest fraction of the residual that a step should leave; if it leaves more, shorter ones are tried
+FALLING = 0.9
 #: relative residual that the previous point's factors must reach; else new ones are made
 BORROWED = 1e-6
 #: estimated relative error of a step above which sharper factors are used if a pivot is small
@@ -308,7 +310,7 @@ def _newton(
             evidence[IS_SETTLED] = 1.0
         elif old > ROUNDING and not (new < np.inf and merit_of(S, z, there) <= FALLING * merit):
             freed = new < np.inf and _same(S, face, other) and let_go(S, D, z, F.scale, there)
-            if not freed and not _shorten(S, D, z, here, dx, dy, new < np.inf, there, other, full):
+            if not freed and not shorten(S, D, z, here, dx, dy, new < np.inf, there, other, full):
                 break
             new = arrive(S, D, z, there, other, full)
         borrowed = _same(S, face, other)
@@ -332,37 +334,26 @@ def _newton(
 
 
 @inner_kernel
-def _shorten(
-    S: Structure, D: Data, z: Sizes, here: Iterate, dx: Array, dy: Array, finite: bool, there: Iterate, face: Face,
-    full: Full | None,
-) -> bool:  # fmt: skip
-    """Try shorter steps if the full one (at `there`, if it is finite) failed: moves to the one with the smallest merit;
-    returns whether there is any."""
-    best_share, best = 1.0, merit_of(S, z, there) if finite else np.inf
-    for share in SHORTER:
-        if move(S, D, z, here, dx, dy, share, there):
-            arrive(S, D, z, there, face, full)
-            merit = merit_of(S, z, there)
-            if merit < best:
-                best, best_share = merit, share
-    return best < np.inf and move(S, D, z, here, dx, dy, best_share, there)
-
-
-@inner_kernel
 def _finish(
     S: Structure, D: Data, here: Iterate, face: Face, F: Factors, evidence: Array, pivot: float, known: float,
     same: bool, derivative: bool, full: Full | None,
 ) -> None:  # fmt: skip
-    """Judge the answer in its own sizes (those of a distant start would excuse anything); K at the final face.
+    """Put variables on the bounds that hold them, and judge the answer in its own sizes (those of a distant start would
+    excuse anything); K at the final face.
 
     `known`: the residual of complementarity, if the point was not cleaned; `same`: whether the last step did not change
     the face; `derivative`: whether factors are wanted.
     """
     settled, still = evidence[IS_SETTLED] > 0.0, evidence[STEPS] == 0.0
     anew = still or not settled or not same
-    if not (settled and still):
+    given = here.x.copy()
+    held = settled and derivative and onto_bounds(S, D, here, face)
+    if held or not (settled and still):
         z = sizes(S, D, here.x, here.y, here.s)
         residual = max(judge_in(S, D, z, here), known)
+        if held and not residual <= max(evidence[RESIDUAL], ROUNDING):
+            copy(here.x, given)
+            residual = judge_in(S, D, z, here)
         evidence[ERROR] = max(evidence[ERROR], residual)
         evidence[RESIDUAL] = residual
         _weights(S, z.row, z.tau, F.unit)

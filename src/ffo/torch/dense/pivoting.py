@@ -154,7 +154,10 @@ def point(now: Pivots, made: Whitened, given: DenseProgram) -> DensePoint:
     half = made.w + times(made.W, now.lam)
     z = -triangular(made.L.mT, half.unsqueeze(2), upper=True).squeeze(2)
     lam, mu = now.lam[:, : given.r], now.lam[:, given.r :]
-    return DensePoint(z, lam, mu if given.bounded else torch.zeros_like(z))
+    if not given.bounded:
+        return DensePoint(z, lam, torch.zeros_like(z))
+    side = now.side[:, given.r :]  # rounding errors of large variables are no error of theirs, but one of a small bound
+    return DensePoint(torch.where(side > 0, given.ub, torch.where(side < 0, given.lb, z)), lam, mu)
 
 
 def ghost(made: Whitened, verdict: Verdict) -> DenseGhost:
