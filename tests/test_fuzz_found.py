@@ -67,6 +67,11 @@ FOUND = {
         ),
         (Route(backward="iterative", wanted=("p",)),),
     ),
+    # a variable that costs nothing may be anywhere: the loss sees it, but had a large entry in other units beside it
+    "a free variable in other units": Found(
+        QP(p=array([3e7, 7e4, 0.0, 4e11]), lb=array([4.0, 0.0, -0.03125, 0.0])),
+        (Route(backward="iterative", wanted=("p",)), Route(backward="iterative", derivative="forward")),
+    ),
     # x diverges, and with it the sizes by which stationarity was judged
     "a flat direction": Found(QP(p=array([4.0, -1.0]), Q=np.diag([4.0, 0.0]))),
     "a flat direction off the axes": Found(

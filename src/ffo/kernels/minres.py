@@ -12,7 +12,7 @@ import numpy as np
 from ffo.kernels import ldl
 from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import KI, KP, Full, Structure, part
-from ffo.kernels.system import SMALL_ERROR, Factors, norm, small_in_parts
+from ffo.kernels.system import SMALL_ERROR, UNSOLVABLE, Factors, norm, small_in_parts
 from ffo.kernels.vectors import copy, fill
 
 Array = np.ndarray
@@ -23,6 +23,8 @@ STATIONARY, STALLED = 1e-14, 0.5
 AGAIN, UNSOLVED = 3, 1e-6
 #: variables and multipliers, beside the right-hand side, that are none
 LEAST = 1e-3
+#: |Kz| relative to |z|, equilibrated, of a null vector; and of what may become one if the rest of it is solved for
+VANISHED, SUSPECT = 1e-6, 0.1
 
 
 @inner_kernel
@@ -129,6 +131,8 @@ def solve_in_parts(S: Structure, F: Factors, rhs: Array, z: Array, full: Full) -
 
     Along the eigenvector of a small eigenvalue a residual of rounding is a large error. How large, the next solution
     shows: two rows at an angle of 3e-7 leave 1e-9 of the right-hand side, and all of what their vertex does not move.
+    A null vector that is left shows that there is no solution, however small it is beside entries in other units: then
+    1 is returned.
     """
     left, step = np.empty(z.size), np.empty(z.size)
     relative, smallest = solve(S, F, rhs, z, full.rtol, full)
@@ -140,13 +144,52 @@ def solve_in_parts(S: Structure, F: Factors, rhs: Array, z: Array, full: Full) -
         if turn == 0:
             bound = norm(left, F.scale) / max(smallest, 1e-300)
             error = _error(S, F, z, bound, bound, least)
-        if relative > UNSOLVED or turn == AGAIN or (error <= SMALL_ERROR and small_in_parts(S, F, z, left)):
+        done = error <= SMALL_ERROR and small_in_parts(S, F, z, left) and _image_of_rest(S, F, left) > SUSPECT
+        if relative > UNSOLVED or turn == AGAIN or done:
             break
         solve(S, F, left, step, full.rtol, full)
         for i in range(z.size):
             z[i] += step[i]
         error = _error(S, F, z, _unknowns(S, F, step, 1.0), _unknowns(S, F, step, -1.0), least)
-    return relative if relative > UNSOLVED else max(relative, error)
+    if relative > UNSOLVED:
+        return relative
+    return 1.0 if _contradicted(S, F, rhs, left) else max(relative, error)
+
+
+@inner_kernel
+def _contradicted(S: Structure, F: Factors, rhs: Array, left: Array) -> bool:
+    """Whether the rest of a right-hand side is a null vector v of K, and v'rhs more than rounding: v'Kz is zero."""
+    work = terms = 0.0
+    for i in range(rhs.size):
+        work += F.scale[i] ** 2 * left[i] * rhs[i]
+        terms += F.scale[i] ** 2 * abs(left[i] * rhs[i])
+    return bool(abs(work) > UNSOLVABLE * terms and _image_of_rest(S, F, left) <= VANISHED)
+
+
+@inner_kernel
+def _image_of_rest(S: Structure, F: Factors, left: Array) -> float:
+    """`image` of the vector that the rest of a right-hand side is, if it is a null vector."""
+    z = np.empty(left.size)
+    along_null(F, left, z)
+    return image(S, F, z)
+
+
+@inner_kernel
+def along_null(F: Factors, left: Array, z: Array) -> None:
+    """z := the null vector that the rest of a right-hand side is."""
+    for i in range(z.size):
+        z[i] = F.scale[i] ** 2 * left[i]
+
+
+@inner_kernel
+def image(S: Structure, F: Factors, z: Array) -> float:
+    """|Kz| relative to |z|, equilibrated."""
+    Kz, rest, total = np.empty(z.size), 0.0, 0.0
+    ldl.multiply(part(S.wide, KP), part(S.slim, KI), F.Kx, z, Kz)
+    for i in range(z.size):
+        rest += (F.scale[i] * Kz[i]) ** 2
+        total += (z[i] / F.scale[i]) ** 2
+    return np.sqrt(rest / total) if total > 0.0 else np.inf
 
 
 @inner_kernel

@@ -23,8 +23,8 @@ Array = np.ndarray
 #: factors and by MINRES (with 1e-3 by factors, one in a thousand null vectors is missed: those at right angles to the
 #: right-hand side)
 MET, LEFT, LEFT_ROUGHLY = 1e-6, 1e-6, 1e-3
-#: |Kz| relative to |z|, equilibrated, of a null vector by factors or eigenvalues, and by MINRES
-VANISHED, VANISHED_ROUGHLY = 1e-13, 1e-6
+#: |Kz| relative to |z|, equilibrated, of a null vector by factors or eigenvalues (`minres.VANISHED`: by MINRES)
+VANISHED = 1e-13
 #: entries of a null vector, relative to its largest, that count as rounding; and if it does not vanish without them
 DUST, FINE_DUST = 1e-9, 1e-15
 
@@ -107,11 +107,11 @@ def _find(S: Structure, F: Factors, face: Face, z: Array, full: Full | None) -> 
     if _solve_random(S, F, face, rhs, z, left, full) <= MET:
         return 0.0
     if full is not None and full.iterations > 0:
-        _along_null(F, left, z)
+        minres.along_null(F, left, z)
         for _ in range(3):  # each leaves a share MET
             _correct(S, F, z, full)
-        return 1.0 if _vanishes(S, F, left, z, VANISHED_ROUGHLY, LEFT_ROUGHLY) else 0.0
-    _along_null(F, left, z)
+        return 1.0 if _vanishes(S, F, left, z, minres.VANISHED, LEFT_ROUGHLY) else 0.0
+    minres.along_null(F, left, z)
     _correct(S, F, z, None)
     _correct(S, F, z, None)
     if _vanishes(S, F, left, z, VANISHED, LEFT):
@@ -119,7 +119,7 @@ def _find(S: Structure, F: Factors, face: Face, z: Array, full: Full | None) -> 
     if full is None:
         return UNKNOWN
     share, _ = system.least_squares(S, F, rhs, z, left)
-    _along_null(F, left, z)
+    minres.along_null(F, left, z)
     _correct(S, F, z, None)  # where K is nearly singular too, rounding in a large solution is left
     return 1.0 if share > 0.0 and _vanishes(S, F, left, z, VANISHED, LEFT) else 0.0
 
@@ -128,13 +128,6 @@ def _find(S: Structure, F: Factors, face: Face, z: Array, full: Full | None) -> 
 def _multiply(S: Structure, F: Factors, z: Array, out: Array) -> None:
     """out := Kz."""
     ldl.multiply(part(S.wide, KP), part(S.slim, KI), F.Kx, z, out)
-
-
-@inner_kernel
-def _along_null(F: Factors, left: Array, z: Array) -> None:
-    """z := the null vector that the rest of a right-hand side is."""
-    for i in range(z.size):
-        z[i] = F.scale[i] ** 2 * left[i]
 
 
 @inner_kernel
@@ -163,21 +156,10 @@ def _vanishes(S: Structure, F: Factors, left: Array, z: Array, tolerance: float,
     for dust in (DUST, FINE_DUST):
         for i in range(z.size):
             clean[i] = z[i] if abs(z[i] / F.scale[i]) > dust * largest else 0.0
-        if _image(S, F, clean) <= tolerance:
+        if minres.image(S, F, clean) <= tolerance:
             copy(z, clean)
             return True
     return False
-
-
-@inner_kernel
-def _image(S: Structure, F: Factors, z: Array) -> float:
-    """|Kz| relative to |z|, equilibrated."""
-    image, rest, total = np.empty(z.size), 0.0, 0.0
-    _multiply(S, F, z, image)
-    for i in range(z.size):
-        rest += (F.scale[i] * image[i]) ** 2
-        total += (z[i] / F.scale[i]) ** 2
-    return np.sqrt(rest / total) if total > 0.0 else np.inf
 
 
 @inner_kernel
