@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -240,6 +240,19 @@ FOUND = {
         QP(p=array([-7.625]), Q=array([[4.25]]), ub=array([1.5])), (Route(solver="QOCO", backward="resolve"),)
     ),
 }
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_six_rows_in_other_units(seed: int) -> None:
+    """Columns 1e10 apart in scale: MINRES must find that the rows depend on each other."""
+    qp, d = FOUND["six rows meet in five dimensions"].qp, 2.0 ** np.random.default_rng(seed).integers(-17, 18, 5)
+    assert qp.Q is not None
+    assert qp.G is not None
+    assert qp.A is not None
+    qp = replace(qp, p=qp.p * d, Q=d[:, None] * qp.Q * d, G=qp.G * d, A=qp.A * d)
+    for wanted in (("b",), ("h",)):
+        (verdict,) = Case([qp], [1 / d]).verdicts(Route(backward="iterative", wanted=wanted))
+        assert not verdict.outcome.wrong, verdict
 
 
 #: batches, by kind, seed and number
