@@ -149,7 +149,7 @@ def test_a_structure_that_is_gone_is_noticed() -> None:
 def test_one_kernel_takes_the_steps_of_pivoting() -> None:
     from ffo.torch.dense.fused import pivots
 
-    for n, rows, equalities in ((10, 10, 0), (7, 5, 2), (24, 20, 3)):
+    for n, rows, equalities in ((10, 10, 0), (7, 5, 2), (24, 20, 3), (100, 90, 5), (200, 180, 0)):
         generator = torch.Generator().manual_seed(n)
         M, R = (torch.randn(64, k, n, dtype=D, generator=generator) for k in (n, rows))
         upp = (R @ torch.randn(64, n, 1, dtype=D, generator=generator)).squeeze(2) + 0.1

@@ -40,7 +40,7 @@ POLISH = 0
 #: of ten variables: at most 11 exchanges; 31 if all rows change first and then only one)
 CALM, PATIENCE = 1, 12
 #: most rows for which all steps run in one kernel
-FUSED = 32
+FUSED = 255
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def step(now: Pivots, made: Whitened) -> Pivots:
 
 
 def whole(made: Whitened) -> Callable[[Whitened], Pivots] | None:
-    """A kernel for all steps at once, if programs are small and Triton is available, as with every torch for GPUs."""
+    """A kernel for all steps at once, if there are few rows and Triton is available, as with every torch for GPUs."""
     if not made.free.is_cuda or not 0 < made.program.r <= FUSED or find_spec("triton") is None:
         return None
     from ffo.torch.dense.fused import pivots  # Triton may be missing
