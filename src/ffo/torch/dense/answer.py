@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from ffo.errors import InputError
 from ffo.program.blocks import MATRICES, SIDES
 from ffo.program.quadratic import Name
 from ffo.torch.blocks import Form
-from ffo.torch.dense.graphs import KEPT, Kept, Recorders, copied
+from ffo.torch.dense.graphs import KEPT, Kept, Recorders
 from ffo.torch.dense.presolve import Owners, SingleRows, with_bounds
 from ffo.torch.dense.program import SINGULAR, DenseProgram, Tensor
 from ffo.torch.dense.solve import (
@@ -132,7 +133,8 @@ def _answered(
     method = METHODS[structure.kind]
     with _recorders.of(key, form.device) as run:
         try:
-            begun, owners = run.run(_begun, run.load("values", values), form, structure, method, derivative)
+            loaded = run.load("values", values)
+            begun, owners = run.run(_begun, loaded, structure, form=form, method=method, derivative=derivative)
             solution = finish(begun, method, derivative, run)
         except torch.cuda.OutOfMemoryError:
             raise
@@ -148,7 +150,7 @@ def _answered(
 
 
 def _begun(
-    values: tuple[Tensor, ...], form: Form, structure: Recognised, method: Any, derivative: bool
+    values: tuple[Tensor, ...], structure: Recognised, form: Form, method: Any, derivative: bool
 ) -> tuple[Begun, Owners | None]:
     made = assembled(values, form, structure)
     begun = begin(made.program, method, derivative)
@@ -298,18 +300,20 @@ class Change:
         return replace(self, residual=torch.where(samples, 0.0, self.residual), **changed)
 
 
-def changed(answer: DenseAnswer, incoming: tuple[Tensor | None, ...], form: Form) -> Change:
-    """How the solution changes along incoming gradients of z, nu, lam and mu; None: zero."""
+@contextmanager
+def changed(answer: DenseAnswer, incoming: tuple[Tensor | None, ...], form: Form) -> Iterator[Change]:
+    """How the solution changes along incoming gradients of z, nu, lam and mu (None: zero), until the context ends."""
     with answer.kept.reading() as ((solution, owners), run):
-        try:
-            found = run.run(_changed, solution, owners, run.load("gradients", incoming), form)
-            return copied(found) if run.recorded else found
-        except torch.cuda.OutOfMemoryError:
-            raise
-        except RuntimeError:
-            if not run.recorded:
+        with torch.inference_mode():
+            try:
+                found = run.run(_changed, solution, owners, run.load("gradients", incoming), form=form)
+            except torch.cuda.OutOfMemoryError:
                 raise
-            return _changed(solution, owners, incoming, form)
+            except RuntimeError:
+                if not run.recorded:
+                    raise
+                found = _changed(solution, owners, incoming, form)
+        yield found
 
 
 def _changed(solution: DenseSolution, owners: Owners | None, incoming: tuple[Tensor | None, ...], form: Form) -> Change:

@@ -11,9 +11,10 @@ import logging
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -34,9 +35,10 @@ class Eager:
         """The value, copied to a fixed buffer if functions are recorded."""
         return value
 
-    def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """function(*arguments); arguments must be loaded values or results of earlier functions."""
-        return function(*arguments)
+    def run(self, function: Callable[..., T], *arguments: Any, **constants: Any) -> T:
+        """function(*arguments, **constants). Arguments must be loaded values or results of earlier functions, constants
+        the same in all calls of this recorder."""
+        return function(*arguments, **constants)
 
     def step(self, function: Callable[..., T], state: T, *arguments: Any) -> T:
         """function(state, *arguments), the next state; it may overwrite the first."""
@@ -105,6 +107,7 @@ class Recorder(Eager):
         self.last: torch.cuda.Event | None = None
         self.kept: weakref.ref[Kept[Any]] | None = None
         self.taken: dict[Any, int] = {}  # steps of each function in the last call
+        self.results: dict[int, Any] = {}  # dataclasses among the results of graphs, by identity
 
     def load(self, name: str, value: T) -> T:
         tensors, spec = flatten(value)
@@ -116,8 +119,8 @@ class Recorder(Eager):
             found.append(self.places[key].copy_(t))
         return rebuild(spec, iter(found))
 
-    def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        return self._replayed(function, arguments, (), lambda: function(*arguments))
+    def run(self, function: Callable[..., T], *arguments: Any, **constants: Any) -> T:
+        return self._replayed(function, arguments, (), lambda: function(*arguments, **constants))
 
     def step(self, function: Callable[..., T], state: T, *arguments: Any) -> T:
         def change() -> T:
@@ -173,7 +176,7 @@ class Recorder(Eager):
             self.lock.release()
 
     def _replayed(self, function: Callable[..., Any], arguments: Any, changed: Any, work: Callable[[], T]) -> T:
-        tensors, spec = flatten(arguments)
+        tensors, spec = flatten(arguments, self.results)
         key = (function, spec, tuple(t.data_ptr() for t in tensors))
         if key not in self.graphs:
             return self._record(key, tensors, flatten(changed)[0], work)
@@ -196,6 +199,7 @@ class Recorder(Eager):
             result = work()
         self.pool = self.pool or graph.pool()
         self.graphs[key] = graph, result, tensors
+        self.results.update((id(part), part) for part in dataclasses_in(result))
         graph.replay()
         return result
 
@@ -236,17 +240,33 @@ class Recorders:
             self.found.pop(key, None)
 
 
-def flatten(value: Any) -> tuple[list[Tensor], Hashable]:
-    """The tensors in nested tuples and dataclasses, and the structure without them."""
+def flatten(value: Any, known: Mapping[int, Any] = MappingProxyType({})) -> tuple[list[Tensor], Hashable]:
+    """The tensors in nested tuples and dataclasses, and the structure without them. Objects in `known`, by identity,
+    stand for themselves: the many tensors in a result need not be listed to find the graph for it (a tenth of a step
+    of ten variables)."""
     if isinstance(value, Tensor):
         return [value], (Tensor, value.shape, value.stride(), value.dtype)
+    if id(value) in known:
+        return [], ("known", id(value))
     if is_dataclass(value) and not isinstance(value, type):
-        parts = [flatten(getattr(value, each.name)) for each in fields(value)]
+        parts = [flatten(getattr(value, each.name), known) for each in fields(value)]
     elif isinstance(value, tuple):
-        parts = [flatten(each) for each in value]
+        parts = [flatten(each, known) for each in value]
     else:
         return [], value
     return [t for tensors, _ in parts for t in tensors], (type(value), tuple(spec for _, spec in parts))
+
+
+def dataclasses_in(value: Any) -> Iterator[Any]:
+    """The dataclasses with tensors in nested tuples and dataclasses."""
+    if is_dataclass(value) and not isinstance(value, type):
+        if flatten(value)[0]:
+            yield value
+        for each in fields(value):
+            yield from dataclasses_in(getattr(value, each.name))
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from dataclasses_in(each)
 
 
 def rebuild(spec: Any, tensors: Iterator[Tensor]) -> Any:

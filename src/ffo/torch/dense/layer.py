@@ -121,13 +121,13 @@ class DenseSolve(torch.autograd.Function):
             wide = tuple(v.detach().to(torch.float64) for v in values)
             answer = answered(plan.front.blocks(wide), plan.form, plan.derivative, remembered)
             solved = time.perf_counter()
-            with answer.kept.reading() as ((solution, owners), _):
-                # copies: an output kept by ctx would keep ctx alive as its grad_fn, and neither would be freed
-                found = plan.front.outputs(solution.point.z, *multipliers(solution, owners, plan.form.equalities))
-                outputs = [v.to(values[0].dtype, copy=True) for v in found]
-                doubt, evidence = solution.doubt.clone(), Evidence.of(solution)
+        with answer.kept.reading() as ((solution, owners), _):
+            found = plan.front.outputs(solution.point.z, *multipliers(solution, owners, plan.form.equalities))
+            # copies: an output kept by ctx would keep ctx alive as its grad_fn, and neither would be freed
+            outputs = [v.to(values[0].dtype, copy=True) for v in found]
+            doubt, evidence = solution.doubt.clone() if answer.doubts else None, Evidence.of(solution)
         given = dict(zip(plan.front.names, values, strict=True))
-        ctx.left = _left(plan, doubt, given) if answer.doubts else None
+        ctx.left = None if doubt is None else _left(plan, doubt, given)
         ctx.plan, ctx.answer = plan, answer
         ctx.save_for_backward(*values)
         ctx.shapes = [(v.shape, v.dtype) for v in values]
@@ -136,10 +136,9 @@ class DenseSolve(torch.autograd.Function):
         ctx.report = DenseReport(evidence, answer, times, ctx.left and ctx.left.samples, ctx.left and ctx.left.info)
         receive(ctx.report)
         if ctx.left is not None:
-            with torch.inference_mode():
-                for mine, theirs in zip(outputs, ctx.left.outputs, strict=True):
-                    mine[ctx.left.samples] = theirs.detach()
-        return tuple(v.clone() if plan.form.batch is not None else v[0].clone() for v in outputs)
+            for mine, theirs in zip(outputs, ctx.left.outputs, strict=True):
+                mine[ctx.left.samples] = theirs.detach()
+        return tuple(v if plan.form.batch is not None else v[0].clone() for v in outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -202,12 +201,11 @@ def _adjoint(
     single = plan.form.batch is None
     given = [None if g is None else (g.unsqueeze(0) if single else g).to(torch.float64) for g in gradients]
     incoming = plan.front.incoming(given)
-    with torch.inference_mode():
-        change = changed(answer, incoming, plan.form)
+    with changed(answer, incoming, plan.form) as change:
         if left is not None:  # the core handles these
             change = change.without(torch.ones_like(change.residual).index_fill(0, left.samples, 0.0) == 0)
-    _notice_vertices(ctx, incoming[0], change, wanted)
-    found = plan.front.gradients(change, wanted)
+        _notice_vertices(ctx, incoming[0], change, wanted)
+        found, residual = plan.front.gradients(change, wanted), change.residual.clone()
     if left is not None:
         for name, theirs in left.gradients(gradients, wanted).items():
             if theirs is not None and name in shared:
@@ -216,4 +214,4 @@ def _adjoint(
                 found[name] = found[name].index_add(0, left.samples, theirs.to(torch.float64))
     if plan.reduction == "mean":
         found = {name: v / batch if name in shared else v for name, v in found.items()}
-    return found, change.residual
+    return found, residual

@@ -10,6 +10,7 @@ upp - Rz in K, with multipliers in K.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 
@@ -170,4 +171,15 @@ def positive(v: Tensor) -> Tensor:
 
 def largest(v: Tensor) -> Tensor:
     """(batch, k) -> (batch,) largest magnitude, 0 if k is 0."""
-    return v.abs().amax(dim=1) if v.shape[1] else v.new_zeros(v.shape[0])
+    return torch.linalg.vector_norm(v, torch.inf, dim=1) if v.shape[1] else v.new_zeros(v.shape[0])
+
+
+def only(where: Tensor, v: Tensor) -> Tensor:
+    """v where the condition holds, zero elsewhere (for torch.where, a number is filled into a tensor by a kernel of its
+    own)."""
+    return torch.where(where, v, _zero(v.device))
+
+
+@cache
+def _zero(device: torch.device) -> Tensor:
+    return torch.zeros((), dtype=torch.float64, device=device)

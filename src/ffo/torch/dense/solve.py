@@ -81,12 +81,12 @@ def finish(begun: Begun, method: Any, derivative: bool, run: Eager) -> DenseSolu
     if begun.solution is not None:
         return begun.solution
     state = run.steps(method.step, begun.state, method.STEPS, begun.made)
-    found = run.run(_judged, state, begun.made, begun.program, method)
+    found = run.run(_judged, state, begun.made, begun.program, method=method)
     for _ in range(method.POLISH):
         if not bool(found.going):
             break
         found = run.step(_polish, found, begun.program)
-    return run.run(_end, found, state, begun.made, begun.program, method, derivative)
+    return run.run(_end, found, state, begun.made, begun.program, method=method, derivative=derivative)
 
 
 @dataclass(frozen=True)

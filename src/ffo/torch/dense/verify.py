@@ -6,14 +6,17 @@ These are the rules of `ffo.kernels.point` as batched operations: every row is j
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 
 from ffo.kernels.point import FAR, FARTHEST, FLOOR, ROUNDING, VANISHING
-from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor, largest, times
+from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor, largest, only, times
 from ffo.torch.dense.second_order import ConeLayout, split
 
 INF = torch.inf
+#: stands for units of zero
+TINY = 1e-300
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def judge(program: DenseProgram, point: DensePoint) -> Verdict:
     loss = (left * z).sum(dim=1) + sum(each.loss for each in rows)
     parts = [_ratio(left, own + FLOOR * force.unsqueeze(1)), _ratio(loss, work).unsqueeze(1), *(r.worst for r in rows)]
     natural = torch.cat(parts, dim=1).nan_to_num(nan=INF).amax(dim=1)
-    margin = torch.stack([each.margin for each in rows]).amin(dim=0)
+    margin = reduce(torch.minimum, (each.margin for each in rows))
     return Verdict(natural, margin, active, bounds, *pair)
 
 
@@ -122,18 +125,18 @@ class _Sides:
         margin = torch.minimum((above - pull).abs(), (below + pull).abs())
         if equal is not None:
             state, margin = torch.where(equal, 1, state).to(torch.int8), torch.where(equal, INF, margin)
-        side = torch.where(state > 0, self.upp, torch.where(state < 0, self.low, 0.0))
-        gap = torch.where(state > 0, self.above, torch.where(state < 0, -self.below, 0.0))
+        side = torch.where(state > 0, self.upp, only(state < 0, self.low))
+        gap = torch.where(state > 0, self.above, only(state < 0, -self.below))
         broken = torch.maximum(-self.above, -self.below)  # of bounds that cross only one can hold
         short = torch.maximum(gap.abs(), broken.clamp_min(0.0))
         own = side.abs() + reach + FLOOR * length.unsqueeze(1) * self.norms
         counted = torch.clamp(FAR * size.implied_force / size.force, max=1.0).unsqueeze(1)
-        idle = torch.where(state == 0, pull.abs(), 0.0) / counted
-        wrong = torch.where(equal if equal is not None else state == 0, 0.0, (-state * pull).clamp_min(0.0)) / counted
-        met = torch.where(state != 0, _ratio(gap, unit), 0.0)
-        met = met if equal is None else torch.where(equal, 0.0, met)
+        idle = only(state == 0, pull.abs()) / counted
+        wrong = only(~equal if equal is not None else state != 0, (-state * pull).clamp_min(0.0)) / counted
+        met = only(state != 0, _ratio(gap, unit))
+        met = met if equal is None else only(~equal, met)
         parts = torch.cat([_ratio(short, own), idle, wrong, met.abs()], dim=1)
-        held = torch.where(state != 0, self.multiplier, 0.0)
+        held = only(state != 0, self.multiplier)
         return _Judged(
             state, parts, margin.amin(dim=1) if margin.shape[1] else margin.new_full((len(margin),), INF),
             -(held * gap).sum(dim=1), (held * side).abs().sum(dim=1),
@@ -168,7 +171,7 @@ class _Sides:
 
     def known(self) -> Tensor:
         """(batch,) the largest bound of an equality: every solution is at least as large."""
-        return largest(torch.where(self.upp == self.low, self.upp / self.norms, 0.0))
+        return largest(only(self.upp == self.low, self.upp / self.norms))
 
     def nearest(self, least: Tensor) -> Tensor:
         """(batch,) the smallest bound above `least` (batch,), in units of z; infinite if there is none."""
@@ -185,13 +188,13 @@ def _sizes(program: DenseProgram, z: Tensor, curved: Tensor, sides: list[_Sides]
     curvature = program.curvature
     length, gradient = largest(z), largest(program.p)
     force = torch.maximum(largest(curved), gradient)
-    reach = torch.where(curvature > 0, force / curvature, 0.0)
-    slack = torch.stack([each.farthest() for each in sides]).amax(dim=0)
-    least = ROUNDING * torch.stack([each.known() for each in sides]).amax(dim=0)
-    side = torch.stack([each.nearest(least) for each in sides]).amin(dim=0)
-    side = torch.where(side < INF, side, 0.0)
-    force = torch.stack([force, *(each.force() for each in sides)]).amax(dim=0)
-    implied = torch.maximum(torch.where(curvature > 0, gradient / curvature, 0.0), side)
+    reach = only(curvature > 0, force / curvature)
+    slack = reduce(torch.maximum, (each.farthest() for each in sides))
+    least = ROUNDING * reduce(torch.maximum, (each.known() for each in sides))
+    side = reduce(torch.minimum, (each.nearest(least) for each in sides))
+    side = only(side < INF, side)
+    force = reduce(torch.maximum, (each.force() for each in sides), force)
+    implied = torch.maximum(only(curvature > 0, gradient / curvature), side)
     side = torch.where(length > 0, torch.minimum(side, FARTHEST * length), side)
     least = VANISHING * torch.maximum(reach, side)
     least = torch.where((least == 0) | ((gradient == 0) & (side == 0)), 1.0, least)
@@ -204,9 +207,9 @@ def _sizes(program: DenseProgram, z: Tensor, curved: Tensor, sides: list[_Sides]
 
 
 def _finite(side: Tensor, v: Tensor) -> Tensor:
-    return torch.where(side.isfinite(), v.abs(), 0.0)
+    return only(side.isfinite(), v.abs())
 
 
 def _ratio(v: Tensor, unit: Tensor) -> Tensor:
     """|v| / unit, zero where v is."""
-    return torch.where(v == 0, 0.0, v.abs() / unit)
+    return v.abs() / unit.clamp_min(TINY)
