@@ -90,6 +90,8 @@ class LayerBase:
         dtype: Any,
     ) -> tuple[list[jax.Array], CallReport | None]:
         """Solve a canonical problem for arrays that have been checked; `dtype`: of the outputs."""
+        if self.sampler is None:  # draws perturb the program as it was given
+            canonical = canonical.compact
         call = LayerCall(
             self.engine, canonical, (), None, None, dict(solver_args or {}), self.sampler, False, self._receive,
             precision=np.dtype(jnp.result_type(float)),

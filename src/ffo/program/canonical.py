@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ffo.program.affine import AffineMap
+from ffo.program.compact import eliminated
 from ffo.program.declared import Declaration
 from ffo.program.names import Names
 from ffo.program.recovery import Recovery
@@ -42,3 +44,9 @@ class CanonicalProblem:
     def given(self) -> int:
         """How many parameters the user gives; the others are `lifted`."""
         return len(self.shapes) - (len(self.lifted.results) if self.lifted else 0)
+
+    @cached_property
+    def compact(self) -> CanonicalProblem:
+        """The problem without the auxiliary variables that can be eliminated once and for all; made on first use."""
+        found = eliminated(self.map, self.recovery, self.names)
+        return self if found is None else replace(self, map=found[0], recovery=found[1], names=found[2])

@@ -120,7 +120,7 @@ class OptimizationLayer(Reporting):
         """
         call = LayerCall(
             self.engine,
-            canonical,
+            canonical if self.sampler else canonical.compact,  # draws perturb the program as it was given
             batched,
             batch,
             keys,
