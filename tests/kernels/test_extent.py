@@ -1,4 +1,4 @@
-"""Sizes of vectors and points, against NumPy."""
+"""Sizes of vectors, matrices and points, against NumPy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.outer import outer
 
 from ffo.kernels import evidence
-from ffo.kernels.extent import extent
+from ffo.kernels.extent import extent, matrix_extent
 from ffo.kernels.point import Data
 
 reach = outer(evidence.reach)
@@ -17,6 +17,37 @@ def test_sizes_of_vectors() -> None:
     q, b = np.array([[1.0, -3.0], [0.5, 0.25]]), np.array([[0.0, -7.0, 0.01]])
     assert extent(q, b) == (0.5, 3.0, 7.0, 7.0, 0.01)
     assert extent(q, np.zeros((2, 0))) == (0.5, 3.0, 0.0, 0.0, np.inf)
+
+
+P = np.array([[2.0, -0.5, 0.0, 0.0], [0.0, 0.25, 0.0, 0.0], [0.0] * 4, [0.0] * 4])
+A = np.array([[1e-4, 3.0, 0.0, 0.0], [0.0, -2.0, 5.0, 0.0], [0.0, 0.0, 0.0, 1e-9]])
+
+
+def sizes(P: np.ndarray, A: np.ndarray) -> tuple[float, float, bool, list[bool]]:
+    """Of two matrices of which all nonzero entries are stored."""
+    (i, j), (r, c), alone = P.nonzero(), A.nonzero(), np.empty(4, dtype=bool)
+    coupling = ((A != 0).sum(axis=1) > 1)[r]
+    coupled = np.bincount(c[coupling], minlength=4) > 0
+    return *matrix_extent(i, j, P[i, j], r, c, A[r, c], coupling, coupled, len(A), 1e3, alone), alone.tolist()
+
+
+def test_sizes_of_matrices() -> None:
+    *found, fit, alone = sizes(P, A)
+    assert found == [2.0, 2.0]  # the first column alone is lean
+    assert not fit  # the last row is tiny
+    assert alone == [False, False, False, True]
+    assert sizes(P, np.where(A == 1e-9, 1.0, A))[2]
+    assert not sizes(P, np.where(A == 1e-9, 1.0, 2e3 * A))[2]
+    assert sizes(1e6 * P, np.where(A == 1e-9, 1.0, A))[:3] == (2e6, 2e6, True)
+    assert sizes(0 * P, A[1:2]) == (0.0, np.inf, True, [True, False, False, True])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_matrices_that_are_not_finite_do_not_fit(bad: float) -> None:
+    for at in range(2):
+        given = [P.copy(), np.where(A == 1e-9, 1.0, A)]
+        given[at][0, 1] = bad
+        assert not sizes(*given)[2]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -153,11 +153,13 @@ class Matrices:
         last = self._last
         if last is not None and last.P is program.P and last.A is program.A:
             return program
-        program = _ALIKE.apply(program.pruned())
+        program = program.pruned()
+        if not program.shared_matrices:
+            program = _ALIKE.apply(program)
         P, A = program.P, program.A
-        if P.shared:
+        if P.shared and not P.own:  # the map makes new ones only for other parameters
             P = last.P if last is not None and last.P.same(P) else P.owned()
-        if A.shared:
+        if A.shared and not A.own:
             A = last.A if last is not None and last.A.same(A) else A.owned()
         found = program.with_matrices(P, A)
         if program.shared_matrices:

@@ -1,4 +1,4 @@
-"""The sizes of the vectors of a batch, which decide whether it needs scaling."""
+"""The sizes of the data of a batch, which decide whether it needs scaling."""
 
 from __future__ import annotations
 
@@ -37,3 +37,40 @@ def extent(q: Array, b: Array) -> tuple[float, float, float, float, float]:
             if 0.0 < v < shortest:
                 shortest = v
     return weakest, strongest, lowest, longest, shortest
+
+
+@kernel
+def matrix_extent(
+    Pi: Array, Pj: Array, Pv: Array, Ai: Array, Aj: Array, Av: Array, coupling: Array, coupled: Array,
+    m: int, moderate: float, alone: Array,
+) -> tuple[float, float, bool]:  # fmt: skip
+    """Of the entries of P (its upper triangle) and A: the largest of P; the smallest size of its columns that are lean,
+    with a size below 1 / moderate in A; and whether all entries are finite, and all rows and other columns of A of
+    moderate size.
+
+    Args:
+        coupling: (entries of A,) whether they are in a row with others; coupled: (n,) whether a column has such.
+        alone: (n,) written: columns that are neither coupled nor in P.
+    """
+    n, fit, most, least = alone.size, True, 0.0, np.inf
+    p, a, rows = np.zeros(n), np.zeros(n), np.zeros(m)
+    for t in range(Pv.size):
+        size = abs(Pv[t])
+        fit = fit and size < np.inf
+        p[Pi[t]], p[Pj[t]] = max(p[Pi[t]], size), max(p[Pj[t]], size)
+    for t in range(Av.size):
+        size = abs(Av[t])
+        fit = fit and size < np.inf
+        rows[Ai[t]] = max(rows[Ai[t]], size)
+        if coupling[t]:
+            a[Aj[t]] = max(a[Aj[t]], size)
+    for i in range(m):
+        fit = fit and (rows[i] == 0.0 or 1.0 / moderate <= rows[i] <= moderate)
+    for j in range(n):
+        most = max(most, p[j])
+        if a[j] < 1.0 / moderate and p[j] > 0.0:
+            least = min(least, p[j])
+        else:
+            fit = fit and (a[j] == 0.0 or 1.0 / moderate <= a[j] <= moderate)
+        alone[j] = not coupled[j] and p[j] == 0.0
+    return most, least, fit

@@ -102,9 +102,10 @@ class _Known:
         self.few: Array | None = None
         self.values = theta
         if len(theta) > SMALL:
-            nonzero = np.flatnonzero(theta != 0)  # ten times faster than flatnonzero(theta)
-            if 8 * len(nonzero) <= len(theta):
-                self.few, self.values = nonzero, theta[nonzero]
+            nonzero = theta != 0
+            if 8 * np.count_nonzero(nonzero) <= len(theta):
+                self.few = np.flatnonzero(nonzero)
+                self.values = theta[self.few]
         if self.values is theta:
             self.values = theta.copy()
 

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 import scipy.sparse as sp
 
-from ffo.kernels.pool import run_chunks
+from ffo.kernels.pool import WORTH, run_chunks
 from ffo.program.pattern import Pattern, span
 from ffo.program.sparse import is_identity
 
@@ -161,11 +161,15 @@ def _product(M: sp.sparray, terms: list[EntryTerm] | None, v: Array) -> Array:
     if v.ndim == 1:
         return _product(M, terms, v[None])[0]
     out = np.empty((len(v), M.shape[0]))
+    seconds = SECONDS * out.size * len(terms)
+    if seconds < WORTH:
+        _add_terms(terms, v, out)
+        return out
 
     def work(start: int, stop: int) -> None:
         _add_terms(terms, v[start:stop], out[start:stop])
 
-    run_chunks(work, len(v), SECONDS * out.size * len(terms))
+    run_chunks(work, len(v), seconds)
     return out
 
 

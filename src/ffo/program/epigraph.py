@@ -9,7 +9,7 @@ the inequality: it is nonnegative, because nothing else pushes t up.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from ffo.cones import Nonneg, Product, SecondOrder, Zero
 from ffo.cones.base import Cone
 from ffo.program.cone import ConeProgram
-from ffo.program.pattern import Pattern
+from ffo.program.pattern import Pattern, span
 from ffo.program.plan import KEPT
 from ffo.program.presolve import PresolveStep, Triple
 from ffo.program.sparse import SparseBatch
@@ -35,8 +35,16 @@ class Epigraphs(PresolveStep):
 
     rows: Array
 
+    @cached_property
+    def _at(self) -> Array | slice:
+        return span(self.rows)
+
+    @cached_property
+    def _numbers(self) -> tuple[int, ...]:
+        return tuple(self.rows.tolist())
+
     def apply(self, program: ConeProgram) -> ConeProgram:
-        return program.with_cones(_with_equalities(program.cones, tuple(self.rows.tolist())))
+        return program.with_cones(_with_equalities(program.cones, self._numbers))
 
     def inward(self, x: Array, y: Array, s: Array) -> Triple:
         s = s.copy()
@@ -45,7 +53,7 @@ class Epigraphs(PresolveStep):
 
     def outward(self, x: Array, y: Array, s: Array) -> Triple:
         y = y.copy()
-        y[:, self.rows] = np.maximum(y[:, self.rows], 0.0)  # negative by rounding only
+        y[:, self._at] = np.maximum(y[:, self._at], 0.0)  # negative by rounding only
         return x, y, s
 
 
@@ -61,15 +69,10 @@ def epigraphs(program: ConeProgram, hidden: Array | None) -> Epigraphs | None:
     may = _candidates(program.cones, program.P.pattern, program.A.pattern, hidden.tobytes())
     if not len(may.columns):
         return None
-    free = np.asarray(~program.q[:, may.columns].any(axis=0))
-    if not free.any():
-        return None
-    upper, relaxing = may.signs(program.A)
-    alone = relaxing & free
-    if not alone.any():
-        return None
-    rows = np.unique(program.A.indices[may.entries[upper & alone[may.owner]]])
-    rows = rows[np.isfinite(program.b[:, rows]).all(axis=0)]
+    found = may.step(program.A, np.asarray(program.q[:, may.columns].any(axis=0)))
+    if found is None or program.all_finite:
+        return found
+    rows = found.rows[np.isfinite(program.b[:, found.rows]).all(axis=0)]
     return Epigraphs(rows) if len(rows) else None
 
 
@@ -88,23 +91,33 @@ class _Candidates:
     entries: Array
     owner: Array
     inequality: Array
-    _last: tuple[SparseBatch, tuple[Array, Array]] | None = None
+    _last: tuple[SparseBatch, bytes, bytes, Epigraphs | None] | None = None
 
-    def signs(self, A: SparseBatch) -> tuple[Array, Array]:
-        """Entries that bound a candidate from above, and (k,) which candidates have exactly one of these and otherwise
-        only entries that relax with it; cached for unchanged matrices."""
-        last = self._last
-        if last is not None and last[0] is A:
-            return last[1]
-        values = np.atleast_2d(A.values[..., self.entries])
+    def step(self, A: SparseBatch, costs: Array) -> Epigraphs | None:
+        """The step for matrices in which these candidates (k,) have costs; cached, as these and the candidates' own
+        entries rarely change."""
+        last, costly = self._last, costs.tobytes()
+        if last is not None and last[0] is A and A.own and last[2] == costly:
+            return last[3]
+        values = A.values[..., self.entries]
+        if not A.shared:
+            return self._made(A, values, costs)
+        key = values.tobytes()
+        same = last is not None and last[1] == key and last[2] == costly
+        found = last[3] if last is not None and same else self._made(A, values[None], costs)
+        self._last = A, key, costly, found
+        return found
+
+    def _made(self, A: SparseBatch, values: Array, costs: Array) -> Epigraphs | None:
+        """A candidate without costs must have exactly one entry that bounds it from above, and otherwise only entries
+        that relax with it."""
         upper = self.inequality & (values > 0).all(axis=0)
         count, slacker = (
             np.bincount(self.owner[which], minlength=len(self.sizes)) for which in (upper, (values < 0).all(axis=0))
         )
-        found = upper, (count == 1) & (slacker > 0) & (count + slacker == self.sizes)
-        if A.own:
-            self._last = A, found
-        return found
+        alone = (count == 1) & (slacker > 0) & (count + slacker == self.sizes) & ~costs
+        rows = np.unique(A.indices[self.entries[upper & alone[self.owner]]])
+        return Epigraphs(rows) if len(rows) else None
 
 
 @lru_cache(maxsize=KEPT)

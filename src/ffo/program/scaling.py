@@ -96,14 +96,15 @@ class _Extent:
     """Sizes of the entries of a pair of matrices, which determine the moderate vectors, as in `scaling`."""
 
     def __init__(self, P: SymmetricBatch, A: SparseBatch) -> None:
-        from ffo.kernels.extent import extent  # loads compiled code
+        from ffo.kernels.extent import extent, matrix_extent  # loads compiled code
 
-        self.P, self.A, self.curvature, self._measured = P, A, float(P.largest[0]), extent
-        a, p = A.largest_of_coupled_columns[0], P.sizes[0]
-        self.alone = np.flatnonzero(_only_bounded(P, A))
-        lean = (a < 1 / MODERATE) & (p > 0)
-        self.fit = _moderate(np.concatenate([A.largest_of_rows[0], a[~lean]]))
-        self.most, self.least = float(p.max(initial=0.0)), float(p[lean].min(initial=np.inf))
+        self.P, self.A, self._measured = P, A, extent
+        p, a, alone = P.pattern, A.pattern, np.empty(P.shape[0], dtype=bool)
+        #: the largest entry of P, and the smallest size of its lean columns
+        self.most, self.least, self.fit = matrix_extent(
+            p.rows, p.columns, P.values, a.rows, a.columns, A.values, a.coupling, a.coupled, A.shape[0], MODERATE, alone
+        )
+        self.alone = alone.nonzero()[0]
         self._known: tuple[bytes, Array, Array] | None = None
 
     def moderate(self, program: ConeProgram) -> bool:
@@ -123,8 +124,8 @@ class _Extent:
     def _forces(self, lowest: float, longest: float, shortest: float) -> tuple[float, float]:
         """The range of sizes of q that are moderate whatever the medians of b (which take longer to compute): columns
         have size max(a, p length / force). Empty for other sizes of b (see `kernels.extent`)."""
-        if longest == 0 < self.curvature <= self.least * MODERATE:  # only the objective determines lengths
-            return max(1.0, self.curvature) / MODERATE, min(1.0, self.curvature) * MODERATE
+        if longest == 0 < self.most <= self.least * MODERATE:  # only the objective determines lengths
+            return max(1.0, self.most) / MODERATE, min(1.0, self.most) * MODERATE
         if min(lowest, shortest) >= 1 / MODERATE and longest <= MODERATE:
             return max(1.0, self.most * longest) / MODERATE, min(1.0, self.least * shortest) * MODERATE
         return np.inf, 0.0
@@ -139,7 +140,7 @@ class _Extent:
         low[~((length >= 1 / MODERATE) & (length <= MODERATE))] = np.inf
         if len(b) == 1:
             self._known = b.tobytes(), low, high
-        force = np.where(force == 0, self.curvature * length, force)
+        force = np.where(force == 0, self.most * length, force)
         return bool(((force >= low) & (force <= high)).all())
 
 

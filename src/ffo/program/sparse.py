@@ -126,7 +126,10 @@ class SparseBatch:
     def _pruned(self) -> Self | None:
         if not self.shared and len(self.values) and (self.values[0] != 0).all():  # usually one sample suffices
             return None
-        keep = self.values != 0 if self.shared else (self.values != 0).any(axis=0)
+        keep = self.values != 0
+        if np.count_nonzero(keep) == keep.size:
+            return None
+        keep = keep if self.shared else keep.any(axis=0)
         return None if keep.all() else self.restrict(keep)
 
     def block_diagonal_rows(self, batch: int) -> sp.csr_array:
@@ -184,6 +187,8 @@ class SparseBatch:
     @cached_property
     def empty_rows(self) -> Array | None:
         """(batch or 1, rows) whether all entries of a row are zero; None if no row is."""
+        if len(self.pattern.row_starts[0]) == self.shape[0] and np.count_nonzero(self.values) == self.values.size:
+            return None
         empty = self.largest_of_rows == 0.0
         return empty if np.count_nonzero(empty) else None
 
@@ -217,7 +222,7 @@ class SparseBatch:
 
     @cached_property
     def all_finite(self) -> bool:
-        return bool(self.finite.all())
+        return all_finite(self.values) if self.shared else bool(self.finite.all())
 
     @cached_property
     def largest(self) -> Array:

@@ -273,6 +273,8 @@ def _reject_indefinite(P: SymmetricBatch, answer: QPAnswer) -> dict[int, str]:
     """
     code, rho = answer.code, answer.rho
     found = P.kept("indefinite", lambda: indefinite(P)) if P.shared else {}
+    if P.shared and not found and not np.count_nonzero(code == _INDEFINITE):
+        return {}
     bad = dict.fromkeys(range(len(rho)), found[0]) if found else {}
     if not P.shared:
         some = np.flatnonzero(rho)
