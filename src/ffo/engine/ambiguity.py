@@ -50,7 +50,7 @@ def open_gradients(
     k = null.samples
     x, y, u, w = (v[k] for v in (gradient.x, gradient.y, gradient.u, gradient.v))
     large_u, large_w, meets_u, meets_w = (sees[k, column, None] for column in (LARGE_U, LARGE_W, MEETS_U, MEETS_W))
-    u, w, no_x, no_y = u * large_u, w * large_w, np.zeros_like(x), np.zeros_like(y)
+    u, w, no_x, no_y = u * large_u, w * large_w, np.zeros(x.shape), np.zeros(y.shape)
     ambiguous = dependent = np.zeros(len(k), dtype=bool)
     if null.u.any():
         ambiguous = felt(DataGradient(x, y, null.u * meets_u, no_y, no_y))

@@ -12,7 +12,7 @@ import numpy as np
 
 from ffo.engine.ambiguity import Felt, Seen, all_data, all_outputs, clashing, open_gradients, open_tangents
 from ffo.engine.info import Info
-from ffo.engine.report import EngineReport
+from ffo.engine.report import EngineReport, Pass
 from ffo.ghost.certificate import RESIDUAL, Certificate
 from ffo.ghost.oracle import MEETS_U, MEETS_W, Linearization, NullVectors, Sensitivity
 from ffo.program.affine import DataGradient
@@ -38,6 +38,8 @@ class SolvedPart(NamedTuple):
         """Null vectors of these samples' ghost systems, of n variables and m rows, numbered as in the batch."""
         null = self.found.null
         k = null.samples
+        if not self.presolve.steps:
+            return NullVectors(self.samples[k], null.u, null.w)
         right = np.zeros((len(k), n)), np.zeros((len(k), m))
         u, w = self.presolve.take(k).solve(lambda *_: (null.u, null.w), *right) if len(k) else right
         return NullVectors(self.samples[k], u, w)
@@ -140,8 +142,10 @@ class Outcome:
     def _clashing(self) -> Array:
         """(null vectors,) whether their rows are inconsistent; weakly active ones are covered by `kinked`."""
         assert self._null is not None
-        weak = merged_certificate(self.pieces, len(self.x)).weakly_active[self._null.samples]
-        return clashing(self._null, self.program, self.x, self.s) & ~weak
+        found = clashing(self._null, self.program, self.x, self.s)
+        if not np.count_nonzero(found):
+            return found
+        return found & ~merged_certificate(self.pieces, len(self.x)).weakly_active[self._null.samples]
 
     def _report(
         self, found: Sensitivity, start: float, ambiguous: Array | None = None, dependent: Array | None = None
@@ -149,7 +153,7 @@ class Outcome:
         """Report a pass; verdicts on samples with null vectors are expanded to the batch."""
         if dependent is not None and ambiguous is not None:
             dependent, ambiguous = self._spread(dependent), self._spread(ambiguous)
-        self.report.add_pass(time.perf_counter() - start, found.residual, dependent, ambiguous, found.kinked)
+        self.report.add_pass(Pass(time.perf_counter() - start, found.residual, dependent, ambiguous, found.kinked))
 
     def _spread(self, verdict: Array) -> Array:
         assert self._null is not None

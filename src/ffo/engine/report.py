@@ -55,13 +55,32 @@ class Findings(NamedTuple):
         )
 
 
+class Pass(NamedTuple):
+    """A derivative: the arguments of `Info.add_pass`."""
+
+    seconds: float
+    residual: Array
+    dependent: Array | None
+    ambiguous: Array | None
+    kinked: Array
+
+    @property
+    def undoubted(self) -> bool:
+        """Whether nothing speaks against it, in samples that are not weakly active."""
+        if self.dependent is not None and np.count_nonzero(self.dependent):
+            return False
+        if self.ambiguous is not None and np.count_nonzero(self.ambiguous):
+            return False
+        return not np.count_nonzero(self.residual > RESIDUAL)
+
+
 class EngineReport:
     """The report on a call. Making an `Info` and adding a derivative to it takes a tenth of a step on a small program:
     both are put off until the report is read, or a second derivative is taken."""
 
     def __init__(self, known: Info | Findings) -> None:
         self._known = known
-        self._added: tuple[float, Array, Array] | None = None
+        self._added: Pass | None = None
 
     def info(self) -> Info:
         """The same object at every call; later derivatives are added to it."""
@@ -74,29 +93,25 @@ class EngineReport:
             return known
         made = known.info()
         if self._added is not None:
-            seconds, residual, kinked = self._added
-            made.add_pass(seconds, residual, None, None, kinked)
+            made.add_pass(*self._added)
             self._added = None
         self._known = made
         return made
 
-    def add_pass(
-        self, seconds: float, residual: Array, dependent: Array | None, ambiguous: Array | None, kinked: Array
-    ) -> None:
-        """Add a derivative: the arguments of `Info.add_pass`."""
+    def add_pass(self, derivative: Pass) -> None:
+        """Add a derivative."""
         with _lock:
-            plain = isinstance(self._known, Findings) and self._added is None and dependent is None is ambiguous
-            if plain:
-                self._added = seconds, residual, kinked
+            if isinstance(self._known, Findings) and self._added is None:
+                self._added = derivative
             else:
-                self._made().add_pass(seconds, residual, dependent, ambiguous, kinked)
+                self._made().add_pass(*derivative)
 
     @property
     def undoubted(self) -> bool:
         """Whether no sample's gradient is known to be in doubt, after at least one derivative."""
         known, added = self._known, self._added
         if isinstance(known, Findings):
-            return added is not None and known.undoubted and not np.count_nonzero(added[1] > RESIDUAL)
+            return added is not None and known.undoubted and added.undoubted
         return known.certificate.all_good
 
     def __reduce__(self) -> tuple[Callable[[Info], Info], tuple[Info]]:

@@ -89,9 +89,13 @@ class Compiled(Linearization):
         change."""
         state = self.state
         if not state.plain:
-            weak = np.count_nonzero(state.flags[:, columns.WEAKLY_ACTIVE])
-            state.plain = not (weak or np.count_nonzero(state.evidence[:, columns.SINGULAR]))
+            state.plain = not (np.count_nonzero(self._weak) or np.count_nonzero(state.evidence[:, columns.SINGULAR]))
         return state.plain
+
+    @property
+    def _weak(self) -> Array:
+        """(batch,) whether a sample is weakly active."""
+        return self.state.flags[:, columns.WEAKLY_ACTIVE]
 
     @property
     def regular(self) -> bool:
@@ -99,7 +103,7 @@ class Compiled(Linearization):
 
     @cached_property
     def null(self) -> NullVectors:
-        near, weak = self.certificate.weakly_active.nonzero()[0], self.y[:0]
+        near, weak = self._weak.nonzero()[0], self.y[:0]
         if not len(near) and not np.count_nonzero(self.state.evidence[:, columns.SINGULAR]):
             return NullVectors(near, self.x[:0], weak)
         if len(near):  # with all weak rows held, rows may be dependent; with none, the solution may not be unique
@@ -112,7 +116,7 @@ class Compiled(Linearization):
     def weak_rows(self) -> Array:
         """(batch, m) weakly active rows: they could as well belong to another face."""
         weak = np.zeros(self.y.shape, dtype=bool)
-        near = np.flatnonzero(self.certificate.weakly_active)
+        near = self._weak.nonzero()[0]
         if len(near):
             limit = np.maximum(WEAK, self.certificate.natural_residual[near] / MARGIN_RATIO)
             values = values_of(self.program)
@@ -127,7 +131,7 @@ class Compiled(Linearization):
         other rows on which they depend may take over their force. A curved block has many faces, so both conditions
         are required of it separately.
         """
-        found = self.certificate.weakly_active[samples]
+        found = self._weak[samples]
         if not np.count_nonzero(found):
             return found
         near, k = np.flatnonzero(found), samples[found]
@@ -155,13 +159,14 @@ class Compiled(Linearization):
     def _null_flags(self, samples: Array, u: Array, w: Array) -> Array:
         flags, null = np.zeros((len(samples), 4), dtype=bool), self.null
         if len(null.samples):
-            null = null.take(samples)
+            if samples is not self.state.samples:
+                null = null.take(samples)
             k, at = samples[null.samples], null.samples
             scale_u, scale_w = self.plan.scales(self.state, k)
-            u, w = u[at] / scale_u, w[at] / scale_w
+            u, w = np.abs(u[at] / scale_u), np.abs(w[at] / scale_w)
             least = SEEN * np.maximum(_largest(u), _largest(w))
             for v, open_along, large, meets in ((u, null.u, LARGE_U, MEETS_U), (w, null.w, LARGE_W, MEETS_W)):
-                there = np.abs(v) > least
+                there = v > least
                 flags[at, large] |= there.any(axis=1)
                 flags[at, meets] |= (there & (open_along != 0)).any(axis=1)
         return flags
