@@ -209,15 +209,14 @@ def aim(G: Samples, i: int, target: Any) -> None:
 
 
 @inner_kernel
-def _reach(v: Three, d: Three) -> Any:
-    """The largest alpha <= 1 for which v + alpha d stays inside the cone.
+def _reach(v: Three, d: Three, alpha: Any) -> Any:
+    """The largest step, at most alpha, for which v + alpha d stays inside the cone.
 
     y log(z / y) - x is concave along the way: from outside, Newton's method comes closer and stays outside.
     """
-    alpha, step = spread(1.0), np.empty((1, LANES))
+    step = np.empty((1, LANES))
     for c in range(1, 3):
-        most = choose(v[c] + d[c], SMALL * v[c], (SMALL - 1.0) * v[c] / d[c], 1.0)
-        alpha = choose(most, alpha, most, alpha)
+        alpha = choose(v[c] + alpha * d[c], SMALL * v[c], (SMALL - 1.0) * v[c] / d[c], alpha)
     for _ in range(TRIES):
         x, y, z = _plus(v, alpha, d)
         logarithm = log(z / y)
@@ -232,11 +231,11 @@ def _reach(v: Three, d: Three) -> Any:
 
 
 @inner_kernel
-def boundary(G: Samples, i: int) -> Any:
-    """1 / the largest step that keeps s and y inside; 0 if a full step does. The dual cone is the image of the cone: y
-    is in it if (y1 - y2, -y1, y3) is in the cone."""
+def boundary(G: Samples, i: int, rate: Any) -> Any:
+    """The larger one of rate and 1 / the largest step, at most 1, that keeps s and y inside; steps beyond 1 / rate are
+    not looked at. The dual cone is the image of the cone: y is in it if (y1 - y2, -y1, y3) is in the cone."""
+    most = choose(1.0, rate, 1.0 / rate, 1.0)
     y, dy = _at(G.y, i), _at(G.dy, i)
-    dual = _reach((y[0] - y[1], 0.0 - y[0], y[2]), (dy[0] - dy[1], 0.0 - dy[0], dy[2]))
-    alpha = _reach(_at(G.s, i), _at(G.ds, i))
-    alpha = choose(dual, alpha, dual, alpha)
-    return choose(alpha, 1.0, 1.0 / alpha, 0.0)
+    alpha = _reach((y[0] - y[1], 0.0 - y[0], y[2]), (dy[0] - dy[1], 0.0 - dy[0], dy[2]), most)
+    alpha = _reach(_at(G.s, i), _at(G.ds, i), alpha)
+    return choose(alpha, most, 1.0 / alpha, rate)

@@ -253,7 +253,7 @@ def boundary(S: Structure, G: Samples, rate: Any) -> Any:
             rate = largest(rate, _boundary_second_order(i, j, G.s, G.ds))
             rate = largest(rate, _boundary_second_order(i, j, G.y, G.dy))
         elif kinds[k] == EXPONENTIAL:
-            rate = largest(rate, barrier.boundary(G, i))
+            rate = barrier.boundary(G, i, rate)
         elif kinds[k] >= ROTATED:
             rate = largest(rate, semidefinite.boundary(G, i, dims[k], extras[k]))
     return rate
