@@ -104,7 +104,7 @@ class LayerCall:
         if sampler:
             program, score = sampler.perturb(program)
             keys = None if keys is None else [(k, d) for k in keys for d in range(draws)]
-        bad = refused(self.canonical.declared, flat, self.batch or 1)
+        bad = refused(self.canonical.declared, flat, self.batch or 1) if self.canonical.declared else {}
         if bad and draws > 1:
             bad = {k * draws + d: text for k, text in bad.items() for d in range(draws)}
         outcome = self.engine.run(
@@ -120,12 +120,14 @@ class LayerCall:
             start=self._guess(draws),
             explain=partial(blamed, canonical=self.canonical, values=flat),
         )
-        record = LayerRecord(outcome, flat, draws, score, self._irregular(values))
+        record = LayerRecord(outcome, flat, draws, score, self._irregular(values) if self.canonical.lifted else {})
         if record.irregular:
             self._doubt(record, dict.fromkeys(record.irregular, np.True_), first=True)
         self.receive(outcome.report)
         outputs = self.canonical.recovery.apply(outcome.x, outcome.y)
-        return [self._averaged(v, draws) for v in outputs], record
+        if self.sampler is not None or self.batch is None:
+            outputs = [self._averaged(v, draws) for v in outputs]
+        return outputs, record
 
     def adjoint(
         self, record: LayerRecord, gradients: list[Array | None], wanted: Sequence[bool], per_sample: bool
@@ -198,8 +200,7 @@ class LayerCall:
 
     def _irregular(self, values: Sequence[Array]) -> dict[int, Array]:
         lifted, given = self.canonical.lifted, self.canonical.given
-        if lifted is None:
-            return {}
+        assert lifted is not None
         return {given + k: at for k, at in lifted.irregular(values[:given], self.precision).items()}
 
     def _doubt(self, record: LayerRecord, felt: dict[int, Any], first: bool) -> None:
@@ -350,7 +351,7 @@ def call_keys(
     Args:
         keys, warm_start: as in `FFOLayer.forward`; by_position: the layer's own `warm_start`.
     """
-    given = sample_keys(keys, batch) if warm_start is not False else None
+    given = None if keys is None or warm_start is False else sample_keys(keys, batch)
     if given is None and (by_position if warm_start is None else warm_start):
         return list(range(batch or 1))
     return given

@@ -188,7 +188,7 @@ class Engine:
             q[list(refused)] = np.nan
             program = program.with_vectors(q=q)
         given = self.matrices.recognized(program)
-        known = self._known(given, keys, start)
+        known = None if keys is None and start is None else self._known(given, keys, start)
         deadline = None if self.options.time_limit is None else Deadline(self.options.time_limit, self._pace)
         how = _How(overrides, check_convexity, open_sides, deadline)
         reduction, attempt = self._reduced(given, hidden, how), None

@@ -86,13 +86,13 @@ def refuse_legacy_batches(t: torch.Tensor) -> None:
 
 
 def to_numpy(t: torch.Tensor) -> NumpyArray:
-    if _is_legacy_batched(t):
-        raise DerivativeError(_LEGACY)
-    if t.ndim and t.shape[0] > 1 and t.stride(0) == 0:  # expanded over the batch: one sample is copied, not all
-        return np.broadcast_to(to_numpy(t[:1]), tuple(t.shape))
-    if t.dtype is not torch.float64:
-        t = t.to(torch.float64)
-    return np.asarray(t.numpy(force=True), order="C")
+    try:
+        if t.ndim and t.shape[0] > 1 and t.stride(0) == 0:  # expanded over the batch: one sample is copied, not all
+            return np.broadcast_to(to_numpy(t[:1]), tuple(t.shape))
+        return np.asarray((t if t.dtype is torch.float64 else t.to(torch.float64)).numpy(force=True), order="C")
+    except RuntimeError:
+        refuse_legacy_batches(t)
+        raise
 
 
 def _like(value: NumpyArray, reference: torch.Tensor) -> torch.Tensor:

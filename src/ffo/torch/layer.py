@@ -126,8 +126,9 @@ class FFOLayer(OptimizationLayer):
         super().__init__(numbered_relaxation(options, canonical.names, problem.constraints))
         self.canonical = canonical
         self._suited = suited(canonical)
-        #: the kinds of parameters checked last, which of them are batched, and the batch size
-        self._last_kinds: tuple[tuple[Kind, ...], tuple[bool, ...], int | None] | None = None
+        #: the kinds of parameters checked last, which of them are batched, the batch size, and whether a device might
+        #: solve it by dense algebra
+        self._last_kinds: tuple[tuple[Kind, ...], tuple[bool, ...], int | None, bool] | None = None
         self._sets, self._backoff = ActiveSets(), Backoff()
 
     def forward(
@@ -182,13 +183,17 @@ class FFOLayer(OptimizationLayer):
             given = self.canonical.given
             shapes, labels = self.canonical.shapes[:given], self.canonical.labels[:given]
             kinds = kinds_of(params, labels)
-            last = self.__dict__["_last_kinds"] = kinds, *validate(kinds, shapes, labels)
-        _, batched, batch = last
+            batched, batch = validate(kinds, shapes, labels)
+            device = kinds[0].device if kinds else torch.device("cpu")
+            dense = device.type != "cpu" or worthwhile(self.canonical, batch, device)
+            last = self.__dict__["_last_kinds"] = kinds, batched, batch, dense
+        _, batched, batch, dense = last
         named = call_keys(keys, warm_start, self.engine.options.warm_start, batch)
         if self.canonical.lifted is not None:
             params, batched = with_expressions(self.canonical, params, batched)
-        # the device has no use for a guess of outputs
-        found = None if solver_args or start is not None else self._dense(params, batched, batch, named)
+        found = None
+        if dense and not solver_args and start is None:  # a device has no use for a guess of outputs
+            found = self._dense(params, batched, batch, named)
         return found or self._run(self.canonical, params, batched, batch, solver_args, named, start=start)
 
     def _dense(
