@@ -7,7 +7,7 @@ import pytest
 from tests.outer import outer
 
 from ffo.kernels import evidence
-from ffo.kernels.extent import extent, matrix_extent
+from ffo.kernels.extent import extent, matrix_extent, moderate_shares
 from ffo.kernels.point import Data
 
 reach = outer(evidence.reach)
@@ -17,6 +17,14 @@ def test_sizes_of_vectors() -> None:
     q, b = np.array([[1.0, -3.0], [0.5, 0.25]]), np.array([[0.0, -7.0, 0.01]])
     assert extent(q, b) == (0.5, 3.0, 7.0, 7.0, 0.01)
     assert extent(q, np.zeros((2, 0))) == (0.5, 3.0, 0.0, 0.0, np.inf)
+
+
+def test_shares_of_costs() -> None:
+    q = np.array([[1.0, -4.0, 1e-3, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    assert moderate_shares(q, np.array([0, 1, 3]), 1e3)
+    assert not moderate_shares(q, np.array([2]), 1e3)
+    assert moderate_shares(q, np.array([2]), 5e3)
+    assert moderate_shares(np.full((1, 2), np.nan), np.array([0]), 1e3)
 
 
 P = np.array([[2.0, -0.5, 0.0, 0.0], [0.0, 0.25, 0.0, 0.0], [0.0] * 4, [0.0] * 4])

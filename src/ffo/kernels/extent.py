@@ -24,6 +24,21 @@ def _largest(v: Array) -> tuple[float, float]:
 
 
 @kernel
+def moderate_shares(q: Array, alone: Array, moderate: float) -> bool:
+    """Whether the magnitudes of these entries of q (batch or 1, n), relative to the largest of their sample, are
+    moderate, zero, or not finite."""
+    for k in range(q.shape[0]):
+        force = 0.0
+        for j in range(q.shape[1]):
+            force = max(force, abs(q[k, j]))
+        for j in alone:
+            share = abs(q[k, j]) / (force if force > 0.0 else 1.0)
+            if 0.0 < share < 1.0 / moderate or moderate < share < np.inf:
+                return False
+    return True
+
+
+@kernel
 def extent(q: Array, b: Array) -> tuple[float, float, float, float, float]:
     """Over the samples of q (batch or 1, n): the smallest and the largest of their largest magnitudes; the same for b
     (batch or 1, m), and its smallest magnitude other than zero. The largest are infinite if any entry is not finite.

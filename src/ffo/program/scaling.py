@@ -96,9 +96,9 @@ class _Extent:
     """Sizes of the entries of a pair of matrices, which determine the moderate vectors, as in `scaling`."""
 
     def __init__(self, P: SymmetricBatch, A: SparseBatch) -> None:
-        from ffo.kernels.extent import extent, matrix_extent  # loads compiled code
+        from ffo.kernels.extent import extent, matrix_extent, moderate_shares  # loads compiled code
 
-        self.P, self.A, self._measured = P, A, extent
+        self.P, self.A, self._measured, self._shares = P, A, extent, moderate_shares
         p, a, alone = P.pattern, A.pattern, np.empty(P.shape[0], dtype=bool)
         #: the largest entry of P, and the smallest size of its lean columns
         self.most, self.least, self.fit = matrix_extent(
@@ -111,10 +111,8 @@ class _Extent:
         """Whether the vectors of a program with these matrices are of moderate size."""
         _, q, _, b = values_of(program).arrays
         weakest, strongest, *sides = self._measured(q, b)
-        if len(self.alone):
-            force = np.maximum.reduce(np.abs(q), axis=1)
-            if not _moderate(np.abs(q[:, self.alone]) / np.where(force > 0.0, force, 1.0)[:, None]):
-                return False
+        if len(self.alone) and not self._shares(q, self.alone, MODERATE):
+            return False
         low, high = self._forces(*sides)
         if low <= weakest and strongest <= high:
             program.note_finite(self.P.all_finite and self.A.all_finite)
