@@ -121,6 +121,27 @@ def _moved(gram, order, lam, i, count, r, BLOCK: tl.constexpr, WIDTH: tl.constex
 
 
 @triton.jit
+def _hold(
+    gram, factor, order, target, held, wanted, i, r, WIDTH: tl.constexpr, BLOCK: tl.constexpr, FLAT: tl.constexpr
+):  # fmt: skip
+    """The multipliers (WIDTH,) with which the held rows move as wanted, how far all rows move, and whether a pivot
+    vanished."""
+    count, place = tl.sum(held.to(tl.int32)), tl.cumsum(held.to(tl.int32), 0) - 1
+    tl.store(order + place, i, mask=held)
+    tl.store(target + place, wanted, mask=held)
+    tl.debug_barrier()
+    flat = _factorize(gram, factor, order, target, i, count, r, WIDTH, BLOCK, FLAT)
+    packed = _substitute(factor, i, count, WIDTH, BLOCK)
+    tl.store(target + i, tl.zeros([WIDTH], tl.float64))
+    tl.debug_barrier()
+    tl.store(target + tl.load(order + i, mask=i < count, other=0), packed, mask=i < count)
+    tl.debug_barrier()
+    lam, moved = tl.load(target + i), _moved(gram, order, target, i, count, r, BLOCK, WIDTH)
+    tl.debug_barrier()
+    return lam, moved, flat
+
+
+@triton.jit
 def _pivots(
     grams, free, low, upp, side_out, lam_out, ended_out, steps_out, factors, orders, targets, stride, r, equalities, n,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, PATIENCE: tl.constexpr, CALM: tl.constexpr,
@@ -146,19 +167,8 @@ def _pivots(
     best, tries, steps, ended, going = none + r + 1, none + PATIENCE, none, none, none + 1
     while going == 1:
         held = side != 0
-        count, place = tl.sum(held.to(tl.int32)), tl.cumsum(held.to(tl.int32), 0) - 1
-        tl.store(order + place, i, mask=held)
-        tl.store(target + place, at_start - tl.where(side > 0, upper, lower), mask=held)
-        tl.debug_barrier()
-        flat = _factorize(gram, factor, order, target, i, count, r, WIDTH, BLOCK, FLAT)
-        packed = _substitute(factor, i, count, WIDTH, BLOCK)
-        tl.store(target + i, tl.zeros([WIDTH], tl.float64))
-        tl.debug_barrier()
-        tl.store(target + tl.load(order + i, mask=i < count, other=0), packed, mask=i < count)
-        tl.debug_barrier()
-        lam = tl.load(target + i)
-        moved = _moved(gram, order, target, i, count, r, BLOCK, WIDTH)
-        tl.debug_barrier()
+        wanted = at_start - tl.where(side > 0, upper, lower)
+        lam, moved, flat = _hold(gram, factor, order, target, held, wanted, i, r, WIDTH, BLOCK, FLAT)
         value, force = at_start - moved, lam * root
         leaves = held & ~equal & (side * force < -NEGATIVE * tl.max(tl.abs(force)))
         above, below = value - upper, lower - value
