@@ -29,8 +29,8 @@ EXCUSE_GRADIENT = (1e-12, 1e-7, 1e-9)
 DRAWS, GRANTED = 3, 10.0
 #: difference quotient over a step of 2^-160 above which the solution jumps
 JUMP = 2**60
-
-
+#: height of a jump, relative to the loss, up to which both sides of it are the same number in double precision
+UNSEEN = Fraction(1, 2**53)
 #: reported residual above which a solution is declared coarse
 COARSE = 1e-8
 #: derivatives along a direction as large as the data, relative to the solution, that count as zero
@@ -358,6 +358,8 @@ def _gradient(
         return Verdict(Outcome.UNJUDGED, "not unique, but the loss does not see it")  # as the certificate's text says
     if reason and smoothed:
         return Verdict(Outcome.UNJUDGED, "smoothing takes a mean there")
+    if reason == "a jump" and max(abs(right), abs(left)) * exact.STEP <= UNSEEN * Fraction(truth.size):  # type: ignore[arg-type]
+        return Verdict(Outcome.UNJUDGED, "a jump between values that are the same number")
     if reason:
         return Verdict(Outcome.WRONG_GRADIENT if found.good else Outcome.FLAGGED, f"{reason}, called good")
     slope = float(right)  # type: ignore[arg-type]

@@ -30,6 +30,8 @@ def work(chosen: argparse.Namespace, worker: int) -> Counts:
         kind = chosen.only[index % len(chosen.only)]
         play = families.play if kind in families.NAMES else run.play
         for case, route, verdicts in play(chosen.seed, index, kind):
+            if time.monotonic() > end:  # exact arithmetic on one batch may take minutes
+                return counts
             counts.update((kind, v.outcome) for v in verdicts)
             counts.update((DEFAULT, v.outcome) for v in verdicts if route.solver is None)
             for v in {v.outcome: v for v in verdicts if v.outcome in hunted}.values():

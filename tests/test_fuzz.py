@@ -159,6 +159,16 @@ def test_costs_move_by_their_own_size() -> None:
         assert judge(answer, truth, ["p"], along, False).outcome is outcome
 
 
+@pytest.mark.parametrize(("gap", "outcome"), [(2.0**-54, Outcome.UNJUDGED), (2.0**-50, Outcome.WRONG_GRADIENT)])
+def test_a_jump_between_equal_numbers_is_no_jump(gap: float, outcome: Outcome) -> None:
+    """-gap <= x - 1 <= 0: without costs every such x is a solution, and for a small gap all are the same number."""
+    one, free = np.array([np.inf, 1.0]), np.array([-np.inf, 1.0])  # the second variable is 1
+    G, h = np.array([[1.0, 0.0], [-1.0, -gap]]), np.array([1.0, -1.0])
+    truth = Truth(QP(p=np.zeros(2), G=G, h=h, lb=free, ub=one), np.array([1.0, 0.0]), 0)
+    answer = replace(found([1.0, 1.0], [0.0, 0.0], True), gradient={"p": np.zeros(2)})
+    assert judge(answer, truth, ["p"], {"p": np.array([1.0, 0.0])}, False).outcome is outcome
+
+
 def test_a_failure_is_shrunk_and_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     case, _ = draw_case(0, 0, "ordinary")
 
