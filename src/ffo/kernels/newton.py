@@ -353,7 +353,7 @@ def _finish(
         residual = max(judge_in(S, D, z, here), known)
         if held and not residual <= max(evidence[RESIDUAL], ROUNDING):
             copy(here.x, given)
-            residual = judge_in(S, D, z, here)
+            residual = max(judge_in(S, D, z, here), known)
         evidence[ERROR] = max(evidence[ERROR], residual)
         evidence[RESIDUAL] = residual
         _weights(S, z.row, z.tau, F.unit)
