@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from fractions import Fraction
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 
@@ -25,7 +26,7 @@ SOLUTION, GRADIENT = {False: 1e-6, True: 1e-4}, {False: 1e-5, True: 1e-3}
 EXCUSE, NEAR = 1e-9, 1e-8
 #: the same for derivatives, in double and in single precision, and for smoothed ones
 EXCUSE_GRADIENT = (1e-12, 1e-7, 1e-9)
-#: number of random changes, and the multiple of their effect that is excused
+#: number of random changes, each in both directions, and the multiple of their effect that is excused
 DRAWS, GRANTED = 3, 10.0
 #: difference quotient over a step of 2^-160 above which the solution jumps
 JUMP = 2**60
@@ -188,8 +189,8 @@ class Truth:
     def moves(self, size: float) -> float:
         """How far the solution moves under small changes of the data."""
         far = 0.0
-        for k in range(DRAWS):
-            other = exact.solve(self.nearby(size, k).qp)
+        for step, k in product((size, -size), range(DRAWS)):
+            other = exact.solve(self.nearby(step, k).qp)
             if other.status != "solved":
                 return math.inf
             far = max(far, float(np.abs((other.z - self.answer.z).astype(float)).max()))
@@ -198,8 +199,8 @@ class Truth:
     def turns(self, size: float, direction: Direction, slope: float, edge: bool = False) -> float:
         """How far the derivative moves under small changes of the data; `edge`: only where it exists."""
         far, lost = 0.0, 0.0 if edge else math.inf
-        for k in range(DRAWS):
-            other = self.nearby(size, k)
+        for step, k in product((size, -size), range(DRAWS)):
+            other = self.nearby(step, k)
             other.answer = exact.solve(other.qp)
             sides = other.sides(direction) if other.answer.status == "solved" else (None,)
             for side in sides:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fuzz import exact, families, shrink
 from fuzz.exact import QP
-from fuzz.judge import Outcome, Truth, judge
+from fuzz.judge import EXCUSE, Outcome, Truth, judge
 from fuzz.routes import Found, Route
 from fuzz.run import NAMES, Case, draw_case, play
 from tests.catalogue import FAMILIES, build
@@ -137,6 +137,16 @@ def test_how_far_a_point_may_be_from_feasible(gap: float, outcome: Outcome) -> N
     assert judge(point, truth, ["p"], truth.direction(["p"], 1), False).outcome is outcome
 
 
+def test_a_tie_is_seen_whichever_way_rounding_broke_it() -> None:
+    """Costs parallel to the equality but for rounding: one end of the line is as good as the other."""
+    A = np.array([[-0.024725311577169087, -0.44701082975002343]])
+    for sign in (1.0, -1.0):
+        p = sign * np.array([-0.020902864179704852, -0.3779045061559432])
+        qp = QP(p=p, G=np.array([[0.0, 1.0], [2.0, -1.0]]), h=np.array([2e7, 8e12]), A=A, b=np.zeros(1))
+        for seed in range(20):
+            assert Truth(qp, np.ones(2), seed).moves(EXCUSE) > 1e11
+
+
 def test_multipliers_without_costs_are_rounding() -> None:
     qp = QP(
         p=np.zeros(1), Q=np.zeros((1, 1)), G=np.ones((1, 1)), h=np.array([4.0]), A=-np.ones((1, 1)), b=np.array([-2.0])
@@ -196,6 +206,15 @@ def test_catalogue_follows_the_rules() -> None:
         family = build(name)
         assert family.problem.is_dgp(dpp=True) if family.gp else family.problem.is_dcp(dpp=True), name
     assert len(FAMILIES) >= 40
+
+
+@pytest.mark.parametrize(("last", "outcome"), [(20.0, Outcome.WRONG_GRADIENT), (0.4, Outcome.UNJUDGED)])
+def test_a_kink_is_seen_by_both_solvers_with_both_steps(last: float, outcome: Outcome) -> None:
+    """Curvature in the large steps and noise in a small one may look alike."""
+    x, slopes = np.ones(1), (-655.2, -657.5, -655.2, -655.1)
+    known = families.Known(x, x, slopes, (19.7, 20.1, 19.7, last))
+    answer = families.FoundHere("solved", x, np.array([-655.1]), True, ())
+    assert families.judge(answer, known).outcome is outcome
 
 
 @pytest.mark.filterwarnings("ignore")  # solvers warn about accuracy
