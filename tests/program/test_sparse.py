@@ -90,9 +90,6 @@ def test_block_diagonal(shape: tuple[int, int], shared: bool) -> None:
     batch, dense = random_batch(shape, shared)
     expected = sp.block_diag(list(dense)).toarray().reshape(BATCH * shape[0], BATCH * shape[1])
     np.testing.assert_array_equal(batch.block_diagonal(BATCH).toarray(), expected)
-    rows = batch.block_diagonal_rows(BATCH)
-    assert rows.format == "csr"
-    np.testing.assert_array_equal(rows.toarray(), expected)
 
 
 @storage

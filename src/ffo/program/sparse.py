@@ -132,20 +132,6 @@ class SparseBatch:
         keep = keep if self.shared else keep.any(axis=0)
         return None if keep.all() else self.restrict(keep)
 
-    def block_diagonal_rows(self, batch: int) -> sp.csr_array:
-        """diag(M_1, ..., M_batch) by rows."""
-        indptr, indices, order = self.pattern.by_rows
-        step = np.arange(batch)[:, None]
-        data = np.tile(self.values[order], batch) if self.shared else self.values[:, order].ravel()
-        return sp.csr_array(
-            (
-                data,
-                (indices + step * self.shape[1]).ravel(),
-                np.concatenate([[0], (indptr[1:] + step * self.nnz).ravel()]),
-            ),
-            shape=(self.shape[0] * batch, self.shape[1] * batch),
-        )
-
     def block_diagonal(self, batch: int) -> sp.csc_array:
         """diag(M_1, ..., M_batch) as one sparse matrix."""
         rows, cols = self.shape
