@@ -299,6 +299,21 @@ REPLAYED = {
     ("singular", 101, 2264),
     ("pairs of rows", 101, 2270),
     ("stiff", 202, 252),
+    # infinite costs of one sample set the units of all
+    ("mixed", 20261210, 12041),
+    # in the units of a scaled program, costs that do not balance were rounding, and so was an indefinite Q
+    ("mixed", 20261210, 16643),
+    ("scaled all", 20261210, 3527),
+    # other coefficients of two opposite rows leave no solution, though the loss does not see them
+    ("mixed", 20261210, 7985),
+    # four rows in three dimensions, two of them at a small angle, counted as independent
+    ("large forces", 20261208, 3139),
+    # the judge: ties that rounding breaks the same way three times, an error of 12 times three random changes,
+    # multipliers of 1e-20 without costs, equalities that are independent by rounding alone
+    ("distant rows, linear", 20261206, 2820),
+    ("large forces", 20261210, 877),
+    ("mixed", 20261210, 1589),
+    ("dependent equalities", 20261208, 2662),
 }
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from ffo import solve_qp_batch
 from ffo.cones import Nonneg, Product, Zero
 from ffo.engine import Engine, Options
 from ffo.errors import Status
@@ -107,6 +108,15 @@ def test_solvers_that_find_out_by_themselves_say_the_same() -> None:
     assert "not positive semidefinite: smallest eigenvalue -0.5" in outcome.info.detail[1]
     assert not outcome.info.retried[1]  # no other solver is called
     assert np.isnan(outcome.x[1]).all()
+
+
+@pytest.mark.parametrize("solver", [None, "INTERIOR", "DENSE", "CLARABEL"])
+def test_an_indefinite_objective_is_refused_although_other_units_hide_it(solver: str | None) -> None:
+    """Large costs and a row without the second variable: in the units of both, the quadratic term is 1e-12."""
+    Q, p = 1e-6 * np.array([[6.0, -3.0, -2.0], [-3.0, 1.0, 0.7], [-2.0, 0.7, 0.5]]), -1e6 * np.array([2.0, 6.0, 6.0])
+    found = solve_qp_batch(Q, p, np.array([[-1e4, 0.0, -1e4]]), np.array([-8.0]), solver=solver, on_fail="nan")
+    assert found.status == [Status.INVALID_INPUT]
+    assert "not positive semidefinite" in found.info.detail[0]
 
 
 def test_matrices_that_the_solver_has_factorized_are_not_factorized_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,16 @@ def test_dependent_rows_are_noticed_and_least_squares() -> None:
     torch.testing.assert_close(reduced, torch.zeros(1, 2, dtype=D), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("angle", [1e-3, 1e-4, 1e-5, 1e-6])
+def test_more_rows_than_dimensions_are_dependent_however_close_two_are(angle: float) -> None:
+    rows = tensor([[-1.75, 1.0, 0.75], [1.75, -1.0, -0.75 + angle], [0.75, -1.0, 0.75], [1.0, 0.5, 1.25]])
+    p = Problem(Functions(distance, lambda a, y: rows @ y), (torch.zeros(3, dtype=D),), (False,), {}, 1, (3,), 4)
+    c, ones = Constraints(p, torch.zeros(1, 3, dtype=D)), torch.ones(1, 4, dtype=D)
+    for held, dependent in (([True] * 4, True), ([False, True, True, True], False)):
+        found = Projection(c, torch.tensor([held]), torch.ones(1, 3, dtype=D), ones)
+        assert found.dependent.tolist() == [dependent]
+
+
 @pytest.mark.parametrize("exact", [True, False])
 def test_ghost_systems_are_solved(point: tuple[Problem, Tensor, Tensor], exact: bool) -> None:
     p, y, multipliers = point

@@ -79,6 +79,19 @@ def test_a_row_given_twice(seen: bool, tied: bool, good: bool, backward: str) ->
 
 
 @EACH_WAY
+@pytest.mark.parametrize("more", [False, True])
+@pytest.mark.parametrize(("learnt", "good"), [("G", False), ("h", True), ("p", True)])
+def test_opposite_rows_that_the_loss_does_not_see(learnt: str, good: bool, more: bool, backward: str) -> None:
+    """y - x <= 2 and x - y <= -2 are an equality in disguise, and y = 2 is a bound: other coefficients leave no
+    solution, or one far away. Also beside a third row that depends on them."""
+    data = {"G": torch.tensor([[-2.0, 2.0], [20.0, -20.0], [-1.0, 1.0]]), "h": torch.tensor([4.0, -40.0, 2.0])}
+    data = {name: v if more else v[:2] for name, v in data.items()} | {"p": torch.tensor([-40.0, -2000.0])}
+    data[learnt].requires_grad_()
+    layer, ub = FFOQPLayer(backward=backward), torch.tensor([torch.inf, 2.0])
+    assert verdict(layer, lambda z: z[1], None, data["p"], data["G"], data["h"], ub=ub) == good
+
+
+@EACH_WAY
 def test_a_weakly_active_row_that_the_loss_does_not_see(backward: str) -> None:
     x, q = cp.Variable(2), cp.Parameter(2)
     layer = FFOLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - q)), [x >= 0]), [q], [x], backward=backward)

@@ -141,3 +141,17 @@ def test_a_variable_held_at_zero_by_a_row_is_zero() -> None:
         layer = FFOLayer(cp.Problem(cp.Minimize(cost), [3.0 * z[: N // 2] >= 0.0]), [p], [z])
         (found,) = layer(torch.tensor(q))
         assert (found[torch.tensor(held)] == 0.0).all()
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("block", ["p", "h"])
+def test_units_are_not_those_of_a_refused_sample(block: str, bad: float) -> None:
+    """Costs and bounds that need scaling, a shared matrix: a sample that is not finite does not change the others."""
+    p, h = torch.tensor([[-0.3], [-2.0], [1.0]]), torch.tensor([[8e8, 0.1], [5e8, 0.2], [6e8, 0.3]])
+    G, layer = torch.tensor([[1e-3], [-6e-3]]), FFOQPLayer(on_fail="nan")
+    alone = layer(None, p[:2].double(), G.double(), h[:2].double())
+    data = {"p": p.double(), "h": h.double()}
+    data[block][2, 0] = bad if block == "p" else -abs(bad)
+    together = layer(None, data["p"], G.double(), data["h"])
+    assert layer.info.ok.tolist() == [True, True, False]
+    torch.testing.assert_close(together[:2], alone, rtol=1e-9, atol=0.0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from scipy.optimize import nnls
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
@@ -64,7 +65,30 @@ def open_gradients(
         coefficients = np.where(relaxable, meets_w, 1.0)
         dependent = felt(DataGradient(x, y, no_x, null.w * coefficients, sides * meets_w))
         dependent |= felt(DataGradient(no_x, null.w, u, no_y, no_y, no_x))
+        unmet = (relaxable & ~meets_w)[:, 0] & ~dependent
+        if unmet.any():  # nor do those of inequalities that are equalities in disguise
+            unmet &= felt(DataGradient(x, y, no_x, null.w, no_y)) & felt(DataGradient(x, y, no_x, null.w, -null.w))
+            dependent |= unmet & [
+                bool(here) and _tied(program, j, v) for here, j, v in zip(unmet, k, null.w, strict=True)
+            ]
     return ambiguous, dependent
+
+
+def _tied(program: ConeProgram, sample: int, w: Array) -> bool:
+    """Whether the rows of a null vector hold some of their inequalities together as equalities: a combination of them
+    with positive factors, and of equalities with any, is zero."""
+    rows = np.flatnonzero(w)
+    if not program.cones.scalar_rows[rows].all():
+        return False
+    equal, A = program.cones.equalities[rows], program.A.matrix(sample)[rows].toarray()
+    A = A / np.where((largest := _largest(A)) > 0, largest, 1.0)
+    columns = np.vstack([A[~equal], A[equal], -A[equal]]).T
+    total = np.append(np.ones(int((~equal).sum())), np.zeros(2 * int(equal.sum())))
+    try:
+        _, left = nnls(np.vstack([columns, total]), np.append(np.zeros(program.n), 1.0))
+    except RuntimeError:  # no end in sight: doubt
+        return True
+    return bool(left <= ROUNDING)
 
 
 def _coupled(program: ConeProgram, null: Array, u: Array) -> Array:

@@ -35,8 +35,9 @@ from ffo.engine.memory import Backoff, Matrices, Memory
 from ffo.engine.notices import VERTEX
 from ffo.engine.options import Options, Relax
 from ffo.engine.outcome import Outcome
-from ffo.engine.stages import REPAIRABLE, ask, from_memory, reject_bad_data, rescue, seek_proofs, solve_from_nothing
+from ffo.engine.stages import ask, from_memory, reject_bad_data, rescue, seek_proofs, solve_from_nothing
 from ffo.engine.start import Start
+from ffo.engine.units import check_in_given_units, holds, solve_in_given_units
 from ffo.errors import Status, ZeroGradientWarning
 from ffo.ghost.direct import Direct
 from ffo.ghost.iterative import Iterative
@@ -196,9 +197,10 @@ class Engine:
             attempt = self._attempt(reduction.whole, how)
             if attempt is not None and attempt.verified:
                 outcome = attempt.outcome(given, reduction.presolve, begun)
-                if keys is not None:
-                    self._remember(keys, outcome)
-                return outcome
+                if reduction.units is None or self._holds(given, outcome, how):
+                    if keys is not None:
+                        self._remember(keys, outcome)
+                    return outcome
         batch = self._solve(given, known, reduction, how, attempt)
         if np.count_nonzero(batch.status):
             if explain is not None:
@@ -261,6 +263,12 @@ class Engine:
             return None
         return solver
 
+    def _holds(self, given: ConeProgram, outcome: Outcome, how: _How) -> bool:
+        """Whether answers that were found in other units hold in the given ones."""
+        if how.check_convexity and self.matrices.indefinite(given.P):
+            return False
+        return holds(given, (outcome.x, outcome.y, outcome.s))
+
     def _solve(
         self, given: ConeProgram, known: tuple[Array, ...] | None, reduction: Reduction, how: _How,
         attempt: Attempt | None = None,
@@ -280,7 +288,10 @@ class Engine:
             solved.append((samples, part.undo(presolve, origin)))
         batch = Batch.joined(given, solved)
         if units is not None:
-            self._in_given_units(batch, parts, first, epigraph_rows, partial(stages, overrides=how.overrides))
+            check_in_given_units(batch, self.matrices.indefinite if how.check_convexity else None)
+            for samples, rows in parts:
+                again = partial(_other_steps, first, rows, epigraph_rows)
+                solve_in_given_units(batch, samples, again, partial(stages, overrides=how.overrides))
         return batch
 
     def _relax(self, batch: Batch, relax: Relax, names: Names, hidden: Array | None, how: _How) -> None:
@@ -367,25 +378,12 @@ class Engine:
         solve_from_nothing(batch)
         self._newton.record(paid=len(batch.open) < PAYING * left)
 
-    @staticmethod
-    def _in_given_units(
-        batch: Batch,
-        parts: Sequence[tuple[Array, MissingRows | None]],
-        first: Substitution | None,
-        epigraph_rows: Epigraphs | None,
-        stages: Callable[[Batch], None],
-    ) -> None:
-        """Solve samples that failed after scaling in their original units.
 
-        Scales are estimated from the data, which may mislead (right-hand sides of 1e-12 that mean zero).
-        """
-        for samples, rows in parts:
-            failed = samples[REPAIRABLE[batch.status[samples]] & ~batch.proven[samples]]
-            if len(failed):
-                presolve, origin = Presolve.of(first and first.take(failed), rows, epigraph_rows), batch.part(failed)
-                again = Batch.of(presolve.apply(origin))
-                stages(again)
-                batch.put(failed, again.undo(presolve, origin), final_only=True)
+def _other_steps(
+    first: Substitution | None, rows: MissingRows | None, epigraph_rows: Epigraphs | None, samples: Array
+) -> Presolve:
+    """The presolve of some samples without scaling."""
+    return Presolve.of(first and first.take(samples), rows, epigraph_rows)
 
 
 def _recalled(

@@ -38,7 +38,8 @@ def stands_still(
     """Whether a loss with gradient c_x at the solutions x has no gradient u in the costs q, (batch, n) each. The scale
     of x is its size or, for a solution at the origin, that of right-hand sides over entries of the matrix."""
     seen = _largest(c_x) * np.maximum(_largest(x) * entries, sides)
-    moved = _largest(u) * _largest(q) * entries
+    with np.errstate(invalid="ignore"):  # infinite costs of a failed sample
+        moved = _largest(u) * _largest(q) * entries
     return bool((seen > 0).any() and (moved <= STILL * seen).all())
 
 

@@ -65,15 +65,18 @@ def reject_bad_data(batch: Batch, indefinite: Callable[[SymmetricBatch], dict[in
         mine = batch.open[wrong[batch.open].any(axis=1)]
         multipliers = np.where(wrong[mine], -np.sign(batch.program.b[mine]), 0.0)
         batch.prove(mine, {k: Proof(Status.INFEASIBLE, y) for k, y in enumerate(multipliers)})
-    if indefinite is None:
-        return
-    P, good = batch.program.P, batch.open
-    if not len(good):
-        return
-    for k, value in indefinite(P.take(good)).items():
-        samples = good if P.shared else good[k : k + 1]
-        batch.status[samples] = Status.INVALID_INPUT
-        batch.detail.update(dict.fromkeys(samples.tolist(), NOT_CONVEX.format(value)))
+    if indefinite is not None:
+        reject_indefinite(batch, indefinite, batch.open)
+
+
+def reject_indefinite(batch: Batch, indefinite: Callable[[SymmetricBatch], dict[int, float]], samples: Array) -> None:
+    """Reject those of some samples whose P is not convex."""
+    P = batch.program.P
+    for k, value in indefinite(P.take(samples)).items() if len(samples) else ():
+        mine = samples if P.shared else samples[k : k + 1]
+        batch.withdraw(mine[batch.status[mine] == SOLVED])
+        batch.status[mine] = Status.INVALID_INPUT
+        batch.detail.update(dict.fromkeys(mine.tolist(), NOT_CONVEX.format(value)))
 
 
 def from_memory(batch: Batch, way: Way, known: Array, point: Triple) -> None:

@@ -19,7 +19,7 @@ Product = Callable[[Tensor], Tensor]
 
 #: most held rows for which the Gram matrix is always built; above that, its most entries per unknown
 FEW, PER_UNKNOWN = 256, 8
-#: pivot, relative to the squared norm of the row, below which rows count as dependent
+#: eigenvalue of the Gram matrix of unit rows, relative to the largest, up to which rows count as dependent
 DEPENDENT = 1e-11
 #: pivot below which rows are at a small angle, and how often multipliers are then refined
 LOOSE, REFINEMENTS = 1e-3, 2
@@ -102,6 +102,8 @@ class Projection:
 class _Gram:
     """Dense factors of the Gram matrix on the held rows of each sample, which are moved to the front."""
 
+    _spectrum: tuple[Tensor, Tensor] | None
+
     def __init__(self, product: Product, held: Tensor, count: int) -> None:
         self._index = held.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :count]
         self._valid = held.gather(1, self._index)
@@ -112,13 +114,16 @@ class _Gram:
         gram.diagonal(dim1=1, dim2=2).copy_(torch.ones_like(self._unit))
         self._lower, failed = torch.linalg.cholesky_ex(gram)
         pivots = self._lower.diagonal(dim1=1, dim2=2) ** 2
-        self.dependent = (failed > 0) | (pivots < DEPENDENT).any(1) | ~pivots.isfinite().all(1)
-        self.refinements = REFINEMENTS if bool((pivots < LOOSE).any()) else 0
-        self._spectrum: tuple[Tensor, Tensor] | None = None
-        if bool(self.dependent.any()):
-            values, vectors = torch.linalg.eigh(gram[self.dependent])
+        loose = (failed > 0) | (pivots < LOOSE).any(1) | ~pivots.isfinite().all(1)
+        self.dependent, self._spectrum = torch.zeros_like(loose), None
+        self.refinements = 0
+        if bool(loose.any()):
+            # after a small pivot, rounding hides whether further rows depend on the others
+            values, vectors = torch.linalg.eigh(gram[loose])
             keep = values > DEPENDENT * values[:, -1:]
-            self._spectrum = (torch.where(keep, 1.0 / values, 0.0), vectors)
+            singular = ~keep.all(1)
+            self.dependent[loose], self.refinements = singular, REFINEMENTS
+            self._spectrum = (torch.where(keep, 1.0 / values, 0.0)[singular], vectors[singular])
             self._lower[self.dependent] = torch.eye(count, dtype=gram.dtype, device=gram.device)
 
     def _columns(self, product: Product, held: Tensor) -> Tensor:

@@ -223,6 +223,7 @@ def _largest(program: ConeProgram, alone: Array) -> tuple[Array, Array]:
     columns = np.maximum(program.A.largest_of_coupled_columns, program.P.sizes)
     if alone.any():
         costs = np.abs(program.q[:, alone])
+        costs[~np.isfinite(costs)] = 0.0  # of a sample that is refused: its column has no size that others could share
         columns[:, alone] = costs if len(columns) > 1 else costs.max(axis=0)
     return program.A.largest_of_rows, columns
 

@@ -1,0 +1,58 @@
+"""The last word on answers that were found in other units: whether they hold in those of the given program.
+
+Units are estimated from the data, which may mislead (right-hand sides of 1e-12 that mean zero), and the share of a row
+in the largest terms depends on them: costs that balance each other in the given units may be rounding in others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ffo.engine.batch import ACCEPT, Batch
+from ffo.engine.stages import REPAIRABLE, reject_indefinite
+from ffo.errors import SOLVED, Status
+from ffo.program.cone import ConeProgram
+from ffo.program.plan import plan_of, values_of
+from ffo.program.presolve import Presolve, Triple
+from ffo.program.sparse import SymmetricBatch
+
+Array = np.ndarray
+
+#: natural residual in the given units above which an answer that holds in others is not one
+HELD = 1e-6
+
+
+def holds(given: ConeProgram, point: Triple) -> bool:
+    """Whether all points are solutions in the given units, to the accuracy of a polished one."""
+    return bool((plan_of(given).judge(values_of(given), *point) <= ACCEPT).all())
+
+
+def check_in_given_units(batch: Batch, indefinite: Callable[[SymmetricBatch], dict[int, float]] | None) -> None:
+    """Withdraw answers that do not hold in the given units, and reject what is not convex in them; `indefinite`: None
+    if all samples are known to be convex."""
+    if indefinite is not None:
+        reject_indefinite(batch, indefinite, np.flatnonzero(batch.program.finite))
+    solved = np.flatnonzero(batch.status == SOLVED)
+    if not len(solved):
+        return
+    program, (x, y, s) = batch.part(solved), batch.point
+    residual = plan_of(program).judge(values_of(program), x[solved], y[solved], s[solved])
+    batch.residual[solved] = np.fmax(batch.residual[solved], residual)
+    wrong = solved[~(residual <= HELD)]
+    if len(wrong):
+        batch.withdraw(wrong)
+        batch.status[wrong] = Status.INACCURATE
+
+
+def solve_in_given_units(
+    batch: Batch, samples: Array, steps: Callable[[Array], Presolve], stages: Callable[[Batch], None]
+) -> None:
+    """Solve those of some samples that failed in other units again, without these; `steps`: their presolve."""
+    failed = samples[REPAIRABLE[batch.status[samples]] & ~batch.proven[samples]]
+    if len(failed):
+        presolve, origin = steps(failed), batch.part(failed)
+        again = Batch.of(presolve.apply(origin))
+        stages(again)
+        batch.put(failed, again.undo(presolve, origin), final_only=True)
