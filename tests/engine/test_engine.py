@@ -78,7 +78,7 @@ def test_samples_that_fail_at_unit_size_are_solved_in_their_own(monkeypatch: pyt
     outcome = Engine(Options(solver="CLARABEL")).run(smooth(points, 1e-13))
     assert outcome.info.ok.all()
     np.testing.assert_allclose(outcome.x, expected.x, atol=1e-6)
-    monkeypatch.setattr(Engine, "_in_given_units", lambda *a: None)
+    monkeypatch.setattr("ffo.engine.engine.solve_in_given_units", lambda *a: None)
     alone = Engine(Options(solver="CLARABEL", on_fail="nan")).run(smooth(points, 1e-13))
     assert not alone.info.ok.all()  # it is needed
 

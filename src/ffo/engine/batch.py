@@ -167,9 +167,11 @@ class Batch:
         pieces = []
         for piece in self.pieces:
             mine = kept[piece.samples]
-            if mine.any():
-                found = piece.found if mine.all() else piece.found.take(np.flatnonzero(mine))
-                pieces.append(SolvedPart(piece.samples[mine], piece.presolve, found))
+            if mine.all():
+                pieces.append(piece)
+            elif mine.any():
+                left = np.flatnonzero(mine)
+                pieces.append(SolvedPart(piece.samples[left], piece.presolve.take(left), piece.found.take(left)))
         return replace(self, pieces=pieces, status=np.where(kept, self.status, OPEN))
 
     def withdraw(self, samples: Array) -> None:
