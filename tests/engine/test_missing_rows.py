@@ -95,6 +95,6 @@ def test_samples_that_fail_at_unit_size_and_lack_rows_are_solved_in_their_own(
     gradient = outcome.adjoint(np.ones((3, n)), np.zeros((3, n - 2)))
     assert gradient.db.shape == (3, n - 2)
     assert gradient.db[2, -1] == 0
-    monkeypatch.setattr(Engine, "_in_given_units", lambda *a: None)
+    monkeypatch.setattr("ffo.engine.engine.solve_in_given_units", lambda *a: None)
     alone = Engine(Options(solver="CLARABEL", on_fail="nan")).run(given, open_sides=True)
     assert not alone.info.ok.all()  # it is needed
