@@ -10,8 +10,9 @@ to unit size and removes missing rows. Then, in each reduced program:
   next solver (`retry=`);
 - Newton's method is tried from the points of failed samples, and a proof that there is no solution is looked for.
 
-The presolve is undone. Samples that still failed are raised, turned into NaN or, if they are provably infeasible,
-relaxed, as the user chose. Every returned point has been through `linearize`, with or without gradients.
+The presolve is undone, and answers found in other units are judged in the given ones. Samples that still failed are
+raised, turned into NaN or, if they are provably infeasible, relaxed, as the user chose. Every returned point has been
+through `linearize`, with or without gradients.
 """
 
 from __future__ import annotations
