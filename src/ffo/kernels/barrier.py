@@ -22,7 +22,7 @@ import numpy as np
 
 from ffo.kernels.group import Samples
 from ffo.kernels.jit import inner_kernel
-from ffo.kernels.lanes import LANES, choose, largest, load, log, spread, sqrt, store
+from ffo.kernels.lanes import any_below, choose, largest, load, log, spread, sqrt, store
 
 Array = np.ndarray
 #: the three entries of a vector, each with one number per sample
@@ -214,7 +214,6 @@ def _reach(v: Three, d: Three, alpha: Any) -> Any:
 
     y log(z / y) - x is concave along the way: from outside, Newton's method comes closer and stays outside.
     """
-    step = np.empty((1, LANES))
     for c in range(1, 3):
         alpha = choose(v[c] + alpha * d[c], SMALL * v[c], (SMALL - 1.0) * v[c] / d[c], alpha)
     for _ in range(TRIES):
@@ -224,8 +223,7 @@ def _reach(v: Three, d: Three, alpha: Any) -> Any:
         slope = d[1] * (logarithm - 1.0) + y * d[2] / z - d[0]
         shorter = choose(depth, 0.0, depth / slope, 0.0)
         alpha -= shorter
-        store(step, 0, shorter - CLOSE * alpha)
-        if np.all(step[0] <= 0.0):
+        if not any_below(CLOSE * alpha, shorter):
             break
     return alpha
 

@@ -34,7 +34,7 @@ from ffo.kernels.kkt import (
     Structure,
     part,
 )  # fmt: skip  # isort: skip
-from ffo.kernels.lanes import LANES, choose, clear, largest, load, magnitude, spread, sqrt, store
+from ffo.kernels.lanes import LANES, any_below, choose, clear, largest, load, magnitude, spread, sqrt, store
 from ffo.kernels.point import FLOOR, Data
 
 Array = np.ndarray
@@ -196,7 +196,6 @@ def _refine(S: Structure, G: Samples) -> None:
     """Refine z while its residual decreases in any lane."""
     Kp, Lp, Ki, Li = part(S.wide, KP), part(S.wide, LP), part(S.slim, KI), part(S.slim, LI)
     size = S.sign.size
-    norms = np.empty((2, LANES))
     target = spread(0.0)
     for k in range(size):
         v = load(G.rhs, k)
@@ -205,9 +204,7 @@ def _refine(S: Structure, G: Samples) -> None:
     best = lanes.residual(Kp, Ki, G.Kx, G.z, G.rhs, G.left)
     step, after = np.empty((size, LANES)), np.empty((size, LANES))
     for _ in range(REFINEMENTS):
-        store(norms, 0, best)
-        store(norms, 1, target)
-        if np.all(norms[0] <= norms[1]):
+        if not any_below(target, best):
             break
         for k in range(size):
             store(step, k, load(G.left, k))

@@ -195,13 +195,13 @@ def _rotate(S: Structure, G: Samples) -> None:
                     share = spread(1.0) if i == first else 0.0 - load(G.u, i)
                     store(G.Kx, fan[f + 1], load(G.Kx, fan[f + 1]) + share * v)
             elif kinds[b] >= ROTATED:
-                v = load(G.Av, t) * load(G.scale, inv[Acol[t]])
-                offset = extras[b] + i - first
+                v, offset = load(G.Av, t) * load(G.scale, inv[Acol[t]]), extras[b] + i - first
                 for r in range(d):
-                    place = fan[f + r]
-                    before = load(G.Kx, place) if turn > 0 else spread(0.0)
-                    row = load(G.R, offset + r * d) * load(G.scale, inv[S.n + first + r])
-                    store(G.Kx, place, before + row * v if turn > 0 else before)
+                    if turn == 0:
+                        store(G.Kx, fan[f + r], spread(0.0))
+                    else:
+                        row = load(G.R, offset + r * d) * load(G.scale, inv[S.n + first + r])
+                        store(G.Kx, fan[f + r], load(G.Kx, fan[f + r]) + row * v)
 
 
 @inner_kernel
@@ -218,15 +218,14 @@ def onto(S: Structure, G: Samples, v: Array, back: bool) -> None:
                 else:
                     store(v, i, load(v, i) - load(G.u, r) * load(v, r))
         elif kinds[k] >= ROTATED:
-            out = np.empty((d, v.shape[1]))
             for r in range(d):
                 total = spread(0.0)
                 for c in range(d):
                     at = c * d + r if back else r * d + c
                     total += load(G.R, extras[k] + at) * load(v, i + c)
-                store(out, r, total)
+                store(G.left, r, total)  # workspace
             for r in range(d):
-                store(v, i + r, load(out, r))
+                store(v, i + r, load(G.left, r))
 
 
 @inner_kernel

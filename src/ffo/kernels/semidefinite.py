@@ -13,7 +13,7 @@ import numpy as np
 from ffo.kernels.cones.psd import order_of
 from ffo.kernels.group import Samples
 from ffo.kernels.jit import inner_kernel
-from ffo.kernels.lanes import LANES, choose, clear, largest, load, magnitude, smallest, spread, sqrt, store
+from ffo.kernels.lanes import LANES, any_below, choose, clear, largest, load, magnitude, smallest, spread, sqrt, store
 
 Array = np.ndarray
 
@@ -88,7 +88,7 @@ def _jacobi(N: Array, L: Array, k: int) -> None:
                 if q < k:
                     _turn(N, k, p, q, load(cosines, i), load(sines, i))
                     _turn(L, k, p, q, load(cosines, i), load(sines, i))
-        if np.all(worst[0] <= LEFT):
+        if not any_below(LEFT, load(worst, 0)):
             return
 
 
@@ -181,7 +181,7 @@ def _dot(M: Array, i: int, j: int, k: int) -> Any:
 def _order(rows: Array, T: Array, weights: Array, j: int, i: int, k: int) -> None:
     """Swap the rows j and i if the second is longer."""
     x, y = load(weights, j), load(weights, i)
-    if not np.any(weights[j] < weights[i]):
+    if not any_below(x, y):
         return
     for c in range(k):
         for M in (rows, T):
