@@ -6,11 +6,19 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+from ffo.program import entering
 from ffo.program.affine import Pattern
 from ffo.program.entering import EntryMap
 
 Array = np.ndarray
 BATCH, ROWS, N = 3, 5, 4
+
+
+@pytest.fixture(params=[True, False], ids=["kernel", "NumPy"], autouse=True)
+def by_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test with the method of small and of large batches."""
+    if not request.param:
+        monkeypatch.setattr(entering, "KERNEL", -1)
 
 
 def dense_map(kind: str, rng: np.random.Generator) -> Array:

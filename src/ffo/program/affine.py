@@ -96,25 +96,26 @@ class DataGradient:
 
 
 class _Known:
-    """A parameter given earlier: its nonzeros if they are few, else all of it."""
+    """A parameter given earlier: its nonzeros if they are few, else all of it, as bytes: comparing ten numbers takes a
+    tenth of a microsecond instead of one."""
 
     def __init__(self, theta: Array) -> None:
-        self.few: Array | None = None
-        self.values = theta
+        few: Array | None = None
         if len(theta) > SMALL:
             nonzero = theta != 0
-            if 8 * np.count_nonzero(nonzero) <= len(theta):
-                self.few = np.flatnonzero(nonzero)
-                self.values = theta[self.few]
-        if self.values is theta:
-            self.values = theta.copy()
+            few = np.flatnonzero(nonzero) if 8 * np.count_nonzero(nonzero) <= len(theta) else None
+        self.shape, self.few = theta.shape, few
+        self.values = theta[:0] if few is None else theta[few]
+        self.all = theta.tobytes() if few is None else b""
 
     def matches(self, theta: Array) -> bool:
-        if self.few is not None:
-            if theta.ndim > 1 or np.count_nonzero(theta != 0) != len(self.few):
-                return False
-            theta = theta[self.few]
-        return theta.shape == self.values.shape and not np.count_nonzero(theta != self.values)
+        if theta.shape != self.shape:
+            return False
+        if self.few is None:
+            return theta.tobytes() == self.all
+        if np.count_nonzero(theta != 0) != len(self.few):
+            return False
+        return not np.count_nonzero(theta[self.few] != self.values)
 
 
 #: the blocks made last, and the parameters they were made from

@@ -15,7 +15,9 @@ from functools import cached_property
 import numpy as np
 import scipy.sparse as sp
 
+from ffo.kernels.entries import add_sampled, product
 from ffo.kernels.pool import WORTH, run_chunks
+from ffo.kernels.values import ready
 from ffo.program.pattern import Pattern, span
 from ffo.program.sparse import is_identity
 
@@ -27,6 +29,8 @@ Pairs = Sequence[tuple[Array, Array]]
 FEW = 2
 #: approximate seconds to gather one number
 SECONDS = 2e-9
+#: most numbers to gather by a kernel, in one call (twenty numbers: 2 us instead of 8; ten thousand: 22 instead of 10)
+KERNEL = 4000
 
 
 @dataclass(frozen=True)
@@ -67,12 +71,52 @@ class _Samples:
         return flat
 
 
+class _Rows:
+    """A matrix by rows."""
+
+    def __init__(self, M: sp.csr_array) -> None:
+        self.M = M
+
+    @cached_property
+    def arrays(self) -> tuple[Array, Array, Array]:
+        """For kernels, which would be compiled anew for other types."""
+        return self.M.indptr.astype(np.int32), self.M.indices.astype(np.int32), self.M.data.astype(float)
+
+    @cached_property
+    def terms(self) -> list[EntryTerm] | None:
+        return few_terms(self.M)
+
+    def times(self, v: Array) -> Array:
+        """M v for every (·) row of v; v has one or two dimensions."""
+        if v.ndim == 1:
+            return self.times(v[None])[0]
+        out = np.empty((len(v), self.M.shape[0]))
+        if len(v) * self.M.nnz <= KERNEL:
+            product(*self.arrays, ready(v), out)
+            return out
+        terms = self.terms
+        if terms is None:
+            return np.ascontiguousarray((self.M @ v.T).T)
+
+        seconds = SECONDS * out.size * len(terms)
+        if seconds < WORTH:
+            _add_terms(terms, v, out)
+            return out
+
+        def work(start: int, stop: int) -> None:
+            _add_terms(terms, v[start:stop], out[start:stop])
+
+        run_chunks(work, len(v), seconds)
+        return out
+
+
 class EntryMap:
     """A (length of the block, size of the parameter) sparse map."""
 
     def __init__(self, matrix: sp.csc_array) -> None:
         self.matrix = matrix
         self._samples: tuple[Pattern, list[_Samples] | None] | None = None
+        self._adjoint: tuple[Pattern, tuple[Array, Array, Array, Array, Array]] | None = None
 
     @cached_property
     def identity(self) -> bool:
@@ -80,28 +124,32 @@ class EntryMap:
         return is_identity(self.matrix)
 
     @cached_property
-    def _forth(self) -> list[EntryTerm] | None:
-        return few_terms(sp.csr_array(self.matrix))
+    def _forth(self) -> _Rows:
+        return _Rows(sp.csr_array(self.matrix))
 
     @cached_property
-    def _transposed(self) -> sp.csr_array:
-        return self.matrix.T
-
-    @cached_property
-    def _back(self) -> list[EntryTerm] | None:
-        return few_terms(self._transposed)
+    def _back(self) -> _Rows:
+        return _Rows(self.matrix.T)
 
     def apply(self, theta: Array) -> Array:
         """(size,) or (batch, size) -> (length,) or (batch, length); the parameter itself if it enters unchanged."""
-        return theta if self.identity else _product(self.matrix, self._forth, theta)
+        return theta if self.identity else self._forth.times(theta)
 
     def back(self, gradient: Array) -> Array:
         """The adjoint; always a new array."""
-        return gradient.copy() if self.identity else _product(self._transposed, self._back, gradient)
+        return gradient.copy() if self.identity else self._back.times(gradient)
 
     def back_sampled(self, pairs: Pairs, places: Pattern, symmetric: bool, summed: bool) -> Array:
         """The adjoint on a matrix with these stored entries, given by its factors; `symmetric`: of its two equal
         triangles the upper one is stored."""
+        batch = len(pairs[0][0])
+        out = np.zeros((1 if summed else batch, self.matrix.shape[1]))
+        if len(pairs) * batch * self.matrix.nnz <= KERNEL:
+            if self._adjoint is None or self._adjoint[0] is not places:
+                self._adjoint = places, self._placed(places, symmetric)
+            for left, right in pairs:
+                add_sampled(*self._adjoint[1], batch, ready(left), ready(right), out)
+            return out[0] if summed else out
         if self._samples is None or self._samples[0] is not places:
             self._samples = places, self._sampled(places, symmetric)
         samples = self._samples[1]
@@ -112,15 +160,21 @@ class EntryMap:
             return self.back(stored)
         if len(samples) == 1 and samples[0].entries is None:
             return samples[0].of(pairs, summed)
-        shape = (self.matrix.shape[1],) if summed else (len(pairs[0][0]), self.matrix.shape[1])
-        out = np.zeros(shape)
+        out = out[0] if summed else out
         for sample in samples:
             part = sample.of(pairs, summed)
             out[..., slice(None) if sample.entries is None else sample.entries] += part
         return out
 
+    def _placed(self, places: Pattern, symmetric: bool) -> tuple[Array, Array, Array, Array, Array]:
+        """The adjoint, and the rows and columns of the stored entries."""
+        indptr, indices, data = self._back.arrays
+        if symmetric:
+            data = data * np.where(places.on_diagonal, 0.5, 1.0)[indices]
+        return indptr, indices, data, places.rows.astype(np.int32), places.columns.astype(np.int32)
+
     def _sampled(self, places: Pattern, symmetric: bool) -> list[_Samples] | None:
-        terms = self._back
+        terms = self._back.terms
         if terms is None:
             return None
         found = []
@@ -152,25 +206,6 @@ def few_terms(M: sp.csr_array) -> list[EntryTerm] | None:
         place = M.indptr[rows] + k
         found.append(EntryTerm(span(rows), span(M.indices[place]), _one(M.data[place])))
     return found
-
-
-def _product(M: sp.sparray, terms: list[EntryTerm] | None, v: Array) -> Array:
-    """M v for every (·) row of v; v has one or two dimensions."""
-    if terms is None:
-        return M @ v if v.ndim == 1 else np.ascontiguousarray((M @ v.T).T)
-    if v.ndim == 1:
-        return _product(M, terms, v[None])[0]
-    out = np.empty((len(v), M.shape[0]))
-    seconds = SECONDS * out.size * len(terms)
-    if seconds < WORTH:
-        _add_terms(terms, v, out)
-        return out
-
-    def work(start: int, stop: int) -> None:
-        _add_terms(terms, v[start:stop], out[start:stop])
-
-    run_chunks(work, len(v), seconds)
-    return out
 
 
 def _add_terms(terms: list[EntryTerm], v: Array, out: Array) -> None:
