@@ -16,9 +16,8 @@ from ffo.engine.batch import polished
 from ffo.engine.info import Times
 from ffo.engine.outcome import Outcome, SolvedPart
 from ffo.engine.report import EngineReport, Findings
-from ffo.engine.stages import beyond_doubt
+from ffo.engine.stages import ACCEPTED, beyond_doubt
 from ffo.ghost.direct import Compiled, Direct
-from ffo.ghost.oracle import Linearization
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.epigraph import Epigraphs
 from ffo.program.presolve import MissingRows, Presolve
@@ -26,6 +25,8 @@ from ffo.program.scaling import Scaling
 from ffo.program.substitution import Substitution
 from ffo.solvers.base import Solver
 from ffo.solvers.forward import default_tolerance, solve_guarded
+
+Array = np.ndarray
 
 
 class Reduction(NamedTuple):
@@ -38,7 +39,7 @@ class Reduction(NamedTuple):
     first: Substitution | None
     program: ConeProgram
     units: Scaling | None
-    groups: list[tuple[np.ndarray, MissingRows]] | None
+    groups: list[tuple[Array, MissingRows]] | None
     epigraph_rows: Epigraphs | None
 
     @property
@@ -53,17 +54,27 @@ class Reduction(NamedTuple):
         return Presolve.of(self.first, self.units, self.epigraph_rows)
 
 
+def what_decides(program: ConeProgram, check_convexity: bool) -> tuple[object, ...]:
+    """What decides which solver is called first. The values of P do if they may not be convex, or if SEPARABLE may be
+    suitable; those of a shared A do not, since none of them is zero."""
+    P = program.P if check_convexity or program.P.pattern.diagonal else program.P.pattern
+    return P, program.A.pattern, program.cones, check_convexity, program.shared_matrices
+
+
 class Attempt(NamedTuple):
     """A solver's answers on all samples of a program.
 
     Attributes:
+        verified: whether all answers are beyond doubt; undoubted: and all gradients too, before they are computed.
         found: the polished answers; None if the solver did not solve all samples.
         polish_time: seconds.
     """
 
     solver: Solver
     answer: Solution
-    found: Linearization | None = None
+    verified: bool = False
+    undoubted: bool = False
+    found: Compiled | None = None
     polish_time: float = 0.0
 
     @classmethod
@@ -71,19 +82,17 @@ class Attempt(NamedTuple):
         answer = solve_guarded(solver, program)
         if np.count_nonzero(answer.status):
             return cls(solver, answer)
-        return cls(solver, answer, *polished(program, answer, way))
-
-    @property
-    def verified(self) -> bool:
-        """Whether all answers are beyond doubt."""
-        found = self.found
-        return isinstance(found, Compiled) and beyond_doubt(found.state.evidence, default_tolerance(self.solver))
+        found, seconds = polished(program, answer, way)
+        assert isinstance(found, Compiled)
+        clear = beyond_doubt(found.state.evidence, default_tolerance(solver))
+        undoubted = np.count_nonzero(clear) == clear.size and not np.count_nonzero(found.state.flags)
+        return cls(solver, answer, undoubted or bool(clear[:, :ACCEPTED].all()), undoubted, found, seconds)
 
     def outcome(self, given: ConeProgram, presolve: Presolve, begun: float) -> Outcome:
         """The outcome of a call that began then, if the answers are verified."""
         answer, found = self.answer, self.found
-        assert isinstance(found, Compiled)
+        assert found is not None
         point, state = presolve.outward(found.x, found.y, found.s), found.state
         times = Times(answer.setup_time, answer.solve_time, self.polish_time, time.perf_counter() - begun)
-        findings = Findings(self.solver.name, answer.iterations, state.evidence, state.flags, times)
+        findings = Findings(self.solver.name, answer.iterations, state.evidence, state.flags, times, self.undoubted)
         return Outcome(given, *point, [SolvedPart(state.samples, presolve, found)], EngineReport(findings), None)

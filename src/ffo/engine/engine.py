@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ffo.cones import Nonneg, SecondOrder, Zero
-from ffo.engine.attempt import Attempt, Reduction
+from ffo.engine.attempt import Attempt, Reduction, what_decides
 from ffo.engine.batch import Batch
 from ffo.engine.checks import contradictions
 from ffo.engine.info import Violation
@@ -246,10 +246,10 @@ class Engine:
         """The answers of the first solver on all samples; None if something else comes first."""
         if self.options.retry is not None or not program.all_finite or contradictions(program) is not None:
             return None
-        last, key = self._first, (program.P, program.A, program.cones, how.check_convexity)
+        last, key = self._first, what_decides(program, how.check_convexity)
         if last is None or how.overrides or any(map(is_not, last[0], key)):
             last = key, self._first_solver(program, how)
-            if program.P.own and program.A.own and is_small(program) and not how.overrides:
+            if program.P.own and program.shared_matrices and is_small(program) and not how.overrides:
                 self._first = last
         return None if last[1] is None else Attempt.of(program, last[1], _DIRECT)
 

@@ -10,16 +10,12 @@ import numpy as np
 
 from ffo.engine.info import Info, Times
 from ffo.errors import Status
-from ffo.ghost.certificate import ERROR, RESIDUAL
+from ffo.ghost.certificate import RESIDUAL
 from ffo.ghost.direct import certificate_of
 from ffo.kernels import evidence as columns
-from ffo.kernels.point import MARGIN_RATIO
 
 Array = np.ndarray
 
-#: largest values of the columns ERROR and RATIO of the evidence of a good gradient
-_LIMITS = np.array([ERROR, MARGIN_RATIO])
-_DOUBTS = slice(columns.ERROR, columns.RATIO + 1)
 _lock = Lock()
 
 
@@ -28,6 +24,7 @@ class Findings(NamedTuple):
 
     Attributes:
         evidence, flags: of Newton's method (`ffo.kernels.evidence`).
+        undoubted: whether nothing in them speaks against a gradient.
     """
 
     solver: str
@@ -35,11 +32,7 @@ class Findings(NamedTuple):
     evidence: Array
     flags: Array
     times: Times
-
-    @property
-    def undoubted(self) -> bool:
-        """Whether nothing is known that speaks against a gradient."""
-        return not np.count_nonzero(self.flags) and _all_below(self.evidence[:, _DOUBTS], _LIMITS)
+    undoubted: bool
 
     def info(self) -> Info:
         batch = len(self.evidence)
@@ -121,7 +114,3 @@ class EngineReport:
 def itself(info: Info) -> Info:
     """The form in which a report is copied and pickled."""
     return info
-
-
-def _all_below(values: Array, limits: Array) -> bool:
-    return bool(np.count_nonzero(values <= limits) == values.size)

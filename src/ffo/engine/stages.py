@@ -16,11 +16,12 @@ from ffo.engine.blame import NOT_FINITE
 from ffo.engine.checks import buried, contradictions, rows_hold
 from ffo.engine.proof import Proof, find_proofs, part, relaxed, starts_somewhere, steepest_ray, with_curvature
 from ffo.errors import SOLVED, Status
+from ffo.ghost.certificate import ERROR
 from ffo.ghost.direct import Direct, from_nothing
 from ffo.ghost.oracle import Linearization, Way
 from ffo.kernels.deadline import current, expired
-from ffo.kernels.evidence import REACH, RESIDUAL
-from ffo.kernels.point import VANISHING
+from ffo.kernels.evidence import RATIO, REACH, RESIDUAL
+from ffo.kernels.point import MARGIN_RATIO, VANISHING
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.convexity import NOT_CONVEX
 from ffo.program.presolve import Triple
@@ -47,8 +48,9 @@ VERDICTS = one_of(Status.INFEASIBLE, Status.UNBOUNDED)
 FAR = 0.5
 #: size of the entries of a point, in a scaled program, above which it may have diverged
 DISTANT = 1e6
-#: the columns of the evidence that decide whether an answer needs a closer look: RESIDUAL, START_RESIDUAL, REACH
-_JUDGED = slice(RESIDUAL, REACH + 1)
+#: the columns of the evidence that decide whether an answer needs a closer look: RESIDUAL, START_RESIDUAL, REACH; and
+#: whether its gradient does: ERROR, RATIO
+_JUDGED, ACCEPTED = slice(RESIDUAL, RATIO + 1), REACH + 1
 #: factors of its eps with which a solver is asked again for answers that it called solved and that do not hold. It
 #: compares an error with the largest terms of all rows: a right-hand side of 1e4 hides 1e4 eps in a row with terms of 1
 #: (nearer to 1, many answers take further solves; much smaller, first-order solvers run into their iteration limit)
@@ -326,12 +328,11 @@ def _verify(
     batch.answered_by(solver.name, samples, answer.iterations)
 
 
-def beyond_doubt(evidence: Array, tolerance: float) -> bool:
-    """Whether a solver's polished answers with this evidence are all accepted without a closer look, by the rules of
-    `_verify` and `_accept`."""
-    judged = evidence[:, _JUDGED]
-    limits = _limits(min(tolerance, ACCEPT, ROUGH), math.sqrt(tolerance), DISTANT)
-    return bool(np.count_nonzero(judged <= limits) == judged.size)
+def beyond_doubt(evidence: Array, tolerance: float) -> Array:
+    """(batch, 5) the first ACCEPTED entries are true if a solver's polished answer is accepted without a closer look,
+    by the rules of `_verify` and `_accept`; the others if, flags aside, nothing speaks against its gradient."""
+    limits = _limits(min(tolerance, ACCEPT, ROUGH), math.sqrt(tolerance), DISTANT, ERROR, MARGIN_RATIO)
+    return np.asarray(evidence[:, _JUDGED] <= limits)
 
 
 @lru_cache(maxsize=8)

@@ -104,6 +104,8 @@ class _Extent:
         self.most, self.least, self.fit = matrix_extent(
             p.rows, p.columns, P.values, a.rows, a.columns, A.values, a.coupling, a.coupled, A.shape[0], MODERATE, alone
         )
+        if self.fit:  # then all entries are finite
+            P.__dict__["all_finite"] = A.__dict__["all_finite"] = True
         self.alone = alone.nonzero()[0]
         self._known: tuple[bytes, Array, Array] | None = None
 

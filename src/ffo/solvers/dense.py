@@ -167,15 +167,32 @@ class SeparableSolver(_CompiledSolver):
             )
 
     def _run(self, program: ConeProgram, sides: Sides, out: QPAnswer) -> list[int]:
+        _, p, _, b = values_of(program).arrays
+        made = program.A.kept(("separable", program.cones), lambda: _SeparableArguments.of(program, sides), program.P)
+        arguments = made.q, p, made.A, b, made.rows, made.known, int(self.settings["max_iters"]), out
+        return _over_threads(made.kernel, program.batch, program.batch * made.seconds, made.blas, *arguments)
+
+
+class _SeparableArguments(NamedTuple):
+    """The same for this solver (one sample: 0.05 ms instead of 0.06)."""
+
+    kernel: Callable[..., None]
+    q: Array
+    A: Triplets
+    rows: SideRows
+    known: Any
+    blas: bool
+    seconds: float
+
+    @classmethod
+    def of(cls, program: ConeProgram, sides: Sides) -> _SeparableArguments:
         from ffo.kernels.blas import SMALL
         from ffo.kernels.separable import solve_chunk
 
         n, r = program.n, len(sides.equal)
-        _, p, A, b = values_of(program).arrays
-        q, rows = plain(program.P.diagonal), _rows(sides, A)
-        arguments = (q, p, rows, b, sides.for_kernels, _shared(program, q, rows, r))
-        seconds, limit = program.batch * (1e-5 + 2e-9 * r**2 * n), int(self.settings["max_iters"])
-        return _over_threads(solve_chunk, program.batch, seconds, r >= SMALL, *arguments, limit, out)
+        q, rows = plain(program.P.diagonal), _rows(sides, values_of(program).arrays[2])
+        known = _shared(program, q, rows, r)
+        return cls(solve_chunk, q, rows, sides.for_kernels, known, r >= SMALL, 1e-5 + 2e-9 * r**2 * n)
 
 
 def _empty_answer(program: ConeProgram) -> QPAnswer:
@@ -210,15 +227,14 @@ def _share_between_sides(program: ConeProgram, found: QPAnswer) -> None:
 
 def separable(program: ConeProgram) -> bool:
     """Whether P is diagonal and positive, and all inequalities are bounds."""
-    P, A = program.P, program.A
-    if P.nnz != program.n or not P.pattern.diagonal or not program.cones.kinds <= {Zero, Nonneg}:
-        return False
-    return rows_by_kind(program).bounds and A.kept(("separable", program.cones), lambda: _is_separable(program), P)
+    return program.A.kept(("is separable", program.cones), lambda: _is_separable(program), program.P)
 
 
 def _is_separable(program: ConeProgram) -> bool:
-    rows = rows_by_kind(program)
-    return bool((program.P.values > 0).all()) and bool((program.A.values[..., rows.entry] != 0).all())
+    P, rows = program.P, rows_by_kind(program)
+    if P.nnz != program.n or not P.pattern.diagonal or not program.cones.kinds <= {Zero, Nonneg} or not rows.bounds:
+        return False
+    return bool((P.values > 0).all()) and bool((program.A.values[..., rows.entry] != 0).all())
 
 
 def suits(program: ConeProgram) -> bool:
@@ -298,18 +314,15 @@ def _rows(sides: Sides, values: Array) -> Triplets:
 
 
 def _shared(program: ConeProgram, q: Array, A: Triplets, r: int) -> Any:
-    """What all samples of a batch with shared matrices have in common, cached with the matrices; else nothing."""
+    """What all samples of a batch with shared matrices have in common; else nothing."""
     from ffo.kernels.blas import SMALL
     from ffo.kernels.separable import Shared
 
     if not program.shared_matrices:
         return Shared(np.empty(0), np.empty(0), np.empty((0, 0)), np.empty((0, 0)), np.empty((0, 0)))
 
-    def make() -> Any:
-        with one_blas_thread() if r >= SMALL else nullcontext():
-            return _prepared(q, A, r, program.n)
-
-    return program.A.kept("prepared", make, program.P)
+    with one_blas_thread() if r >= SMALL else nullcontext():
+        return _prepared(q, A, r, program.n)
 
 
 def _loaded(program: ConeProgram, sides: Sides, P: Triplets, A: Triplets) -> Any:
