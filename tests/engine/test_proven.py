@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ffo import solve_qp_batch
 from ffo.cones import PSD, Exponential, Nonneg, Power, Product, SecondOrder, Zero
 from ffo.cones.base import Array, Cone
 from ffo.engine import Engine, Options, Relax, stages
 from ffo.engine.proof import find_proofs, recedes, refutes
-from ffo.errors import Status
+from ffo.errors import InfeasibleError, Status
 from ffo.kernels.batch import KernelPlan
 from ffo.program.cone import ConeProgram
 from ffo.program.names import Named, Names
@@ -307,3 +308,13 @@ def test_random_programs_of_every_cone(mix: str, status: Status, seed: int) -> N
     info = Engine(Options(on_fail="nan")).run(program).info
     assert info.status == [status]
     assert (refutes if status is Status.INFEASIBLE else recedes)(info.proofs[0].vector[None], program).all()
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value")
+def test_a_proof_beside_entries_whose_squares_overflow() -> None:
+    """A row of zeros that no point satisfies, and a coefficient of 1e300 in another row."""
+    Q = np.array([[1.826, 0.632, -1.6], [0.632, 1.107, -1.123], [-1.6, -1.123, 3.513]])
+    G = np.array([[0.0, -0.12, -0.28], [0.26, -1.5, 0.0], [0.03, 0.12, 0.28], [0.0, 1.5, 0.0], [0.0, 0.0, 0.0]])
+    A, h = np.array([[1.99, 1e300, -0.47]]), np.array([-0.06, -0.74, 0.54, 0.88, -1.1448509802472834e-14])
+    with pytest.raises(InfeasibleError, match="infeasible"):
+        solve_qp_batch(Q, np.array([0.03, -0.2, 0.006]), G, h, A, np.array([-6.6]))

@@ -9,7 +9,7 @@ import torch
 import torch.autograd.forward_ad as fwad
 
 from ffo.errors import GradientWarning, Status
-from ffo.torch import FFOLayer
+from ffo.torch import FFOLayer, FFOQPLayer
 
 SIZES = [1e-8, 1e-5, 1e-2, 1e3, 1e6]
 RANDOM = np.random.default_rng(0)
@@ -127,3 +127,27 @@ def test_warm_start_can_be_declined_for_a_call_with_keys() -> None:
     assert layer.info.warm_hits == 0
     layer(values, keys=[0, 1, 2])
     assert layer.info.warm_hits == 3
+
+
+@pytest.mark.parametrize(("curvature", "costs"), [(1e-12, 1e6), (1e-15, 1e3), (1e-18, 1.0), (1e-18, 1e3), (1e-8, 1e9)])
+def test_curvature_without_effect_excuses_nothing(curvature: float, costs: float) -> None:
+    """Newton's step from the origin is 1e18, but x is bounded by 1: it is no unit for the rows."""
+    x, p = cp.Variable(2), cp.Parameter(2)
+    rows = [cp.sum(x) == 1, x >= 0, x <= 0.9]
+    layer = FFOLayer(cp.Problem(cp.Minimize(p @ x + curvature * cp.sum_squares(x)), rows), [p], [x])
+    (found,) = layer(torch.tensor([costs, 2 * costs], dtype=torch.float64))
+    np.testing.assert_allclose(found.numpy(), [0.9, 0.1], atol=1e-9)
+
+
+@pytest.mark.parametrize("device", [False, True])
+@pytest.mark.parametrize("solver", [None, "INTERIOR", "DENSE", "CLARABEL", "PIQP"])
+@pytest.mark.parametrize("upper", [0.5, -1.0])
+def test_contradictions_are_not_averaged(
+    upper: float, solver: str | None, device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """z >= 1 and z <= upper, large costs, and hardly any curvature."""
+    monkeypatch.setattr("ffo.torch.qp.worthwhile", lambda given: device)
+    layer = FFOQPLayer(solver=solver, on_fail="nan")
+    blocks = [torch.tensor(v, dtype=torch.float64) for v in ([[1e-12]], [1e8], [[-1.0], [1.0]], [-1.0, upper])]
+    assert layer(*blocks).isnan().all()
+    assert layer.info.status == [Status.INFEASIBLE]

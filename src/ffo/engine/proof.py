@@ -242,8 +242,9 @@ def _fewer(y: Array, program: ConeProgram) -> Array:
     sides = np.append(b[used] * units, b @ rest)
     sides /= np.abs(sides).max()
     rows = sp.vstack([sp.hstack([A[:, used] * units, sp.csc_array((A @ rest)[:, None])]), sides[None]])
-    found = linprog(np.append(np.ones(len(used)), 0.0), A_eq=rows, b_eq=np.append(np.zeros(program.n), -1.0))
-    if found.x is None:
+    finite, goal = np.isfinite(rows.data).all(), np.append(np.zeros(program.n), -1.0)
+    found = linprog(np.append(np.ones(len(used)), 0.0), A_eq=rows, b_eq=goal) if finite else None
+    if found is None or found.x is None:
         return y
     fewer = rest * found.x[-1]
     fewer[used] = units * found.x[:-1]

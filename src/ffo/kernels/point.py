@@ -34,8 +34,8 @@ Array = np.ndarray
 
 #: least assumed size of the solution, relative to the sizes that the data implies
 VANISHING = 1e-3
-#: slacks count for the size of x up to the first multiple of it, right-hand sides up to the second: a bound of 1e9 that
-#: is never active says nothing about x
+#: slacks count for the size of x up to the first multiple of it, right-hand sides and Newton's step up to the second: a
+#: bound of 1e9 that is never active says nothing about x, nor does a step of 1e18 that constraints do not allow
 FAR, FARTHEST = 1e3, 1e6
 #: right-hand sides of this fraction of x are rounding errors of those who computed them
 ROUNDING = 1e-13
@@ -152,6 +152,8 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
             slack = max(slack, abs(s[i]) / row[i])
     side = _nearest_side(S, D, row)
     implied = max(gradient / curvature if curvature > 0.0 else 0.0, side)
+    if length > 0.0 or side > 0.0:
+        reach = min(reach, FARTHEST * max(length, side))
     side = min(side, FARTHEST * length) if length > 0.0 else side
     least = VANISHING * max(reach, side)
     if least == 0.0 or (gradient == 0.0 and side == 0.0):

@@ -195,6 +195,8 @@ def _sizes(program: DenseProgram, z: Tensor, curved: Tensor, sides: list[_Sides]
     side = only(side < INF, side)
     force = reduce(torch.maximum, (each.force() for each in sides), force)
     implied = torch.maximum(only(curvature > 0, gradient / curvature), side)
+    known = FARTHEST * torch.maximum(length, side)
+    reach = torch.where(known > 0, torch.minimum(reach, known), reach)
     side = torch.where(length > 0, torch.minimum(side, FARTHEST * length), side)
     least = VANISHING * torch.maximum(reach, side)
     least = torch.where((least == 0) | ((gradient == 0) & (side == 0)), 1.0, least)
