@@ -152,8 +152,7 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
             slack = max(slack, abs(s[i]) / row[i])
     side = _nearest_side(S, D, row)
     implied = max(gradient / curvature if curvature > 0.0 else 0.0, side)
-    if length > 0.0 or side > 0.0:
-        reach = min(reach, FARTHEST * max(length, side))
+    reach = min(reach, FARTHEST * max(length, side)) if side > 0.0 else reach
     side = min(side, FARTHEST * length) if length > 0.0 else side
     least = VANISHING * max(reach, side)
     if least == 0.0 or (gradient == 0.0 and side == 0.0):
