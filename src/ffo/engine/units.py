@@ -34,7 +34,7 @@ def check_in_given_units(batch: Batch, indefinite: Callable[[SymmetricBatch], di
     """Withdraw answers that do not hold in the given units, and reject what is not convex in them; `indefinite`: None
     if all samples are known to be convex."""
     if indefinite is not None:
-        reject_indefinite(batch, indefinite, np.flatnonzero(batch.program.finite))
+        reject_indefinite(batch, indefinite, np.flatnonzero(batch.program.finite & ~batch.proven))
     solved = np.flatnonzero(batch.status == SOLVED)
     if not len(solved):
         return
