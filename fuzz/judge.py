@@ -320,6 +320,8 @@ def _imbalance(qp: QP, found: Found) -> float:
         for sign, side in zip((1, -1), sides, strict=True):
             if side is not None and M is not None and len(side):
                 slack = np.where(np.isinf(side), np.inf, sign * (np.where(np.isinf(side), 0.0, side) - M @ z))
+                # as a violation is, one of a bound of zero is measured by the whole point
+                slack[np.abs(slack) <= GRANTED * EXCUSE * np.abs(M).sum(axis=1) * np.abs(z).max()] = 0.0
                 size = (
                     np.abs(M) @ np.abs(z) + np.where(np.isinf(side), 0.0, np.abs(side)) + 1e-6 * np.abs(M).sum(axis=1)
                 )

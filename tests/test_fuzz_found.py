@@ -316,6 +316,8 @@ REPLAYED = {
     ("large forces", 20261210, 877),
     ("mixed", 20261210, 1589),
     ("dependent equalities", 20261208, 2662),
+    # and a slack of 2e-10 at a bound of zero, beside variables of 2, that was not zero
+    ("pairs, linear", 20261218, 1803),
 }
 
 
