@@ -174,7 +174,7 @@ class SeparableSolver(_CompiledSolver):
 
 
 class _SeparableArguments(NamedTuple):
-    """The same for this solver (one sample: 0.05 ms instead of 0.06)."""
+    """What SEPARABLE passes to its kernel, kept with the matrices (one sample: 0.05 ms instead of 0.06)."""
 
     kernel: Callable[..., None]
     q: Array
