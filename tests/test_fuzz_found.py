@@ -304,6 +304,8 @@ REPLAYED = {
     # in the units of a scaled program, costs that do not balance were rounding, and so was an indefinite Q
     ("mixed", 20261210, 16643),
     ("scaled all", 20261210, 3527),
+    # rows with right-hand sides of 1e11, never active, set the unit of a variable: its costs were rounding in it
+    ("mixed", 20261219, 653),
     # one of four such answers was withdrawn, but not its presolve
     ("large forces, scaled", 20261211, 5012),
     # other coefficients of two opposite rows leave no solution, though the loss does not see them

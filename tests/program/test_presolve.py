@@ -182,6 +182,24 @@ def test_some_samples() -> None:
     np.testing.assert_allclose(some.P.values, np.atleast_2d(whole.P.values)[samples])
 
 
+def test_rows_that_are_never_active_do_not_set_units() -> None:
+    """In the unit that a row of 1e11 implied for x1, its costs counted as rounding."""
+    size = np.array([1.0, 1e-7])
+    P, q, A = (
+        np.outer(size, size) * [[2.0, 0.5], [0.5, 2.0]],
+        np.array([[1.0, -1.0]]) * size,
+        np.array([[1.0, 1.0]]) * size,
+    )
+    near = ConeProgram.from_matrices(P, q, A, np.ones((1, 1)), Product([(Zero(), 1)]))
+    rows = np.concatenate([A, A, [[0.5, 1.0]]])
+    cones, sides = Product([(Zero(), 1), (Nonneg(), 2)]), np.array([[1.0, 2.0, 1e11]])
+    units, expected = scaling(ConeProgram.from_matrices(P, q, rows, sides, cones)), scaling(near)
+    assert units is not None
+    assert expected is not None
+    ratio = [u.D[0, 1] / u.D[0, 0] for u in (units, expected)]
+    assert 0.1 < ratio[0] / ratio[1] < 10.0
+
+
 def test_no_steps_change_nothing() -> None:
     given, nothing = program(), Presolve()
     assert nothing.apply(given) is given

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ffo.cones import Product
 from ffo.program.cone import ConeProgram
 from ffo.program.plan import values_of
 from ffo.program.presolve import PresolveStep, Triple
@@ -28,6 +29,8 @@ MODERATE = 1e3
 PASSES = 8
 #: right-hand sides that count as infinite, and sizes relative to the largest that count as zero
 INFINITE, ROUNDING = 1e12, 1e-13
+#: right-hand sides beyond which an inequality of unit size is never active; it has no say in the units of variables
+NEVER = 1e8
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ class _Extent:
         from ffo.kernels.extent import extent, matrix_extent, moderate_shares  # loads compiled code
 
         self.P, self.A, self._measured, self._shares = P, A, extent, moderate_shares
+        self._near: tuple[bytes, _Extent] | None = None
         p, a, alone = P.pattern, A.pattern, np.empty(P.shape[0], dtype=bool)
         #: the largest entry of P, and the smallest size of its lean columns
         self.most, self.least, self.fit = matrix_extent(
@@ -119,7 +123,7 @@ class _Extent:
         if low <= weakest and strongest <= high:
             program.note_finite(self.P.all_finite and self.A.all_finite)
             return True
-        return self._moderate_by_medians(q, b)
+        return self._moderate_by_medians(program, q, b)
 
     def _forces(self, lowest: float, longest: float, shortest: float) -> tuple[float, float]:
         """The range of sizes of q that are moderate whatever the medians of b (which take longer to compute): columns
@@ -130,13 +134,24 @@ class _Extent:
             return max(1.0, self.most * longest) / MODERATE, min(1.0, self.least * shortest) * MODERATE
         return np.inf, 0.0
 
-    def _moderate_by_medians(self, q: Array, b: Array) -> bool:
+    def _without(self, ignored: Array) -> _Extent:
+        """Sizes without ignored rows (m,)."""
+        key, near = ignored.tobytes(), self._near
+        if near is None or near[0] != key:
+            near = self._near = key, _Extent(self.P, _without_rows(self.A, ignored))
+        return near[1]
+
+    def _moderate_by_medians(self, program: ConeProgram, q: Array, b: Array) -> bool:
         force, known = np.maximum.reduce(np.abs(q), axis=1), self._known
         same = known is not None and len(b) == 1 and known[0] == b.tobytes()
         if known is not None and same and ((force >= known[1]) & (force <= known[2])).all():
             return True
         length = _median(np.abs(b))
-        low, high = np.maximum(1.0, self.most * length) / MODERATE, np.minimum(1.0, self.least * length) * MODERATE
+        ignored = _never_active(program.cones, b, length)
+        near = self if ignored is None else self._without(ignored)
+        if not near.fit:
+            return False
+        low, high = np.maximum(1.0, self.most * length) / MODERATE, np.minimum(1.0, near.least * length) * MODERATE
         low[~((length >= 1 / MODERATE) & (length <= MODERATE))] = np.inf
         if len(b) == 1:
             self._known = b.tobytes(), low, high
@@ -153,8 +168,9 @@ def scaling(program: ConeProgram) -> Scaling | None:
     if program.shared_matrices:
         ratio = np.array([ratio.min(axis=0), ratio.max(axis=0)])  # columns grow with it: the extremes suffice
     rows = np.concatenate([v.ravel() for v in (length, force, A.largest_of_rows)])
-    alone = np.flatnonzero(_only_bounded(P, A))
-    if _moderate(rows) and _moderate_columns(P, A, ratio) and _moderate(np.abs(program.q[:, alone]) / force):
+    alone, ignored = np.flatnonzero(_only_bounded(P, A)), _never_active(program.cones, program.b, length[:, 0])
+    near = A if ignored is None else _without_rows(A, ignored)
+    if _moderate(rows) and _moderate_columns(P, near, ratio) and _moderate(np.abs(program.q[:, alone]) / force):
         return None
     plain = Scaling(np.ones((1, program.n)), np.ones((1, program.m)), length, force)
     return _equilibrated(program, _with_shared_P(program, plain))
@@ -220,9 +236,24 @@ def _only_bounded(P: SymmetricBatch, A: SparseBatch) -> Array:
     return ~A.pattern.coupled & ~P.sizes.any(axis=0)
 
 
-def _largest(program: ConeProgram, alone: Array) -> tuple[Array, Array]:
-    """Largest entries of the rows of A (batch or 1, m) and of the columns of P and A (batch or 1, n)."""
-    columns = np.maximum(program.A.largest_of_coupled_columns, program.P.sizes)
+def _never_active(cones: Product, b: Array, length: Array) -> Array | None:
+    """(m,) inequalities that no sample can reach, because right-hand sides (batch, m) are so large beside typical ones
+    (batch,) that they mean infinity; None if there are none."""
+    distant = np.all(b >= NEVER * length[:, None], axis=0)
+    if distant.any():
+        distant &= cones.scalar_rows & ~cones.equalities
+    return distant if distant.any() else None
+
+
+def _without_rows(A: SparseBatch, ignored: Array) -> SparseBatch:
+    return A.with_values(np.where(ignored[A.indices], 0.0, A.values))
+
+
+def _largest(program: ConeProgram, alone: Array, ignored: Array | None) -> tuple[Array, Array]:
+    """Largest entries of the rows of A (batch or 1, m), and of the columns of P and A (batch or 1, n) without ignored
+    rows."""
+    A = program.A if ignored is None else _without_rows(program.A, ignored)
+    columns = np.maximum(A.largest_of_coupled_columns, program.P.sizes)
     if alone.any():
         costs = np.abs(program.q[:, alone])
         costs[~np.isfinite(costs)] = 0.0  # of a sample that is refused: its column has no size that others could share
@@ -233,20 +264,23 @@ def _largest(program: ConeProgram, alone: Array) -> tuple[Array, Array]:
 def _equilibrated(program: ConeProgram, start: Scaling) -> Scaling:
     """Scale rows and columns towards a largest entry of one (Ruiz); blocks of curved cones have one factor."""
     found, alone = start, _only_bounded(program.P, program.A)
+    ignored: Array | None = None
     for turn in range(2 * PASSES):
         if turn == PASSES:  # in the new units, typical right-hand sides and costs are different
             one = np.ones_like(found.length)
-            length, force = _sizes(replace(found, length=one, force=one).apply(program))
+            fresh = replace(found, length=one, force=one).apply(program)
+            length, force = _sizes(fresh)
+            ignored = _never_active(program.cones, fresh.b, length[:, 0])
             length, force = length / found.length, force / found.force
             fits = _within(length) & _within(force)
-            if fits.all():
+            if fits.all() and ignored is None:
                 break
             # a sample whose sizes are moderate keeps its units, whatever those of the others are
             length, force = np.where(fits, 1.0, length), np.where(fits, 1.0, force)
             found = replace(found, length=found.length * length, force=found.force * force)
             found = _with_shared_P(program, found)
         scaled = found.apply(program)
-        rows, columns = _largest(scaled, alone)
+        rows, columns = _largest(scaled, alone, ignored)
         rows = program.cones.block_means(rows)
         E = found.E / np.sqrt(np.where(rows > 0, rows, 1.0))
         D = found.D / np.sqrt(np.where(columns > 0, columns, 1.0))
