@@ -18,7 +18,7 @@ Array = np.ndarray
 
 #: the step of a one-sided difference
 STEP = Fraction(1, 2**160)
-MATRICES = ("Q", "G", "A")
+MATRICES, BOUNDS = ("Q", "G", "A"), ("h", "lb", "ub", "lower")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,12 @@ class QP:
         """Whether only bounds of inequalities are infinite, and only in the direction that means no constraint."""
         allowed = {"h": np.inf, "ub": np.inf, "lower": -np.inf, "lb": -np.inf}
         return all((np.isfinite(v) | (v == allowed.get(name))).all() for name, v in self.blocks.items())
+
+    @property
+    def least_bound(self) -> float:
+        """The smallest size of a bound of inequalities, other than zero; infinite if there is none."""
+        sides = [np.abs(self.blocks[name]) for name in BOUNDS if name in self.blocks]
+        return float(min((side[np.isfinite(side) & (side > 0)].min(initial=np.inf) for side in sides), default=np.inf))
 
     @property
     def bounded(self) -> QP:

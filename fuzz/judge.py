@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 
 from fuzz import exact
-from fuzz.exact import MATRICES, QP, Answer, Weights
+from fuzz.exact import BOUNDS, MATRICES, QP, Answer, Weights
 from fuzz.routes import Found
 
 Array = np.ndarray
@@ -30,8 +30,8 @@ EXCUSE_GRADIENT = (1e-12, 1e-7, 1e-9)
 DRAWS, GRANTED = 3, 10.0
 #: difference quotient over a step of 2^-160 above which the solution jumps
 JUMP = 2**60
-#: height of a jump, relative to the loss, up to which both sides of it are the same number in double precision
-UNSEEN = Fraction(1, 2**53)
+#: height of a jump, relative to the loss, up to which at most one double lies between both sides
+UNSEEN = Fraction(1, 2**52)
 #: reported residual above which a solution is declared coarse
 COARSE = 1e-8
 #: note on a solution that is not the exact one, but one after changes of the data that are excused
@@ -198,12 +198,13 @@ class Truth:
             far = max(far, float(np.abs((other.z - self.answer.z).astype(float)).max()))
         return far
 
-    def reach(self, size: float) -> float:
-        """How far it moves if every entry of the vectors changes by that much, in the worst directions that leave a
-        solution."""
+    def reach(self, size: float, radius: float) -> float:
+        """How far it moves if every entry of the vectors changes by that much (bounds: at least by a radius), in the
+        worst directions that leave a solution."""
         total, names = np.zeros(self.qp.n), [name for name in self.qp.blocks if name not in MATRICES]
         for name in names:
             unit = self.units[name] if name != "p" else self.costs
+            unit = np.maximum(unit, radius / size) if name in BOUNDS else unit
             for i in np.flatnonzero(np.isfinite(getattr(self.qp, name))):
                 change = {name: np.where(np.arange(len(unit)) == i, unit, 0.0)}
                 ends = [exact.solve(self.qp.moved(change, Fraction(step))) for step in (size, -size)]
@@ -224,11 +225,10 @@ class Truth:
 
 
 def judge(
-    found: Found, truth: Truth, wanted: Sequence[str], direction: Direction, single: bool, smoothed: bool = False
+    found: Found, truth: Truth, wanted: Sequence[str], direction: Direction, single: bool, radius: float = 0.0
 ) -> Verdict:
-    """The verdict on a route's answer for a sample; `wanted`: the differentiated blocks; `smoothed`: with a radius of
-    1e-10 of the bounds."""
-    status = truth.answer.status
+    """The verdict on a route's answer for a sample; `wanted`: the differentiated blocks; `radius`: of smoothing."""
+    status, smoothed = truth.answer.status, radius > 0
     if status == "unjudged":
         return Verdict(Outcome.UNJUDGED)
     if found.status != "solved":
@@ -242,7 +242,7 @@ def judge(
     off = Outcome.COARSE if found.residual > COARSE else Outcome.WRONG_SOLUTION
     if status != "solved":
         return Verdict(off, f"solved, but {status}: violation {_violation(truth.qp, found.z):.1e}")
-    verdict = _solution(found, truth, single, off)
+    verdict = _solution(found, truth, single, radius, off)
     judged = verdict.outcome is Outcome.RIGHT and found.duals and not smoothed  # smoothed ones belong to other bounds
     if judged and (error := _imbalance(truth.qp, found)) > SOLUTION[single]:
         return Verdict(off, f"multipliers off by {error:.1e}")
@@ -331,7 +331,7 @@ def _imbalance(qp: QP, found: Found) -> float:
     return worst
 
 
-def _solution(found: Found, truth: Truth, single: bool, off: Outcome) -> Verdict:
+def _solution(found: Found, truth: Truth, single: bool, radius: float, off: Outcome) -> Verdict:
     if not np.isfinite(found.z).all():
         return Verdict(Outcome.WRONG_SOLUTION, "solved, but not finite")
     tolerance = SOLUTION[single]
@@ -341,7 +341,7 @@ def _solution(found: Found, truth: Truth, single: bool, off: Outcome) -> Verdict
     if error <= tolerance * size:
         return Verdict(Outcome.RIGHT)
     excuse = EXCUSE if not single else 1e-6
-    if error <= GRANTED * truth.moves(excuse) or error <= GRANTED * truth.reach(excuse):
+    if error <= GRANTED * truth.moves(excuse) or error <= GRANTED * truth.reach(excuse, radius):
         return Verdict(Outcome.RIGHT, EXCUSED)
     return Verdict(off, f"off by {error:.1e} of {size:.1e}")
 
@@ -384,7 +384,7 @@ def _gradient(
     if reason and smoothed:
         return Verdict(Outcome.UNJUDGED, "smoothing takes a mean there")
     if reason == "a jump" and max(abs(right), abs(left)) * exact.STEP <= UNSEEN * Fraction(truth.size):  # type: ignore[arg-type]
-        return Verdict(Outcome.UNJUDGED, "a jump between values that are the same number")
+        return Verdict(Outcome.UNJUDGED, "a jump between values that doubles do not tell apart")
     if reason:
         return Verdict(Outcome.WRONG_GRADIENT if found.good else Outcome.FLAGGED, f"{reason}, called good")
     slope = float(right)  # type: ignore[arg-type]

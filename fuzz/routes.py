@@ -247,13 +247,15 @@ def _layer_call(route: Route, samples: Sequence[QP]) -> tuple[Any, tuple[str, ..
     return lambda t: layer(*(t[name] for name in names)), names, layer
 
 
+def smoothing_radius(samples: Sequence[QP]) -> float:
+    """Negligible relative to every bound but zero."""
+    return 1e-10 * min(qp.least_bound for qp in samples)
+
+
 def _smoothing(samples: Sequence[QP]) -> Smoothing:
-    """A radius that is negligible relative to every bound."""
-    sides = [np.abs(getattr(qp, name)) for qp in samples for name in ("h", "lb", "ub", "lower") if name in qp.blocks]
-    sizes = [side[np.isfinite(side) & (side > 0)].min(initial=np.inf) for side in sides]
-    if not sides or not np.isfinite(min(sizes)):
+    if not np.isfinite(radius := smoothing_radius(samples)):
         raise SkipError("there is nothing to smooth")
-    return Smoothing(1e-10 * float(min(sizes)), draws=2)
+    return Smoothing(radius, draws=2)
 
 
 @lru_cache(maxsize=64)

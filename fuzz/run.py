@@ -10,7 +10,7 @@ import numpy as np
 from fuzz.exact import QP, Weights
 from fuzz.judge import Direction, Outcome, Truth, Verdict, judge
 from fuzz.programs import KINDS, draw_batch
-from fuzz.routes import Route, SkipError, draw_route, run, vary
+from fuzz.routes import Route, SkipError, draw_route, run, smoothing_radius, vary
 
 Array = np.ndarray
 NAMES = (*KINDS, "mixed")
@@ -46,8 +46,9 @@ class Case:
             return []
         except Exception as error:  # anything else is a finding
             return [Verdict(Outcome.ERROR, f"{type(error).__name__}: {error}")] * len(self.samples)
+        radius = smoothing_radius(self.samples) if route.smoothed else 0.0
         return [
-            judge(f, t, route.wanted, d, route.single, route.smoothed)
+            judge(f, t, route.wanted, d, route.single, radius)
             for f, t, d in zip(found, truths, directions, strict=True)
         ]  # fmt: skip
 

@@ -320,6 +320,9 @@ REPLAYED = {
     ("dependent equalities", 20261208, 2662),
     # and a slack of 2e-10 at a bound of zero, beside variables of 2, that was not zero
     ("pairs, linear", 20261218, 1803),
+    # a jump by less than the distance of two doubles; a solution of 7e-15, smoothed by a radius of 5e-11
+    ("vertex", 20261301, 4607),
+    ("scaled costs", 20261301, 8361),
 }
 
 
