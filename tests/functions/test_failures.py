@@ -165,6 +165,20 @@ def test_dependent_constraints_are_flagged_and_their_solution_is_differentiated(
     torch.testing.assert_close(a.grad, tensor([0.0, 1.0]), rtol=0, atol=1e-8)
 
 
+@doubtful
+@pytest.mark.parametrize(("angle", "side"), [(2.7e-6, 0.5), (1e-8, 0.5), (2.7e-6, -0.2), (0.0, 0.5)])
+def test_equalities_that_are_nearly_dependent_are_flagged(angle: float, side: float) -> None:
+    """y1 = side was ignored, and its derivative called good: the other equality is parallel up to a small angle."""
+
+    def equality(t: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.stack([y[0] + y[2] - 1.0, y[0] + y[2] + angle * y[1] - 1.0 - angle * side])
+
+    layer = FFOFunctionLayer(lambda t, y: 0.5 * ((y - t) ** 2).sum(), equality=equality, shape=3, dims=(1,))
+    t = torch.tensor([0.3, -0.2, 0.9], dtype=torch.float64, requires_grad=True)
+    layer(t).sum().backward()
+    assert bool(layer.info.certificate.good[0]) == (angle == 0.0)
+
+
 @pytest.mark.parametrize("hvp", ["autograd", "difference"])
 def test_coefficients_of_dependent_equalities_are_flagged_and_sides_are_not(hvp: str) -> None:
     """2y = b twice: y follows b, and there is no y once the coefficients differ."""

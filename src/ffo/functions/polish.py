@@ -28,6 +28,8 @@ STEPS = 12
 EXACT, DIFFERENCES = 1e-13, 1e-12
 #: reduction of the natural residual by a step; a weaker one ends the steps
 PROGRESS = 0.3
+#: relative violation above which constraints that count as dependent contradict each other
+CONTRADICTED = 1e-10
 
 
 @dataclass
@@ -116,13 +118,15 @@ def certificate(polished: Polished, system: GhostSystem) -> Certificate:
     """Evidence about derivatives at polished points; `system` is their ghost system."""
     margin, held = system.local.active.margin, system.local.active.held
     inequality = held[:, : system.local.problem.inequalities].any(1)
+    defect = largest(held * system.local.defect / system.local.sizes.rows) / system.local.sizes.primal
+    projection = system.projection
     fields = {
         "unsettled": ~polished.settled,
         "margin_ratio": polished.error / margin.clamp_min(1e-300),
         "weakly_active": margin <= WEAK,
         "error": polished.error,
         "natural_residual": polished.natural,
-        "dependent": system.projection.dependent & inequality,
+        "dependent": (projection.dependent & (inequality | (defect > CONTRADICTED))) | projection.inexact,
         "indefinite": polished.indefinite,
     }
     return Certificate.before_backward(**{name: np.asarray(value.cpu()) for name, value in fields.items()})

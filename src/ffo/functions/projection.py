@@ -19,8 +19,9 @@ Product = Callable[[Tensor], Tensor]
 
 #: most held rows for which the Gram matrix is always built; above that, its most entries per unknown
 FEW, PER_UNKNOWN = 256, 8
-#: eigenvalue of the Gram matrix of unit rows, relative to the largest, up to which rows count as dependent
-DEPENDENT = 1e-11
+#: eigenvalue of the Gram matrix of unit rows, relative to the largest, up to which rows count as dependent; and the one
+#: that is rounding: in between they are not quite
+DEPENDENT, ROUNDING = 1e-11, 1e-14
 #: pivot below which rows are at a small angle, and how often multipliers are then refined
 LOOSE, REFINEMENTS = 1e-3, 2
 
@@ -29,19 +30,20 @@ class Projection:
     """For held rows (batch, k) of a Jacobian; `inverse` (batch, n) is the diagonal of D^-1.
 
     Attributes:
-        dependent: (batch,) whether held rows depend on each other.
+        dependent: (batch,) whether held rows count as dependent; inexact: and are not quite.
     """
 
     def __init__(self, constraints: Constraints, held: Tensor, inverse: Tensor, rows: Tensor) -> None:
         self._constraints, self._held, self._inverse = constraints, held, inverse
-        self.dependent = torch.zeros(len(held), dtype=torch.bool, device=held.device)
+        self.dependent = self.inexact = torch.zeros(len(held), dtype=torch.bool, device=held.device)
         count = int(held.sum(1).max()) if held.numel() else 0
         unknowns = inverse.shape[1] + held.shape[1]
         self._factors: _Gram | _Iterative | None = None
         self._refinements = 0
         if count and (count <= FEW or count**2 <= PER_UNKNOWN * unknowns):
             self._factors = _Gram(self._gram, held, count)
-            self.dependent, self._refinements = self._factors.dependent, self._factors.refinements
+            self.dependent, self.inexact = self._factors.dependent, self._factors.inexact
+            self._refinements = self._factors.refinements
         elif count:
             self._factors = _Iterative(self._gram, torch.where(held, 1.0 / rows**2, 0.0))
 
@@ -115,7 +117,7 @@ class _Gram:
         self._lower, failed = torch.linalg.cholesky_ex(gram)
         pivots = self._lower.diagonal(dim1=1, dim2=2) ** 2
         loose = (failed > 0) | (pivots < LOOSE).any(1) | ~pivots.isfinite().all(1)
-        self.dependent, self._spectrum = torch.zeros_like(loose), None
+        self.dependent, self.inexact, self._spectrum = torch.zeros_like(loose), torch.zeros_like(loose), None
         self.refinements = 0
         if bool(loose.any()):
             # after a small pivot, rounding hides whether further rows depend on the others
@@ -123,6 +125,7 @@ class _Gram:
             keep = values > DEPENDENT * values[:, -1:]
             singular = ~keep.all(1)
             self.dependent[loose], self.refinements = singular, REFINEMENTS
+            self.inexact[loose] = (~keep & (values > ROUNDING * values[:, -1:])).any(1)
             self._spectrum = (torch.where(keep, 1.0 / values, 0.0)[singular], vectors[singular])
             self._lower[self.dependent] = torch.eye(count, dtype=gram.dtype, device=gram.device)
 
