@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from ffo.kernels import evidence as columns
-from ffo.kernels import kkt
 from ffo.kernels import newton as loop
 from ffo.kernels.blas import SMALL
 from ffo.kernels.bundle import refer
@@ -133,12 +131,6 @@ class KernelPlan:
     @cached_property
     def full(self) -> bool:
         return self.curved
-
-    @cached_property
-    def _large_blocks(self) -> bool:
-        """Whether eigenvalues of one block are worth several threads to BLAS."""
-        S = self._any
-        return bool((part(S.wide, kkt.DIM)[part(S.wide, KIND) == kkt.SEMIDEFINITE] >= SMALL * SMALL // 2).any())
 
     @property
     def _any(self) -> Structure:
@@ -265,8 +257,7 @@ class KernelPlan:
             rows = (answer == UNKNOWN).nonzero()[0]
             self.full = len(rows) > 0
         if len(rows):
-            # eigenvalues of blocks, or of singular systems; one sample with small blocks hardly ever needs any
-            with one_blas_thread() if len(rows) > 1 or self._large_blocks else nullcontext():
+            with one_blas_thread():  # eigenvalues of blocks, or of singular systems
                 more = _run(_ghost_chunk, len(rows), seconds, state.structure, task, *batch, rows, state.full)
             left += rows[more].tolist()
         if left and task != _NEWTON:
