@@ -44,6 +44,7 @@ class Kind:
     rank: str = "full"  # "full", "low" or "none"
     weak: int = 0  # rows that are active with a zero multiplier
     origin: bool = False  # the solution and all bounds are zero
+    uneven: bool = False  # multipliers differ in size, by factors up to 1e9
 
 
 def draw_shape(rng: Random, kind: Kind, largest: int = 5) -> Shape:
@@ -72,26 +73,28 @@ def draw_program(rng: Random, kind: Kind, shape: Shape) -> tuple[QP, Array]:
         G = blocks["G"] = numbers(rng, shape.m, n)
         for name, sign in (("h", 1.0), ("lower", -1.0)):
             if name == "h" or name in shape.bounds:
-                slack, force = _pairs(rng, shape, shape.m, weak, kind.origin)
+                slack, force = _pairs(rng, shape, shape.m, weak, kind)
                 blocks[name] = G @ z + sign * slack
                 p -= sign * (G.T @ force)
     for name, sign in (("ub", 1.0), ("lb", -1.0)):
         if name in shape.bounds:
-            slack, force = _pairs(rng, shape, n, weak, kind.origin)
+            slack, force = _pairs(rng, shape, n, weak, kind)
             side = z + sign * slack
             blocks[name] = np.where(rng.random(n) < 0.2, sign * np.inf, side)
             p -= np.where(np.isinf(blocks[name]), 0.0, sign * force)
     return QP(p=p, **blocks), z
 
 
-def _pairs(rng: Random, shape: Shape, count: int, weak: int, origin: bool) -> tuple[Array, Array]:
+def _pairs(rng: Random, shape: Shape, count: int, weak: int, kind: Kind) -> tuple[Array, Array]:
     """Slacks and multipliers of some rows, about a third of them active."""
     slack, force = np.abs(shape.numbers(rng, count)) + 0.25, np.abs(shape.numbers(rng, count)) + 0.25
     active = rng.random(count) < 0.35
     slack[active], force[~active] = 0.0, 0.0
     some = rng.permutation(count)[:weak]
     slack[some], force[some] = 0.0, 0.0
-    return (0.0 * slack if origin else slack), force
+    if kind.uneven:
+        force *= 10.0 ** -rng.uniform(0, 9, count)
+    return (0.0 * slack if kind.origin else slack), force
 
 
 # Modifiers
@@ -264,6 +267,8 @@ KINDS: dict[str, Kind] = {
     "scaled rows, linear": Kind((scaled_rows, scaled_costs), rank="none"),
     "scaled all": Kind((scaled_rows, scaled_columns, scaled_costs), rank="low"),
     "stiff": Kind((stiff,)),
+    "uneven forces": Kind(rank="low", uneven=True),
+    "uneven forces, linear": Kind((distant_rows,), rank="none", uneven=True),
     "large forces": Kind((nearly_parallel,)),
     "large forces, scaled": Kind((nearly_parallel, scaled_rows), rank="low"),
     "contradiction": Kind((contradiction,)),

@@ -10,9 +10,10 @@ to unit size and removes missing rows. Then, in each reduced program:
   next solver (`retry=`);
 - Newton's method is tried from the points of failed samples, and a proof that there is no solution is looked for.
 
-The presolve is undone, and answers found in other units are judged in the given ones. Samples that still failed are
-raised, turned into NaN or, if they are provably infeasible, relaxed, as the user chose. Every returned point has been
-through `linearize`, with or without gradients.
+The presolve is undone, and answers found in other units are judged in the given ones. Samples that failed are tried
+again without rows whose right-hand sides mean infinity. Those that still failed are raised, turned into NaN or, if they
+are provably infeasible, relaxed, as the user chose. Every returned point has been through `linearize`, with or without
+gradients.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from ffo.cones import Nonneg, SecondOrder, Zero
 from ffo.engine.attempt import Attempt, Reduction, what_decides
 from ffo.engine.batch import Batch
 from ffo.engine.checks import contradictions
+from ffo.engine.distant import solve_without_distant_rows
 from ffo.engine.info import Violation
 from ffo.engine.memory import Backoff, Matrices, Memory
 from ffo.engine.notices import VERTEX
@@ -46,7 +48,7 @@ from ffo.ghost.oracle import Way
 from ffo.ghost.resolve import Resolve
 from ffo.kernels.deadline import Deadline, Pace, expired
 from ffo.program.cone import ConeProgram
-from ffo.program.epigraph import Epigraphs, epigraphs
+from ffo.program.epigraph import epigraphs
 from ffo.program.fill import fits, is_small
 from ffo.program.names import Names
 from ffo.program.presolve import MissingRows, Presolve, missing_rows
@@ -278,6 +280,7 @@ class Engine:
         first, program, units, groups, epigraph_rows = reduction
         parts: list[tuple[Array, MissingRows | None]] = [*groups] if groups else [(np.arange(program.batch), None)]
         stages: Callable[..., None] = self._stages if how.deadline is None else how.deadline.around(self._stages)
+        again = partial(stages, overrides=how.overrides)
         solved = []
         for samples, rows in parts:
             before, rest, origin, reduced = Presolve.of(first), Presolve.of(units, rows, epigraph_rows), given, program
@@ -291,8 +294,8 @@ class Engine:
         if units is not None:
             check_in_given_units(batch, self.matrices.indefinite if how.check_convexity else None)
             for samples, rows in parts:
-                again = partial(_other_steps, first, rows, epigraph_rows)
-                solve_in_given_units(batch, samples, again, partial(stages, overrides=how.overrides))
+                solve_in_given_units(batch, samples, (first, rows, epigraph_rows), again)
+        solve_without_distant_rows(batch, first, again)
         return batch
 
     def _relax(self, batch: Batch, relax: Relax, names: Names, hidden: Array | None, how: _How) -> None:
@@ -378,13 +381,6 @@ class Engine:
             return
         solve_from_nothing(batch)
         self._newton.record(paid=len(batch.open) < PAYING * left)
-
-
-def _other_steps(
-    first: Substitution | None, rows: MissingRows | None, epigraph_rows: Epigraphs | None, samples: Array
-) -> Presolve:
-    """The presolve of some samples without scaling."""
-    return Presolve.of(first and first.take(samples), rows, epigraph_rows)
 
 
 def _recalled(

@@ -6,7 +6,7 @@ in the largest terms depends on them: costs that balance each other in the given
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from ffo.engine.stages import REPAIRABLE, reject_indefinite
 from ffo.errors import SOLVED, Status
 from ffo.program.cone import ConeProgram
 from ffo.program.plan import plan_of, values_of
-from ffo.program.presolve import Presolve, Triple
+from ffo.program.presolve import Presolve, PresolveStep, Triple
 from ffo.program.sparse import SymmetricBatch
 
 Array = np.ndarray
@@ -48,12 +48,14 @@ def check_in_given_units(batch: Batch, indefinite: Callable[[SymmetricBatch], di
 
 
 def solve_in_given_units(
-    batch: Batch, samples: Array, steps: Callable[[Array], Presolve], stages: Callable[[Batch], None]
+    batch: Batch, samples: Array, steps: Sequence[PresolveStep | None], stages: Callable[[Batch], None]
 ) -> None:
-    """Solve those of some samples that failed in other units again, without these; `steps`: their presolve."""
+    """Solve those of some samples that failed in other units again, without these; `steps`: the rest of the presolve,
+    of which the first is for the whole batch."""
     failed = samples[REPAIRABLE[batch.status[samples]] & ~batch.proven[samples]]
     if len(failed):
-        presolve, origin = steps(failed), batch.part(failed)
+        first, *rest = steps
+        presolve, origin = Presolve.of(first and first.take(failed), *rest), batch.part(failed)
         again = Batch.of(presolve.apply(origin))
         stages(again)
         batch.put(failed, again.undo(presolve, origin), final_only=True)

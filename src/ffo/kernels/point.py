@@ -43,6 +43,9 @@ ROUNDING = 1e-13
 #: smaller, rounding errors of other rows count against it. These terms count up to FAR times the size that the data
 #: implies: else a point that diverges, or whose multipliers do, would excuse any violation
 FLOOR = 1e-3
+#: fraction of the terms of q'x and b'y by which the work of residuals is judged if they cancel each other; if ten times
+#: smaller, rounding errors of large terms count
+CANCELLING = 1e-6
 #: relative distance to another face below which, and residual relative to that distance above which, a block may belong
 #: to either face
 WEAK, MARGIN_RATIO = 1e-9, 0.5
@@ -297,9 +300,9 @@ def judge(S: Structure, D: Data, z: Sizes, x: Array, y: Array, s: Array, r_x: Ar
     """The natural residual of a complementary pair s, y and x: every row in its own units. Writes r_x and r_s.
 
     A row's units are the magnitudes of its own terms, so that no large right-hand side elsewhere excuses it; rows of a
-    curved block share theirs. Forces of dependent rows that cancel each other do not count as terms. If x and y diverge
-    together, their terms would excuse anything, but not the work x'r_x + y'r_s relative to that of costs and
-    right-hand sides.
+    curved block share theirs. Forces of dependent rows that cancel each other do not count as terms. If x or y diverge,
+    their terms would excuse anything, but not the work x'r_x + y'r_s, which is the gap between primal and dual
+    objective, relative to q'x and b'y and to what the data implies for both.
     NaN counts as infinite.
     """
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
@@ -312,16 +315,20 @@ def judge(S: Structure, D: Data, z: Sizes, x: Array, y: Array, s: Array, r_x: Ar
     length, row = max(length, VANISHING * z.primal), z.row
     force, length = min(z.dual, FAR * z.implied_dual), min(length, FAR * z.implied_primal)
     worst, floor = 0.0, FLOOR * force
-    left, work = 0.0, force * length
+    left = costs = sides = terms = 0.0
     for j in range(S.n):
         worst = larger(worst, r_x[j], a_x[j] + floor)
         left += x[j] * r_x[j]
-        work += abs(D.q[j] * x[j])
+        costs += D.q[j] * x[j]
+        terms += abs(D.q[j] * x[j])
     for i in range(S.m):
         if y[i] != 0.0:
             left += y[i] * r_s[i]
-            work += abs(D.b[i] * y[i])
-    worst, floor = larger(worst, left, work), FLOOR * length
+            sides += D.b[i] * y[i]
+            terms += abs(D.b[i] * y[i])
+    natural = min(z.dual, z.implied_dual) * min(length, z.implied_primal)
+    worst = larger(worst, left, natural + abs(costs) + abs(sides) + CANCELLING * terms)
+    floor = FLOOR * length
     for b in range(S.blocks):
         i, k = starts[b], starts[b] + dims[b]
         own = 0.0

@@ -27,6 +27,9 @@ Matrix = TypeVar("Matrix", bound=SparseBatch)
 #: right-hand sides r_x (batch, n), r_s (batch, m) -> u, w, and evidence about them
 GhostSolve = Callable[[Array, Array], tuple[Array, ...]]
 
+#: factor between right-hand sides of rows of unit size beyond which the larger ones mean infinity
+NEVER = 1e8
+
 
 class PresolveStep(ABC):
     """One reduction; "inward" is towards the reduced program. The default methods leave points unchanged."""
@@ -171,5 +174,47 @@ def missing_rows(program: ConeProgram) -> list[tuple[Array, MissingRows]] | None
     for group in program.cones.groups:
         if not isinstance(group.cone, Nonneg):
             missing[:, group.index.ravel()] = False  # invalid data, detected later
-    patterns, which = np.unique(missing, axis=0, return_inverse=True)
-    return [(np.flatnonzero(which.ravel() == k), MissingRows(~lacking)) for k, lacking in enumerate(patterns)]
+    return [(samples, MissingRows(~lacking)) for samples, lacking in _by_pattern(missing)]
+
+
+def _by_pattern(rows: Array) -> list[tuple[Array, Array]]:
+    """Samples with the same entries in a mask (batch, m), and this row (m,) of it."""
+    patterns, which = np.unique(rows, axis=0, return_inverse=True)
+    return [(np.flatnonzero(which.ravel() == k), pattern) for k, pattern in enumerate(patterns)]
+
+
+@dataclass(frozen=True)
+class DistantRows(MissingRows):
+    """Removes inequalities that are never active; their slack is that of the point.
+
+    Attributes:
+        program: with these rows.
+    """
+
+    program: ConeProgram
+
+    def outward(self, x: Array, y: Array, s: Array) -> Triple:
+        x, y, s = super().outward(x, y, s)
+        return x, y, np.where(self.present, s, self.program.slack(x))
+
+    def take(self, samples: Array) -> DistantRows:
+        return DistantRows(self.present, self.program.take(samples))
+
+
+def distant_rows(program: ConeProgram) -> list[tuple[Array, DistantRows]]:
+    """The samples by inequalities that look as if they were never active, and the step that removes these.
+
+    They are those beyond a gap in the distances |b_i| / |a_i| of all rows from the origin, by a factor of NEVER.
+    """
+    with np.errstate(all="ignore"):
+        distance = np.abs(program.b) / program.cones.block_means(program.A.largest_of_rows)
+    removable = program.cones.scalar_rows & ~program.cones.equalities & (program.b > 0)
+    beyond = np.zeros(program.b.shape, dtype=bool)
+    for k, d in enumerate(distance):
+        known = np.sort(d[(d > 0) & (d < np.inf)])
+        gaps = np.flatnonzero(known[1:] >= NEVER * known[:-1])
+        if len(gaps):
+            beyond[k] = d > known[gaps[-1]]
+    beyond &= (removable | ~beyond).all(axis=1, keepdims=True)  # x is as large as the other rows beyond the gap
+    found = _by_pattern(beyond)
+    return [(samples, DistantRows(~rows, program.take(samples))) for samples, rows in found if rows.any()]

@@ -19,7 +19,7 @@ import numpy as np
 from ffo.cones import Product
 from ffo.program.cone import ConeProgram
 from ffo.program.plan import values_of
-from ffo.program.presolve import PresolveStep, Triple
+from ffo.program.presolve import NEVER, PresolveStep, Triple
 from ffo.program.sparse import SparseBatch, SymmetricBatch, distinct
 
 Array = np.ndarray
@@ -29,8 +29,6 @@ MODERATE = 1e3
 PASSES = 8
 #: right-hand sides that count as infinite, and sizes relative to the largest that count as zero
 INFINITE, ROUNDING = 1e12, 1e-13
-#: right-hand sides beyond which an inequality of unit size is never active; it has no say in the units of variables
-NEVER = 1e8
 
 
 @dataclass(frozen=True)
@@ -238,7 +236,7 @@ def _only_bounded(P: SymmetricBatch, A: SparseBatch) -> Array:
 
 def _never_active(cones: Product, b: Array, length: Array) -> Array | None:
     """(m,) inequalities that no sample can reach, because right-hand sides (batch, m) are so large beside typical ones
-    (batch,) that they mean infinity; None if there are none."""
+    (batch,) that they mean infinity; None if there are none. They have no say in the units of variables."""
     distant = np.all(b >= NEVER * length[:, None], axis=0)
     if distant.any():
         distant &= cones.scalar_rows & ~cones.equalities

@@ -10,7 +10,7 @@ from functools import reduce
 
 import torch
 
-from ffo.kernels.point import FAR, FARTHEST, FLOOR, ROUNDING, VANISHING
+from ffo.kernels.point import CANCELLING, FAR, FARTHEST, FLOOR, ROUNDING, VANISHING
 from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor, largest, only, times
 from ffo.torch.dense.second_order import ConeLayout, split
 
@@ -75,7 +75,10 @@ def judge(program: DenseProgram, point: DensePoint) -> Verdict:
         on_cones, pair = every.part(slice(k, None)).on_cones(program.layout, size, length, reach[:, k:])
         rows.append(on_cones)
         active = torch.cat([active, on_cones.active], dim=1)
-    work = force * length + (program.p * z).abs().sum(dim=1) + sum(each.work for each in rows)
+    costs = program.p * z
+    work = torch.minimum(size.force, size.implied_force) * torch.minimum(length, size.implied_length)
+    work = work + costs.sum(dim=1).abs() + sum(each.work for each in rows).abs()  # type: ignore[union-attr]
+    work = work + CANCELLING * (costs.abs().sum(dim=1) + sum(each.terms for each in rows))
     loss = (left * z).sum(dim=1) + sum(each.loss for each in rows)
     parts = [_ratio(left, own + FLOOR * force.unsqueeze(1)), _ratio(loss, work).unsqueeze(1), *(r.worst for r in rows)]
     natural = torch.cat(parts, dim=1).nan_to_num(nan=INF).amax(dim=1)
@@ -96,13 +99,14 @@ class _Sizes:
 @dataclass(frozen=True)
 class _Judged:
     """Judgement of rows: the state of each (batch, k), residuals (batch, some), the distance to a change (batch,), and
-    their contribution to the work done by residuals and by the data."""
+    their contribution to the work done by residuals and by the data, and the sum of its terms."""
 
     active: Tensor
     worst: Tensor
     margin: Tensor
     loss: Tensor
     work: Tensor
+    terms: Tensor
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,7 @@ class _Sides:
         held = only(state != 0, self.multiplier)
         return _Judged(
             state, parts, margin.amin(dim=1) if margin.shape[1] else margin.new_full((len(margin),), INF),
-            -(held * gap).sum(dim=1), (held * side).abs().sum(dim=1),
+            -(held * gap).sum(dim=1), (held * side).sum(dim=1), (held * side).abs().sum(dim=1),
         )  # fmt: skip
 
     def part(self, which: slice) -> _Sides:
@@ -160,7 +164,8 @@ class _Sides:
         margin = found.margin / (cones.heads(unit) * cones.sizes.sqrt())
         judged = _Judged(
             cones.spread(found.case), torch.cat([_ratio(gap, own), _ratio(gap, unit)], dim=1), margin.amin(dim=1),
-            -(self.multiplier * gap).sum(dim=1), (self.multiplier * self.upp).abs().sum(dim=1),
+            -(self.multiplier * gap).sum(dim=1), (self.multiplier * self.upp).sum(dim=1),
+            (self.multiplier * self.upp).abs().sum(dim=1),
         )  # fmt: skip
         return judged, (found.s, found.v / tau)
 
