@@ -187,7 +187,7 @@ def _blas() -> list[tuple[Callable[[], int], Callable[[int], object]]]:
 
 
 def _of_openblas(library: Any, verb: str) -> Callable[..., Any] | None:
-    """A function of OpenBLAS under any of its names. Calling it directly takes half the time (4 us for both BLAS)."""
+    """A function of OpenBLAS under any of its names; called directly, one_blas_thread takes 2 us instead of 8."""
     for prefix, suffix in product(("", "scipy_"), ("", "64_", "_64")):
         name = f"{prefix}openblas_{verb}_num_threads{suffix}"
         if hasattr(library, name):
