@@ -1,4 +1,4 @@
-"""Right-hand sides that mean infinity, and costs so small that solutions may be anywhere."""
+"""Right-hand sides that mean infinity."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import cvxpy as cp
 import numpy as np
 import pytest
 import torch
-from fuzz.exact import QP
-from fuzz.routes import Route
-from fuzz.run import Case
 
 from ffo.errors import Status
 from ffo.torch import FFOLayer, FFOQPLayer
@@ -81,42 +78,3 @@ def test_distant_rows_of_a_quadratic_program_with_small_costs() -> None:
     G, h = tensor([[-2, -3, 1], [-2, 2, -1], [1, -1, -2]]), tensor([-1, 8, 1e10])
     found = layer(tensor(np.diag([0, 0, 1])), tensor([4e-5, 1e-5, 2]), G, h)
     np.testing.assert_allclose(found.numpy(), [-2, 1, -2], atol=1e-8)
-
-
-#: the costs of a direction without curvature are 1e-6 to 1e-10 of the others; the gap between primal and dual objective
-#: was up to 14 % of the objective
-SMALL_COSTS = {
-    "flat": QP(
-        np.array([1.25e-8, 3.75]), np.diag([0.0, 3.0]), np.array([[-25, -200], [1, 0.25], [-1.75, 1.5]]),
-        np.array([300, 1e6, 3.375]),
-    ),
-    "flat, three variables": QP(
-        np.array([1e-8, -1.428571428571429e-9, 2.25]), np.diag([0.0, 0.0, 3.0]),
-        np.array([[0, 17.5, -5], [-17.5, -15, 7.5], [100, 125, -125]]), np.array([30, -45.625, 125000381.25]),
-    ),
-    "linear": QP(
-        np.array([-0.500000035, 1.4999999975, 2.00000003]), None,
-        np.array([[0.5, -1.5, -2], [2, 0.25, -1.75], [1.5, 0, -1.25], [0.25, 1.5, 0], [0.75, -1, 2]]),
-        np.array([1, 2.4375, 1.6875, 10.875, 998.375]),
-    ),
-    "linear, distant rows": QP(
-        np.array([0.25000000015, 0.2500000001]), None, np.array([[-0.25, -0.25], [-1.5, -1], [1, -0.5], [-0.5, 0.5]]),
-        np.array([0.8125, 4.25, 9999999998.625, 10000000000.375]),
-    ),
-    "large": QP(
-        np.array([-64.1824362, -2.29687499e10]), np.diag([0.0, 3.0625]),
-        np.array([[7.36865507e-4, 2.21059652e-3], [7.78264989e-3, 4.07756277e-3], [128.364872, -141.791536]]),
-        np.array([1.65794747e7, 6.42222168e13, -1.06343652e12]),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", SMALL_COSTS)
-def test_solutions_with_small_costs_are_right_or_have_a_residual(name: str) -> None:
-    qp = SMALL_COSTS[name]
-    case = Case([qp], [np.ones(qp.n)])
-    for derivative in ("none", "reverse"):
-        for layer in ("qp", "cvxpy"):
-            verdicts = case.verdicts(Route(layer, derivative=derivative))
-            assert not [str(v) for v in verdicts if v.outcome.wrong]

@@ -72,7 +72,8 @@ class Info:
         retried: samples on which the first solver failed and another was tried, or which another solved more
             accurately (see `retry=`); with `backward_eps=`, also those that the first one solved again with a smaller
             eps, because an answer that it called solved did not hold.
-        rescued: samples whose solver failed but whose point was turned into a solution by Newton steps.
+        rescued: samples whose solver failed, or was coarse, but whose point was turned into a solution: by Newton
+            steps, or by another solve on the face of its large multipliers.
         evidence: the certificate; None if no derivative can be taken (problems given by functions, called without
             gradients).
         detail: the solver's own message about failed samples; for others the expression of parameters, if any, that

@@ -88,9 +88,9 @@ def from_memory(batch: Batch, way: Way, known: Array, point: Triple) -> None:
     if not len(known) or not way.polishes:
         return
     with np.errstate(all="ignore"):
-        found = batch.linearized(known, _unsolved(x, y, s), way)
+        found = batch.linearized(known, unsolved(x, y, s), way)
         good = (found.certificate.natural_residual <= ACCEPT) & ~found.certificate.unsettled
-        hit = _accept(batch, known, found, good)
+        hit = accept(batch, known, found, good)
     batch.iterations[known[hit]] = 0
     batch.hits = int(hit.sum())
 
@@ -102,7 +102,7 @@ def solve_from_nothing(batch: Batch) -> None:
     found = from_nothing(batch.part(todo))
     batch.solve_time += time.perf_counter() - start
     good = found.certificate.good & (found.certificate.natural_residual <= ACCEPT)
-    good = _accept(batch, todo, found, good)
+    good = accept(batch, todo, found, good)
     batch.iterations[todo[good]], batch.solver[todo[good]] = found.steps[good], NEWTON
 
 
@@ -252,7 +252,7 @@ def _proofs(program: ConeProgram, x: Array, y: Array) -> tuple[dict[int, Proof],
     if len(mine):
         mine = mine[~starts_somewhere(np.array([found[k].vector for k in mine.tolist()]), x[mine], part(program, mine))]
     if len(mine):
-        batch = _by_own_choice(with_curvature(part(program, mine)))
+        batch = by_own_choice(with_curvature(part(program, mine)))
         for i, k in enumerate(mine.tolist()):
             if batch.status[i] != SOLVED:
                 del found[k]
@@ -260,7 +260,7 @@ def _proofs(program: ConeProgram, x: Array, y: Array) -> tuple[dict[int, Proof],
     return found, doubted
 
 
-def _by_own_choice(program: ConeProgram) -> Batch:
+def by_own_choice(program: ConeProgram) -> Batch:
     """Solve an auxiliary program by the solvers that suit it best."""
     batch = Batch.of(program)
     ask(batch, _own_choice(program), Direct())
@@ -274,7 +274,7 @@ def _own_choice(program: ConeProgram) -> Iterator[Solver]:
 
 def _steepest(program: ConeProgram) -> dict[int, Proof]:
     """A proof that the objective of one sample is unbounded below, from its steepest ray."""
-    steepest = _by_own_choice(steepest_ray(program))
+    steepest = by_own_choice(steepest_ray(program))
     return _proofs(program, steepest.point[0], np.zeros((1, program.m)))[0]
 
 
@@ -286,14 +286,14 @@ def seek_proofs(batch: Batch) -> None:
             return
         samples = np.array([k])
         program = batch.part(samples)
-        feasible = _by_own_choice(with_curvature(program))
+        feasible = by_own_choice(with_curvature(program))
         if feasible.status[0] == SOLVED:
             if proofs := _steepest(program):
                 batch.prove(samples, proofs)
             elif batch.status[k] == Status.INFEASIBLE and feasible.residual[0] <= ACCEPT:
                 batch.status[k], batch.detail[k] = Status.INACCURATE, "called infeasible, but there is a feasible point"
             elif batch.status[k] == Status.UNBOUNDED:
-                bounded = _by_own_choice(relaxed(program))
+                bounded = by_own_choice(relaxed(program))
                 if bounded.status[0] == SOLVED and bounded.residual[0] <= ACCEPT:
                     batch.status[k], batch.detail[k] = Status.INACCURATE, "called unbounded, but its dual is feasible"
         else:
@@ -318,7 +318,7 @@ def _verify(
             good[coarse] = rows_hold(found.x[coarse], found.s[coarse], batch.part(samples[coarse]))
     else:
         good = (natural <= min(tolerance / VANISHING, FAR)) & (start <= tolerance)
-    done = _accept(batch, samples, found, good)
+    done = accept(batch, samples, found, good)
     if np.count_nonzero(done) < len(done):
         done |= batch.proven[samples]
         batch.answered_by(solver.name, samples[done], answer.iterations[done])
@@ -330,7 +330,7 @@ def _verify(
 
 def beyond_doubt(evidence: Array, tolerance: float) -> Array:
     """(batch, 5) the first ACCEPTED entries are true if a solver's polished answer is accepted without a closer look,
-    by the rules of `_verify` and `_accept`; the others if, flags aside, nothing speaks against its gradient."""
+    by the rules of `_verify` and `accept`; the others if, flags aside, nothing speaks against its gradient."""
     limits = _limits(min(tolerance, ACCEPT, ROUGH), math.sqrt(tolerance), DISTANT, ERROR, MARGIN_RATIO)
     return np.asarray(evidence[:, _JUDGED] <= limits)
 
@@ -340,7 +340,7 @@ def _limits(*values: float) -> Array:
     return np.array(values)
 
 
-def _accept(batch: Batch, samples: Array, found: Linearization, good: Array) -> Array:
+def accept(batch: Batch, samples: Array, found: Linearization, good: Array) -> Array:
     """Store the good ones of some samples' solutions, unless they prove, or nearly prove, that there is none: as points
     diverge, the terms of the conditions grow with them, and any error becomes relatively small. Returns those
     (samples,) that were stored."""
@@ -377,12 +377,12 @@ def rescue(batch: Batch, way: Way) -> None:
     if not len(failed):
         return
     with np.errstate(all="ignore"):
-        found = batch.linearized(failed, _unsolved(*(v[failed] for v in batch.point)), way)
-        saved = _accept(batch, failed, found, found.certificate.natural_residual <= ACCEPT)
+        found = batch.linearized(failed, unsolved(*(v[failed] for v in batch.point)), way)
+        saved = accept(batch, failed, found, found.certificate.natural_residual <= ACCEPT)
     batch.rescued[failed[saved]] = True
 
 
-def _unsolved(x: Array, y: Array, s: Array) -> Solution:
+def unsolved(x: Array, y: Array, s: Array) -> Solution:
     """Points without a solver's claim that they are solutions."""
     unknown = np.full(len(x), OPEN)
     return Solution(x, y, s, unknown, unknown)

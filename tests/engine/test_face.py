@@ -1,0 +1,156 @@
+"""Linear and quadratic programs whose costs leave almost nothing to choose a point on a face."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from fuzz.exact import QP, solve
+from fuzz.routes import Route
+from fuzz.run import Case
+
+from ffo.engine import face
+from ffo.engine.batch import Batch
+from ffo.engine.stages import by_own_choice
+from ffo.errors import Status
+from ffo.program.cone import ConeProgram
+from ffo.torch import FFOQPLayer
+
+#: the costs along a face, or of a direction without curvature, are 1e-6 to 1e-10 of the others. No solver finds the
+#: solutions of most of these programs, and answers were off by up to 1e5; the last three were refused
+SMALL_COSTS = {
+    "flat": QP(
+        np.array([1.25e-8, 3.75]), np.diag([0.0, 3.0]), np.array([[-25, -200], [1, 0.25], [-1.75, 1.5]]),
+        np.array([300, 1e6, 3.375]),
+    ),
+    "flat, three variables": QP(
+        np.array([1e-8, -1.428571428571429e-9, 2.25]), np.diag([0.0, 0.0, 3.0]),
+        np.array([[0, 17.5, -5], [-17.5, -15, 7.5], [100, 125, -125]]), np.array([30, -45.625, 125000381.25]),
+    ),
+    "linear": QP(
+        np.array([-0.500000035, 1.4999999975, 2.00000003]), None,
+        np.array([[0.5, -1.5, -2], [2, 0.25, -1.75], [1.5, 0, -1.25], [0.25, 1.5, 0], [0.75, -1, 2]]),
+        np.array([1, 2.4375, 1.6875, 10.875, 998.375]),
+    ),
+    "linear, distant rows": QP(
+        np.array([0.25000000015, 0.2500000001]), None, np.array([[-0.25, -0.25], [-1.5, -1], [1, -0.5], [-0.5, 0.5]]),
+        np.array([0.8125, 4.25, 9999999998.625, 10000000000.375]),
+    ),
+    "large": QP(
+        np.array([-64.1824362, -2.29687499e10]), np.diag([0.0, 3.0625]),
+        np.array([[7.36865507e-4, 2.21059652e-3], [7.78264989e-3, 4.07756277e-3], [128.364872, -141.791536]]),
+        np.array([1.65794747e7, 6.42222168e13, -1.06343652e12]),
+    ),
+    "linear, costs nearly parallel to a row": QP(
+        np.array([0.99999775, 0.50000175, -1.74999975]), None,
+        np.array([[-1, -0.5, 1.75], [1.5, -1.5, 0.25], [0.75, -0.25, -0.5], [1.25, -1.75, 1], [0.75, -2, -1]]),
+        np.array([-3.8125, 1.3125, 1.625, 10, 1000.25]),
+    ),
+    "flat, small costs, a distant first point": QP(
+        np.array([-1.53131950e-03, -1.05516946e-03, -9.82304807e-04, -1.23774374e-04, -1.49890850]),
+        np.diag([0.0, 0.0, 0.0, 0.0, 1.0]),
+        np.array([
+            [-0.75, 0.75, -1, 0.25, 0.75], [-0.5, -2, 1.25, -0.75, -2], [1, 1.5, 0.75, 0.25, -1.5],
+            [1.75, 0.5, 1, 0, -0.5], [0.5, 0.5, 1.25, -1.5, -2], [1, 1.25, 1, 0, 2], [-1.25, -1.25, 0.75, -1, 1],
+            [1.25, -1.25, -0.75, -0.75, -1.5],
+        ]),
+        np.array([1.375, -2.1875, -4.3125, -2.125, -3.5, 9.0625, 1002.4375, 1e6]),
+    ),
+    "linear, a distant first point": QP(
+        np.array([9.52339788e-04, -1.27005382e-03, -7.86813342e-08, 1.58847525e-04, 4.76249299e-04]), None,
+        np.array([
+            [-1.5, 2, 0, -0.25, -0.75], [-2, 1.5, 0.25, -2, -1.5], [0, 1.5, 2, -2, -1.5], [-0.25, 2, 1.25, -1.5, -1],
+            [1.75, 1.25, -1.75, 1.25, 1.25], [-0.5, 1.5, -0.5, -1.5, 1.25], [-1, -0.5, -0.5, -1.75, -1],
+            [0.5, -1.25, -0.75, 0.25, 0.75],
+        ]),
+        np.array([-3.75, -1.75, -2.75, -3.25, -2.4375, 8.6875, 1001.8125, 1000002.94]),
+    ),
+    "flat, numerical trouble": QP(
+        np.array([-0.623986098, 0.779985579, 0.623989609, 2.09423150e-06, -1.99797236]),
+        np.diag([0.0, 0.0, 0.0, 0.0, 1.0]),
+        np.array([
+            [1, -1.25, -1, 0, 2], [0.5, 1.25, -1, -1.25, 2], [1.75, 0, -1, -0.75, -1], [-1, -1.5, -0.75, -1, -2],
+            [0, -1.5, -1.75, -1, 0.25], [2, -2, 1.25, 0.75, -0.5], [0, 1.25, 0.75, -1.75, -1],
+            [-0.75, -0.5, -0.75, 0.75, 1.75],
+        ]),
+        np.array([3.8125, 1.625, 0.5625, 1.6875, 4.125, 8.625, 998.4375, 1000001.94]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SMALL_COSTS)
+def test_solutions_with_small_costs_are_right(name: str) -> None:
+    qp = SMALL_COSTS[name]
+    layer = FFOQPLayer()
+    found = layer(*(None if v is None else torch.tensor(v) for v in (qp.Q, qp.p, qp.G, qp.h)))
+    exact = solve(qp).z
+    assert exact is not None
+    z = exact.astype(float)
+    np.testing.assert_allclose(found, z, rtol=1e-8, atol=1e-8 + 1e-15 * np.abs(z).max())
+    assert layer.info.residual[0] <= 1e-10
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", SMALL_COSTS)
+@pytest.mark.parametrize("layer", ["qp", "cvxpy"])
+def test_gradients_with_small_costs_are_right_or_flagged(name: str, layer: str) -> None:
+    qp = SMALL_COSTS[name]
+    verdicts = Case([qp], [np.ones(qp.n)]).verdicts(Route(layer))
+    assert {v.outcome.value for v in verdicts} <= {"right", "false alarm", "flagged"}
+
+
+def random_program(rng: np.random.Generator, sizes: np.ndarray, flat: bool) -> QP:
+    """A vertex whose multipliers have these sizes; the last variable has curvature, if `flat`."""
+    n = len(sizes)
+    G, z = rng.integers(-8, 9, (n + 3, n)) / 4, rng.integers(-8, 9, n) / 4
+    slack = np.concatenate([np.zeros(n), [float(rng.integers(1, 9)), 1e3, 1e6]])
+    y = np.concatenate([sizes * rng.integers(1, 9, n) / 4, np.zeros(3)])
+    Q = np.diag([0.0] * (n - 1) + [1.0]) if flat else None
+    return QP(-G.T @ y - (Q @ z if Q is not None else 0.0), Q, G, G @ z + slack)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("ratio", [1e-6, 1e-8, 1e-9])
+def test_random_programs_with_small_multipliers_are_right(ratio: float, flat: bool) -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(30):
+        case = Case([random_program(rng, np.array([1.0, ratio**0.5, ratio, ratio]), flat)], [np.ones(4)])
+        outcomes = [v.outcome.value for v in case.verdicts(Route(derivative="none"))]
+        assert outcomes in (["right"], ["unjudged"])
+
+
+def test_a_sample_refined_on_its_face_leaves_the_others_alone() -> None:
+    qp = SMALL_COSTS["linear, costs nearly parallel to a row"]
+    G, h = torch.tensor(qp.G), torch.tensor(qp.h)
+    p = torch.tensor(np.stack([-2 * qp.G[0] - qp.G[1] - qp.G[2], qp.p, -qp.G[0] - 3 * qp.G[1] - qp.G[2]]))
+    layer = FFOQPLayer(solver="CLARABEL")
+    found = layer(None, p, G, h)
+    assert layer.info.rescued.tolist() == [False, True, False]
+    assert layer.info.solver == ("CLARABEL",) * 3
+    np.testing.assert_allclose(found, np.broadcast_to([2, 1, -0.75], (3, 3)), atol=1e-9)
+    alone = torch.cat([layer(None, p[[k]], G, h) for k in (0, 2)])
+    torch.testing.assert_close(found[[0, 2]], alone, rtol=0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("what", ["no step", "a wrong step"])
+def test_an_answer_without_a_better_one_on_its_face_is_kept(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    calls = []
+
+    def wrong(program: ConeProgram) -> Batch:
+        calls.append(batch := by_own_choice(program))
+        if what == "no step":
+            batch.status[:] = Status.NUMERICAL
+        else:
+            batch.point[0][:] = np.nan
+        return batch
+
+    monkeypatch.setattr(face, "by_own_choice", wrong)
+    qp = SMALL_COSTS["linear, costs nearly parallel to a row"]
+    layer = FFOQPLayer(solver="CLARABEL")
+    found = layer(None, *(torch.tensor(v) for v in (qp.p, qp.G, qp.h)))
+    assert calls
+    assert found.isfinite().all()
+    assert not layer.info.rescued[0]
+    assert layer.info.residual[0] > 1e-10
