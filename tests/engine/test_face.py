@@ -9,6 +9,7 @@ from fuzz.exact import QP, solve
 from fuzz.routes import Route
 from fuzz.run import Case
 
+from ffo.cones import Nonneg, Product
 from ffo.engine import face
 from ffo.engine.batch import Batch
 from ffo.engine.stages import by_own_choice
@@ -154,3 +155,15 @@ def test_an_answer_without_a_better_one_on_its_face_is_kept(monkeypatch: pytest.
     assert found.isfinite().all()
     assert not layer.info.rescued[0]
     assert layer.info.residual[0] > 1e-10
+
+
+def test_a_better_answer_replaces_the_linearization_of_the_first_one() -> None:
+    """That of the first one was kept, too, and its null vectors caused false alarms."""
+    qp = SMALL_COSTS["linear"]
+    assert qp.G is not None
+    assert qp.h is not None
+    cones = Product([(Nonneg(), len(qp.h))])
+    program = ConeProgram.from_matrices(np.zeros((3, 3)), np.tile(qp.p, (3, 1)), qp.G, np.tile(qp.h, (3, 1)), cones)
+    batch = by_own_choice(program)
+    batch.put(np.array([1]), by_own_choice(program.take(np.array([1]))), final_only=True)
+    assert sorted(np.concatenate([piece.samples for piece in batch.pieces]).tolist()) == [0, 1, 2]

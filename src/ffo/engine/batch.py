@@ -176,12 +176,17 @@ class Batch:
 
     def withdraw(self, samples: Array) -> None:
         """Withdraw answers."""
-        kept = np.ones(len(self.status), dtype=bool)
-        kept[samples] = False
-        self.pieces[:] = self.only(kept).pieces
+        self._drop(samples)
         self.detail.update(
             {int(k): f"the best point has a natural residual of {self.residual[k]:.1e}" for k in samples}
         )
+
+    def _drop(self, samples: Array) -> None:
+        """Forget the linearizations of some samples."""
+        if self.pieces:
+            kept = np.ones(len(self.status), dtype=bool)
+            kept[samples] = False
+            self.pieces[:] = self.only(kept).pieces
 
     def prove(self, samples: Array, found: dict[int, Proof]) -> None:
         """Store proofs, by position among some samples; they override any other verdict on these samples."""
@@ -233,6 +238,7 @@ class Batch:
         """Store the results of another batch of these samples; `final_only`: only solutions and proofs."""
         kept = (other.status == SOLVED) | other.proven if final_only else np.ones(len(samples), dtype=bool)
         mine = samples[kept]
+        self._drop(mine)
         self.prove(samples, {k: proof for k, proof in other.proofs.items() if kept[k]})
         x, y, s = other.point
         self.put_point(mine, (x[kept], y[kept], s[kept]))
