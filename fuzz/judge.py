@@ -244,7 +244,9 @@ def judge(
         return Verdict(off, f"solved, but {status}: violation {_violation(truth.qp, found.z):.1e}")
     verdict = _solution(found, truth, single, radius, off)
     judged = verdict.outcome is Outcome.RIGHT and found.duals and not smoothed  # smoothed ones belong to other bounds
-    if judged and (error := _imbalance(truth.qp, found)) > SOLUTION[single]:
+    # a point that is excused by the forces at the exact one is measured by these
+    forces = truth.costs if verdict.note == EXCUSED else np.zeros(truth.qp.n)
+    if judged and (error := _imbalance(truth.qp, found, forces)) > SOLUTION[single]:
         return Verdict(off, f"multipliers off by {error:.1e}")
     if verdict.outcome is not Outcome.RIGHT or found.good is None:
         return verdict
@@ -280,30 +282,46 @@ def _refused(found: Found, truth: Truth) -> Verdict:
 def _nearly_feasible(qp: QP, z: Array, tolerance: float) -> bool:
     """Whether a point violates no row by more than the tolerance in the units of the row's terms; or by no more than is
     excused in the units of the whole point, if moving the bounds by as much gives a feasible point. (Bounds of zero
-    have no terms: relative to them, a violation of 1e-9 at a solution of 1 is arbitrarily large.)"""
+    have no terms: relative to them, a violation of 1e-9 at a solution of 1 is arbitrarily large.) A point of zero is as
+    large as the one that the costs pull to."""
     near = GRANTED * EXCUSE
     if not np.isfinite(z).all():
         return False
-    return _violation(qp, z) <= tolerance or (_violation(qp, z, 1.0) <= near and exact.nearly_feasible(qp, near, z))
+    whole = np.maximum(np.abs(z), _pull(qp))
+    return _violation(qp, z) <= tolerance or (
+        _violation(qp, z, 1.0, float(whole.max())) <= near and exact.nearly_feasible(qp, near, whole)
+    )
 
 
-def _violation(qp: QP, z: Array, share: float = 1e-6) -> float:
-    """The largest violation of a row, in units of its own terms plus `share` of the largest terms."""
-    worst = 0.0
+def _pull(qp: QP) -> float:
+    """The size of the point without constraints, if there is one, but at most that of the most distant bound."""
+    if qp.Q is None or not exact.definite(exact.quadratic(qp))[1]:
+        return 0.0
+    rows = exact.constraints(qp)
+    R, r = np.vstack([rows.R, rows.E]).astype(float), np.concatenate([rows.r, rows.e]).astype(float)
+    size = np.abs(R).max(axis=1, initial=0.0)
+    distance = float(np.max(np.abs(r[size > 0]) / size[size > 0], initial=0.0))
+    return min(float(np.abs(np.linalg.solve((qp.Q + qp.Q.T) / 2, qp.p)).max()), distance)
+
+
+def _violation(qp: QP, z: Array, share: float = 1e-6, whole: float = 0.0) -> float:
+    """The largest violation of a row, in units of its own terms plus `share` of the largest terms; `whole`: least size
+    of the point for the latter."""
+    worst, largest = 0.0, max(float(np.abs(z).max()), whole)
     for name, matrix, sign in (("b", qp.A, 0), ("h", qp.G, 1), ("lower", qp.G, -1), ("ub", None, 1), ("lb", None, -1)):
         side = getattr(qp, name)
         if side is not None and len(side):
             rows = np.eye(qp.n) if matrix is None else matrix
             over = np.where(np.isinf(side), 0.0, rows @ z - np.where(np.isinf(side), 0.0, side))
             over = np.abs(over) if sign == 0 else np.maximum(sign * over, 0.0)
-            own = np.abs(rows) @ (np.abs(z) + share * np.abs(z).max()) + np.where(np.isinf(side), 0.0, np.abs(side))
+            own = np.abs(rows) @ (np.abs(z) + share * largest) + np.where(np.isinf(side), 0.0, np.abs(side))
             worst = max(worst, float(np.max(over / (own + 1e-300))))
     return worst
 
 
-def _imbalance(qp: QP, found: Found) -> float:
-    """The residual of Qz + p + A'nu + G'lam + mu = 0, row by row in units of its terms, and the size of multipliers of
-    inactive rows."""
+def _imbalance(qp: QP, found: Found, forces: Array) -> float:
+    """The residual of Qz + p + A'nu + G'lam + mu = 0, row by row in units of its terms, at least of `forces` (n,), and
+    the size of multipliers of inactive rows."""
     nu, lam, mu = found.duals
     if not all(np.isfinite(v).all() for v in found.duals):
         return math.inf
@@ -311,6 +329,7 @@ def _imbalance(qp: QP, found: Found) -> float:
     parts = [(qp.p, eye), (z, qp.Q), (nu, qp.A), (lam, qp.G), (mu, eye)]
     terms = [(v, none if M is None else M if M is not qp.Q else (M + M.T) / 2) for v, M in parts if M is not None]
     left, own = sum(M.T @ v for v, M in terms), sum(np.abs(M).T @ np.abs(v) for v, M in terms)
+    own = np.maximum(own, forces)
     # without costs, forces are rounding, in units of the matrices
     sizes = [np.abs(v).max(initial=0.0) for v in (qp.p, qp.Q, qp.G, qp.A) if v is not None]
     costs = next((size for size in sizes if size > 0), 1.0)

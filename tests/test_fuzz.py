@@ -137,6 +137,34 @@ def test_how_far_a_point_may_be_from_feasible(gap: float, outcome: Outcome) -> N
     assert judge(point, truth, ["p"], truth.direction(["p"], 1), False).outcome is outcome
 
 
+@pytest.mark.parametrize(
+    ("gap", "bound", "cost", "outcome"),
+    [
+        (1e-16, 1.0, 0.5, Outcome.UNJUDGED),
+        (1e-7, 1.0, 0.5, Outcome.WRONG_SOLUTION),
+        (1e-16, 1e-10, 0.5, Outcome.WRONG_SOLUTION),  # the costs pull far, but the bounds are near
+        (1e-16, 1.0, 1e-10, Outcome.WRONG_SOLUTION),
+    ],
+)
+def test_a_point_of_zero_is_as_large_as_the_costs_and_bounds(
+    gap: float, bound: float, cost: float, outcome: Outcome
+) -> None:
+    """-bound <= x <= 0 and 1e4 x >= 1e4 gap."""
+    G, h = np.array([[-1.0], [1.0], [-1e4]]), np.array([bound, 0.0, -1e4 * gap])
+    truth = Truth(QP(p=np.array([cost]), Q=np.array([[2.0]]), G=G, h=h), np.ones(1), 0)
+    assert truth.answer.status == "infeasible"
+    assert judge(found([0.0]), truth, ["p"], truth.direction(["p"], 1), False).outcome is outcome
+
+
+@pytest.mark.parametrize(("force", "outcome"), [(1e-5, Outcome.RIGHT), (10.0, Outcome.WRONG_SOLUTION)])
+def test_multipliers_of_an_excused_point(force: float, outcome: Outcome) -> None:
+    """Forces of 1e6 x balance each other to 1e-10 at the exact point; they are small at another one."""
+    Q = 1e6 * np.array([[1.0, 1.0], [1.0, 1.0 + 1e-15]])
+    truth = Truth(QP(p=np.array([1e-10, 0.0]), Q=Q, lb=np.array([-100.0, -100.0])), np.ones(2), 0)
+    point = replace(found([0.0, 0.0]), duals=[np.zeros(0), np.zeros(0), np.array([force, 0.0])])
+    assert judge(point, truth, ["p"], truth.direction(["p"], 1), False).outcome is outcome
+
+
 def test_a_tie_is_seen_whichever_way_rounding_broke_it() -> None:
     """Costs parallel to the equality but for rounding: one end of the line is as good as the other."""
     A = np.array([[-0.024725311577169087, -0.44701082975002343]])
