@@ -78,3 +78,41 @@ def test_agrees_without_right_hand_sides() -> None:
 def test_nothing_is_known_of_arrays_that_others_hold() -> None:
     one = program(0)
     assert not Moderate().holds(one.with_matrices(replace(one.P, own=False), one.A))
+
+
+def of_each_sample(one: ConeProgram, seed: int) -> ConeProgram:
+    """The program with matrices that differ between samples."""
+    rng = np.random.default_rng(seed)
+    P, A = (M.with_values(M.values * rng.uniform(0.9, 1.1, (BATCH, 1))) for M in (one.P, one.A))
+    return one.with_matrices(P, A)
+
+
+@pytest.mark.parametrize("which", range(4), ids=["P", "q", "A", "b"])
+@pytest.mark.parametrize("entry", [None, 0, -1], ids=["all", "first", "last"])
+def test_agrees_for_matrices_of_each_sample(which: int, entry: int | None) -> None:
+    """One sample's data, or one entry of it, is of another size."""
+    verdicts = set()
+    for exponent in np.linspace(-9, 9, 73):
+        one = of_each_sample(program(0), 1)
+        P, q, A, b = (np.array(v) for v in (one.P.values, one.q, one.A.values, one.b))
+        changed = (P, q, A, b)[which][1]
+        changed[slice(None) if entry is None else entry] *= 10.0**exponent
+        one = one.with_matrices(one.P.with_values(P), one.A.with_values(A)).with_vectors(q=q, b=b)
+        known = Moderate().holds(one)
+        verdicts.add(known)
+        if known:
+            assert scaling(one) is None
+            assert one.all_finite
+        elif which < 3 or entry is None:  # single sides may mean infinity, which needs a closer look
+            assert scaling(one) is not None
+    assert True in verdicts
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("which", range(4), ids=["P", "q", "A", "b"])
+def test_matrices_of_each_sample_must_be_finite(which: int, value: float) -> None:
+    one = of_each_sample(program(0), 1)
+    assert Moderate().holds(one)
+    P, q, A, b = (np.array(v) for v in (one.P.values, one.q, one.A.values, one.b))
+    (P, q, A, b)[which][2, -1] = value
+    assert not Moderate().holds(one.with_matrices(one.P.with_values(P), one.A.with_values(A)).with_vectors(q=q, b=b))

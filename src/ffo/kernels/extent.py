@@ -89,3 +89,41 @@ def matrix_extent(
             fit = fit and (a[j] == 0.0 or 1.0 / moderate <= a[j] <= moderate)
         alone[j] = not coupled[j] and p[j] == 0.0
     return most, least, fit
+
+
+@kernel
+def all_moderate(
+    Pi: Array, Pj: Array, Pv: Array, Ai: Array, Aj: Array, Av: Array, coupling: Array, coupled: Array,
+    q: Array, b: Array, moderate: float, rounding: float, never: float,
+) -> bool:  # fmt: skip
+    """Whether every sample of a batch needs no scaling, and has no right-hand side that may mean infinity; Pv, Av, q
+    and b have one row per sample, or one for all.
+
+    Columns have size max(a, p length / force), so there is a range of moderate lengths. The length is the median of b:
+    it is in this range if at most half of the entries are below, and at most half above.
+    """
+    alone = np.empty(q.shape[1], dtype=np.bool_)
+    for k in range(max(Pv.shape[0], Av.shape[0], q.shape[0], b.shape[0])):
+        costs, sides = q[k % q.shape[0]], b[k % b.shape[0]]
+        most, least, fit = matrix_extent(
+            Pi, Pj, Pv[k % Pv.shape[0]], Ai, Aj, Av[k % Av.shape[0]], coupling, coupled, sides.size, moderate, alone
+        )
+        force, longest, known, below, above = 0.0, 0.0, 0, 0, 0
+        for j in range(costs.size):
+            fit = fit and abs(costs[j]) < np.inf
+            force = max(force, abs(costs[j]))
+        for i in range(sides.size):
+            longest = max(longest, abs(sides[i]) if abs(sides[i]) < np.inf else np.inf)
+        lowest, highest = max(1.0 / moderate, force / (least * moderate)), min(moderate, force * moderate / most)
+        for i in range(sides.size):
+            size = abs(sides[i])
+            if size > rounding * longest:
+                known, below, above = known + 1, below + (size < lowest), above + (size > highest)
+        if not (fit and 1.0 / moderate <= force <= moderate and max(below, above) <= (known - 1) // 2):
+            return False
+        if longest >= never * lowest:
+            return False
+        for j in range(costs.size):
+            if alone[j] and 0.0 < abs(costs[j]) < force / moderate:
+                return False
+    return True

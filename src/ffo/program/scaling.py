@@ -87,10 +87,27 @@ class Moderate:
         """Whether a program is known to need no scaling."""
         P, A, last = program.P, program.A, self._last
         if last is None or last.P is not P or last.A is not A:
-            if not (P.own and A.own and program.shared_matrices and program.n):
+            if not program.n:
+                return False
+            if not program.shared_matrices:
+                return _all_moderate(program)
+            if not (P.own and A.own):
                 return False
             last = self._last = _Extent(P, A)
         return last.fit and last.moderate(program)
+
+
+def _all_moderate(program: ConeProgram) -> bool:
+    """Whether all samples, which differ in their matrices, are known to need no scaling (n = m = 10, batch 128: 0.03 ms
+    instead of 0.35)."""
+    from ffo.kernels.extent import all_moderate  # loads compiled code
+
+    (P, q, A, b), p, a = values_of(program).arrays, program.P.pattern, program.A.pattern
+    entries = p.rows, p.columns, P, a.rows, a.columns, A, a.coupling, a.coupled
+    found = bool(all_moderate(*entries, q, b, MODERATE, ROUNDING, NEVER))
+    if found:
+        program.note_finite(True)
+    return found
 
 
 class _Extent:
