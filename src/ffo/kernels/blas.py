@@ -37,9 +37,10 @@ from ffo.kernels.jit import inner_kernel, inner_reducing_kernel
 
 Array = np.ndarray
 
-#: Below this size plain loops are used. They are as fast as BLAS in one thread, and many small BLAS calls do not
-#: scale over threads (n = 30, two threads: 1.3x, loops 1.95x).
-SMALL = 45
+#: Below this size plain loops are used. They are as fast as BLAS in one thread (dense programs of n = 60 and 90), and
+#: many small BLAS calls do not scale over threads, because they take locks (n = 30, two threads: 1.3x, loops 1.95x;
+#: semidefinite programs of order 8, 16 threads: 15.4 ms a step, loops 12.6).
+SMALL = 100
 
 
 def _external(library: str, name: str, arguments: int) -> Any:
