@@ -14,7 +14,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -27,6 +27,8 @@ from numba.core.compiler import Compiler, Flags
 from numba.core.typed_passes import NopythonRewrites
 from numba.core.typing.context import BaseContext
 from numba.core.untyped_passes import InlineClosureLikes
+
+from ffo.kernels.ahead import helper
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,6 +58,33 @@ def _trusted(folder: str, source: str) -> bool:
     return False
 
 
+@cache
+def _announce() -> None:
+    logging.getLogger("ffo").warning("compiling ffo's kernels, once for this environment: this takes up to a minute")
+
+
+def _load(name: str, store: Any, index: Any) -> Callable[[Any, Any], Any]:
+    """How a kernel is loaded from its cache, or compiled ahead of its use if it is not there."""
+    load = store.load_overload
+
+    def load_overload(signature: Any, context: Any) -> Any:
+        helper.take(name, full=signature[-1:] != (types.none,))
+        found = load(signature, context)
+        # two processes may have saved code for different arguments under the same name
+        if found is not None and found.signature.args == signature:
+            return found
+        _announce()
+        if store._enabled and os.access(store.cache_path, os.W_OK):
+            if not index._load_index():  # Numba would write a new index before it replaces code of another version
+                for old in Path(store.cache_path).glob(f"{Path(index._index_path).stem}.*.nbc"):
+                    with suppress(OSError):
+                        old.unlink()
+            helper.start()
+        return None
+
+    return load_overload
+
+
 def _compiled(function: F, **options: Any) -> F:
     compiled = numba.njit(nogil=True, error_model="numpy", **options)(function)
     # Numba compares only the time stamp of the function's own file, after reading an index that may name classes that
@@ -71,6 +100,8 @@ def _compiled(function: F, **options: Any) -> F:
     index: Any = getattr(store, "_cache_file", None)
     if hasattr(index, "_version"):
         index._version = (index._version, _STAMP)
+    if hasattr(index, "_load_index"):
+        store.load_overload = _load(function.__name__, store, index)
     template: Any = getattr(compiled, "get_call_template", None)
     if template is not None:  # Numba would compile a kernel again for every constant among its arguments
         compiled.get_call_template = lambda args, kws: template(tuple(map(types.unliteral, args)), kws)
