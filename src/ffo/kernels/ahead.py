@@ -2,9 +2,8 @@
 
 Threads do not help, since compiling is mostly Python code. The first kernel that is not in the cache starts a child
 process. Once the kind of the first program is known, the child compiles the two largest kernels, each without and with
-the code of curved cones, into the same cache. The first of them will be needed soon. The others may be; they are
-compiled at low priority. A kernel that the child is compiling is waited for; one that it has not begun is compiled
-here, and so are all if the child fails.
+the code of curved cones, into the same cache. The first of them will be needed soon, the others may be. A kernel that
+the child is compiling is waited for. One that it has not begun is compiled here, and so are all if the child fails.
 
 The child reads one kernel per line from its standard input, answers with an empty line, and ends when the input ends.
 If this process is killed, the child therefore ends after the kernel that it is compiling.
@@ -133,9 +132,7 @@ def _useful() -> bool:
 def serve(kernels: Iterable[str]) -> None:
     """Compile kernels, in the child."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
-    for count, kernel in enumerate(kernels):
-        if count == 1 and hasattr(os, "nice"):
-            os.nice(10)
+    for kernel in kernels:
         name, variant = kernel.split()
         _compile(name, variant == "full")
         sys.stdout.write("\n")
