@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ffo.kernels import evidence as columns
 from ffo.kernels import newton as loop
+from ffo.kernels.ahead import helper
 from ffo.kernels.blas import SMALL
 from ffo.kernels.bundle import refer
 from ffo.kernels.deadline import allowed_steps, current
@@ -32,7 +31,6 @@ from ffo.kernels.vectors import copy, fill
 Array = np.ndarray
 #: x (batch, n), y and s (batch, m)
 Triple = tuple[Array, Array, Array]
-logger = logging.getLogger("ffo")
 
 #: tasks of `_ghost_chunk`, and arrays that a task does not need
 _NEWTON, _SENSITIVITY, _NULL, _OTHER, _DISTANCES = range(5)
@@ -41,7 +39,6 @@ _NOTHING, _NONE = np.empty((0, 0)), np.zeros(1, int)
 FLOP = 3e-9
 #: iterations of samples that the interior point left out
 LEFT_OUT = -(2**62)
-_announced = False
 
 
 #: ghost systems are solved by their factors
@@ -126,7 +123,9 @@ class KernelPlan:
     @cached_property
     def curved(self) -> bool:
         """Whether there are curved cones."""
-        return bool((part(self._any.wide, KIND) > NONNEG).any())
+        found = bool((part(self._any.wide, KIND) > NONNEG).any())
+        helper.expect(full=found)
+        return found
 
     @cached_property
     def full(self) -> bool:
@@ -268,23 +267,11 @@ class KernelPlan:
 def _run(function: Any, count: int, seconds: float, *arguments: Any) -> list[int]:
     """Run a kernel on `count` samples of about so many seconds each; its first argument is the structure. Returns the
     samples that were left out (see `run_samples`)."""
-    if not _announced:
-        _announce(function)
     S: Structure = arguments[0]
     if len(S.sign) - S.head < SMALL:
         return run_samples(function, count, count * seconds, *arguments, deadline=current())
     with one_blas_thread():
         return run_samples(function, count, count * seconds, *arguments, deadline=current())
-
-
-def _announce(function: Any) -> None:
-    """Log once that compiling takes a while, if nothing is cached yet."""
-    global _announced
-    _announced = True
-    stats = getattr(function, "stats", None)
-    path = Path(stats.cache_path) if stats is not None and stats.cache_path else None
-    if path is not None and not any(path.glob(f"*{function.__name__}*.nbi")):
-        logger.warning("compiling ffo's kernels, once for this environment: this takes up to a minute")
 
 
 @inner_kernel

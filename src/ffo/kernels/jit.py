@@ -14,7 +14,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -24,6 +24,11 @@ import numba
 from numba import types
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler import Compiler, Flags
+from numba.core.typed_passes import NopythonRewrites
+from numba.core.typing.context import BaseContext
+from numba.core.untyped_passes import InlineClosureLikes
+
+from ffo.kernels.ahead import helper
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,6 +58,33 @@ def _trusted(folder: str, source: str) -> bool:
     return False
 
 
+@cache
+def _announce() -> None:
+    logging.getLogger("ffo").warning("compiling ffo's kernels, once for this environment: this takes up to a minute")
+
+
+def _load(name: str, store: Any, index: Any) -> Callable[[Any, Any], Any]:
+    """How a kernel is loaded from its cache, or compiled ahead of its use if it is not there."""
+    load = store.load_overload
+
+    def load_overload(signature: Any, context: Any) -> Any:
+        helper.take(name, full=signature[-1:] != (types.none,))
+        found = load(signature, context)
+        # two processes may have saved code for different arguments under the same name
+        if found is not None and found.signature.args == signature:
+            return found
+        _announce()
+        if store._enabled and os.access(store.cache_path, os.W_OK):
+            if not index._load_index():  # Numba would write a new index before it replaces code of another version
+                for old in Path(store.cache_path).glob(f"{Path(index._index_path).stem}.*.nbc"):
+                    with suppress(OSError):
+                        old.unlink()
+            helper.start()
+        return None
+
+    return load_overload
+
+
 def _compiled(function: F, **options: Any) -> F:
     compiled = numba.njit(nogil=True, error_model="numpy", **options)(function)
     # Numba compares only the time stamp of the function's own file, after reading an index that may name classes that
@@ -68,6 +100,8 @@ def _compiled(function: F, **options: Any) -> F:
     index: Any = getattr(store, "_cache_file", None)
     if hasattr(index, "_version"):
         index._version = (index._version, _STAMP)
+    if hasattr(index, "_load_index"):
+        store.load_overload = _load(function.__name__, store, index)
     template: Any = getattr(compiled, "get_call_template", None)
     if template is not None:  # Numba would compile a kernel again for every constant among its arguments
         compiled.get_call_template = lambda args, kws: template(tuple(map(types.unliteral, args)), kws)
@@ -125,23 +159,57 @@ class _Inner(_KernelLibrary):
 class _KernelFlags(Flags):  # type: ignore[misc]
     """Numba's compilation options, the key of its cache; their hash is stored, since computing it is slow."""
 
-    _HASH = hash(Flags())
+    _HASH, _DEFAULTS = hash(Flags()), Flags().values()
 
     def __hash__(self) -> int:
         return self._HASH
 
     def __eq__(self, other: object) -> bool:
-        return (isinstance(other, Flags) and self._values == other._values) or super().__eq__(other) is True
+        return isinstance(other, Flags) and self._DEFAULTS | self._values == self._DEFAULTS | other._values
+
+
+#: types of calls of built-in functions, by function, types of the arguments, and compilation options
+_calls: dict[tuple[Any, ...], Any] = {}
+#: passes of Numba's compiler for closures, which kernels do not have, and to fuse operations on whole arrays, of which
+#: they have few
+_NEEDLESS = (InlineClosureLikes, NopythonRewrites)
+
+
+class _Typing:
+    """Numba's typing context. It finds the type of a call such as `a + b` by trying dozens of rules, anew in each
+    function: a tenth of the compile time. Here the result is kept."""
+
+    def __init__(self, context: Any, flags: Flags) -> None:
+        self._context, self._flags = context, flags
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def resolve_function_type(self, function: Any, args: Any, kws: Any) -> Any:
+        builtin = self._context._lookup_global(function) or function
+        if kws or not isinstance(builtin, types.Function):
+            return self._context.resolve_function_type(function, args, kws)
+        call = builtin, tuple(args), self._flags
+        if _calls.get(call) is None:
+            _calls[call] = self._context.resolve_function_type(function, args, kws)
+        return _calls[call]
 
 
 class _KernelCompiler(Compiler):  # type: ignore[misc]
     def compile_extra(self, function: Any) -> Any:
         self.state.flags = _KernelFlags(self.state.flags)
+        self.state.typingctx = _Typing(self.state.typingctx, self.state.flags)
         if self.state.library is None:
             self.state.library = _KernelLibrary(self.state.targetctx.codegen(), function.__qualname__)
             self.state.library.enable_object_caching()
         with _no_garbage_collection():
             return super().compile_extra(function)
+
+    def define_pipelines(self) -> list[Any]:
+        managers: list[Any] = super().define_pipelines()
+        for manager in managers:
+            manager.passes[:] = [p for p in manager.passes if p[0] not in _NEEDLESS]
+        return managers
 
 
 class _InnerCompiler(_KernelCompiler):
@@ -173,6 +241,7 @@ _PRIVATE = {
     JITCodeLibrary: ("_optimize_functions", "_optimize_final_module", "_finalize_dynamic_globals"),
     JITCPUCodegen: ("_pass_builder", "_module_pass_manager"),
     Flags: ("_values",),
+    BaseContext: ("_lookup_global",),
 }
 if all(hasattr(owner, name) for owner, names in _PRIVATE.items() for name in names):
     _KERNEL["pipeline_class"], _INNER["pipeline_class"] = _KernelCompiler, _InnerCompiler

@@ -41,7 +41,7 @@ _lock = Lock()
 _executor: ThreadPoolExecutor | None = None
 
 
-def _is_forked() -> bool:
+def _was_forked() -> bool:
     """Whether this process was forked before it imported this module."""
     try:
         fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
@@ -50,7 +50,7 @@ def _is_forked() -> bool:
         return multiprocessing.parent_process() is not None
 
 
-_forked = _is_forked()
+_forked = _was_forked()
 
 
 def _forget() -> None:
@@ -60,6 +60,11 @@ def _forget() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
+
+
+def is_forked() -> bool:
+    """Whether this process was forked, and has not executed a program since."""
+    return _forked
 
 
 def cpus() -> int:
