@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cvxpy as cp
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,7 @@ from ffo.engine.batch import Batch
 from ffo.engine.stages import by_own_choice
 from ffo.errors import Status
 from ffo.program.cone import ConeProgram
-from ffo.torch import FFOQPLayer
+from ffo.torch import FFOLayer, FFOQPLayer
 
 #: the costs along a face, or of a direction without curvature, are 1e-6 to 1e-10 of the others. No solver finds the
 #: solutions of most of these programs, and answers were off by up to 1e5; the last three were refused
@@ -167,3 +168,62 @@ def test_a_better_answer_replaces_the_linearization_of_the_first_one() -> None:
     batch = by_own_choice(program)
     batch.put(np.array([1]), by_own_choice(program.take(np.array([1]))), final_only=True)
     assert sorted(np.concatenate([piece.samples for piece in batch.pieces]).tolist()) == [0, 1, 2]
+
+
+#: programs whose costs leave 1e-9 of their size on a face: answers with residuals below 1e-10 were off by 1
+BELOW_TOLERANCES = {
+    "two variables": QP(
+        np.array([-1.0000000011929189, 0.8750000011929188]), None,
+        np.array([[2, -1.75], [0.5, -0.5], [-1.75, -1], [-1.75, -0.75]]), np.array([-2.125, -0.625, -0.9375, -0.5625]),
+    ),
+    "three variables": QP(
+        np.array([1.1249999913819249, 2.1875000172361503, 4.062500020108842]), None,
+        np.array([[1.5, -1.75, -1.75], [-2, 0, -1.25], [0.75, -1.5, -1.75], [-1.5, -1, 1], [-2, -1, -1.5]]),
+        np.array([0.6875, -3.375, -0.1875, 2.625, -1.5]),
+    ),
+    # the refined point is 1e-44 instead of 0, by which it was judged
+    "at the origin": QP(
+        np.array([-0.31249999349838625, 0.12499999814239607]), None,
+        np.array([[1.25, -0.5], [-1.75, 0.5], [-1.5, -0.75], [1, 0.5]]), np.array([0.0, 0.0, 2.0, 1.0]),
+    ),
+}  # fmt: skip
+SOLVERS = [None, "CLARABEL", "PIQP", "HIGHS", "INTERIOR"]
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("name", BELOW_TOLERANCES)
+def test_costs_below_the_tolerances_of_solvers(name: str, solver: str | None) -> None:
+    qp = BELOW_TOLERANCES[name]
+    layer = FFOQPLayer(solver=solver)
+    found = layer(None, *(torch.tensor(v) for v in (qp.p, qp.G, qp.h)))
+    exact = solve(qp).z
+    assert exact is not None
+    np.testing.assert_allclose(found, exact.astype(float), rtol=0.0, atol=1e-9)
+    assert layer.info.residual[0] <= 1e-13
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize(
+    ("p", "G", "h"),
+    [
+        ([-0.3750000047259461, 1.124999995274054], [[0.25, -0.75], [-0.25, -0.25]], [-0.3125, 0.0625]),
+        ([2.499999868835589, 3.499999803253384], [[-1.25, -1.75], [-1, -1.5]], [-2.375, -2.0]),
+    ],
+)
+def test_a_face_without_bound(p: list[float], G: list[list[float]], h: list[float], solver: str | None) -> None:
+    """Costs decrease along a face, by 1e-8 of their size, without bound. Solvers stop anywhere."""
+    assert solve(QP(np.array(p), None, np.array(G), np.array(h))).status == "unbounded"
+    layer = FFOQPLayer(solver=solver, on_fail="nan")
+    layer(None, *(torch.tensor(v, dtype=torch.float64) for v in (p, G, h)))
+    assert layer.info.status[0] is Status.UNBOUNDED
+    assert layer.info.proofs[0].status is Status.UNBOUNDED
+
+
+def test_programs_with_curved_cones_that_are_not_active() -> None:
+    x, p = cp.Variable(3), cp.Parameter(3)
+    G = np.array([[-0.75, -1.5, 1], [2, 2, 1.25], [-1.75, -1.25, -2], [1.25, 1.5, -1.75], [0, -0.5, 0.5]])
+    h = np.array([2.5625, 1, -2.6875, 995.5625, 2])
+    layer = FFOLayer(cp.Problem(cp.Minimize(p @ x), [G @ x <= h, cp.norm(x) <= 20]), [p], [x])
+    (found,) = layer(torch.tensor([0.5620185859285949, 1.1245185848319526, -0.7503008818069641], dtype=torch.float64))
+    assert layer.info.residual[0] <= 1e-12
+    np.testing.assert_allclose(found, [-0.75, 0.0, 2.0], atol=1e-6)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ffo.engine import stages
+from ffo.engine import face, stages
 from ffo.program.cone import ConeProgram
 from ffo.solvers.highs import HiGHSSolver
 from ffo.solvers.workspace import Workspace
@@ -38,6 +38,7 @@ def test_answers_and_gradients_stay_when_everything_counts_as_coarse(
     plain = FFOQPLayer(solver_args=solver_args)
     z, gradients = step(plain)
     monkeypatch.setattr(stages, "ACCEPT", -1.0)
+    monkeypatch.setattr(face, "FINE", -1.0)
     asked = FFOQPLayer(solver_args=solver_args)
     again, others = step(asked)
     torch.testing.assert_close(again, z, rtol=1e-10, atol=1e-12)

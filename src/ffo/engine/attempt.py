@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ffo.engine.batch import polished
+from ffo.engine.face import fine
 from ffo.engine.info import Times
 from ffo.engine.outcome import Outcome, SolvedPart
 from ffo.engine.report import EngineReport, Findings
@@ -84,7 +85,7 @@ class Attempt(NamedTuple):
             return cls(solver, answer)
         found, seconds = polished(program, answer, way)
         assert isinstance(found, Compiled)
-        clear = beyond_doubt(found.state.evidence, default_tolerance(solver))
+        clear = beyond_doubt(found.state.evidence, default_tolerance(solver), fine(program))
         undoubted = np.count_nonzero(clear) == clear.size and not np.count_nonzero(found.state.flags)
         return cls(solver, answer, undoubted or bool(clear[:, :ACCEPTED].all()), undoubted, found, seconds)
 

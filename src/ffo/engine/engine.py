@@ -8,7 +8,7 @@ to unit size and removes missing rows. Then, in each reduced program:
 - the rest, if it is light and the user named no solver, is tried by Newton's method from zero;
 - the remaining samples go to the solver, whose answers are polished and verified, and samples that fail go on to the
   next solver (`retry=`);
-- coarse and failed answers of linear and quadratic programs are refined on their faces;
+- coarse and failed answers are refined on the faces of their large multipliers;
 - Newton's method is tried from the points of failed samples, and a proof that there is no solution is looked for.
 
 The presolve is undone, and answers found in other units are judged in the given ones. Samples that failed are tried
@@ -31,7 +31,7 @@ import numpy as np
 
 from ffo.cones import Nonneg, SecondOrder, Zero
 from ffo.engine.attempt import Attempt, Reduction, what_decides
-from ffo.engine.batch import ACCEPT, Batch
+from ffo.engine.batch import Batch
 from ffo.engine.checks import contradictions
 from ffo.engine.distant import solve_without_distant_rows
 from ffo.engine.face import refine_on_faces
@@ -354,8 +354,7 @@ class Engine:
         if self._suits_newton(program, overrides) and way.factorizes:
             self._try_newton(batch)
         ask(batch, self._in_turn(program, overrides), way, attempt)
-        if not batch.finished(ACCEPT):
-            refine_on_faces(batch, way)
+        refine_on_faces(batch, way)
         if np.count_nonzero(batch.status) > len(batch.proofs):
             rescue(batch, way)
             seek_proofs(batch)

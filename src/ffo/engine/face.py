@@ -1,24 +1,27 @@
-"""Another try for coarse answers of linear and quadratic programs: on the face that their large multipliers determine.
+"""Another try for coarse and failed answers: on the face that their large multipliers determine.
 
 Costs that are almost parallel to the rows of a face leave 1e-8 of their size to choose a point on it: less than the
 tolerance of solvers. The rows with large multipliers are held as equalities, what is left of the costs is scaled to
 unit size, and the step to the best point of the face is solved for. Its multipliers, scaled back, are added to those of
-the answer. This is iterative refinement of a linear program, restricted to a face.
+the answer. This is iterative refinement of a linear program, restricted to a face. If the costs decrease along the face
+without bound, they do so in the whole program.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from ffo.cones import Nonneg, Zero
 from ffo.engine.batch import ACCEPT, Batch
-from ffo.engine.stages import REPAIRABLE, accept, by_own_choice, unsolved
-from ffo.errors import SOLVED
+from ffo.engine.stages import REPAIRABLE, accept, by_own_choice, proofs_at, unsolved
+from ffo.errors import SOLVED, Status
 from ffo.ghost.oracle import Way
 from ffo.kernels.deadline import expired
 from ffo.program.cone import ConeProgram
 from ffo.program.epigraph import Epigraphs
-from ffo.program.presolve import Presolve, Triple
+from ffo.program.presolve import Presolve
 from ffo.program.scaling import scaling
 
 Array = np.ndarray
@@ -26,48 +29,79 @@ Array = np.ndarray
 #: multipliers above this share of the largest, in the units of their rows, determine the face; what they leave of the
 #: costs must be below it
 CLEAR = 1e-2
+#: natural residual above which an answer is refined: ten times what rounding leaves in ordinary programs, without and
+#: with curved cones. If it is larger, costs of 1e-8 of the others are not seen
+FINE, CURVED = 1e-13, 1e-12
+
+
+class Faces(NamedTuple):
+    """The faces that the large multipliers of points determine, where they determine any.
+
+    Attributes:
+        held: (batch, m) rows that are held as equalities; y: (batch, m) their multipliers.
+        left: (batch, n) what these leave of the costs; size: (batch,) its largest entry.
+        clear: (batch,) whether there is a face: what is left is small, and no curved cone has a large multiplier.
+    """
+
+    held: Array
+    y: Array
+    left: Array
+    size: Array
+    clear: Array
+
+    @classmethod
+    def of(cls, program: ConeProgram, x: Array, y: Array) -> Faces:
+        cones, force, bent = program.cones, np.abs(y) * program.A.row_sizes, program.P.dot(x)
+        large = CLEAR * np.max([np.abs(v).max(axis=1, initial=0.0) for v in (force, bent, program.q)], axis=0)
+        held = (force > large[:, None]) | cones.equalities
+        y = np.where(held, y, 0.0)
+        left = program.q + bent + program.A.tdot(y)
+        size = np.abs(left).max(axis=1, initial=0.0)
+        clear = (size > 0.0) & (size <= large) & ~(held & ~cones.scalar_rows).any(axis=1)
+        return cls(held, y, left, size, clear)
+
+
+def fine(program: ConeProgram) -> float:
+    """The natural residual above which answers are refined."""
+    return FINE if program.cones.kinds <= {Zero, Nonneg} else CURVED
 
 
 def refine_on_faces(batch: Batch, way: Way) -> None:
-    """Replace coarse and failed answers by better ones on their faces, where there are any."""
-    if not way.polishes or not batch.program.cones.kinds <= {Zero, Nonneg}:
+    """Replace coarse and failed answers by better ones on their faces, or by proofs that there are none."""
+    most = fine(batch.program)
+    if not way.polishes or batch.finished(most):
         return
-    coarse = (batch.status == SOLVED) & (batch.residual > ACCEPT)
-    for k in np.flatnonzero((coarse | REPAIRABLE[batch.status]) & ~batch.proven).tolist():
-        if expired():
-            return
-        samples = np.array([k])
-        program = batch.part(samples)
-        with np.errstate(all="ignore"):
-            point = _best_of_face(program, *(v[samples] for v in batch.point))
-            if point is None:
-                continue
-            again = Batch.of(program)
-            found = again.linearized(np.arange(1), unsolved(*point), way)
-            accept(again, np.arange(1), found, found.certificate.natural_residual <= ACCEPT)
-        again.answered_by(str(batch.solver[k]), np.arange(1), batch.iterations[samples])
-        again.retried[:], again.rescued[:] = batch.retried[k], True
-        batch.put(samples, again, final_only=True)
+    coarse = (batch.status == SOLVED) & (batch.residual > most)
+    samples = np.flatnonzero((coarse | REPAIRABLE[batch.status]) & ~batch.proven)
+    if not len(samples):
+        return
+    with np.errstate(all="ignore"):
+        x, y, _ = (v[samples] for v in batch.point)
+        faces = Faces.of(batch.part(samples), x, y)
+        for k in np.flatnonzero(faces.clear).tolist():
+            if expired():
+                return
+            _refine(batch, samples[[k]], Faces(*(v[[k]] for v in faces)), way)
 
 
-def _best_of_face(program: ConeProgram, x: Array, y: Array, s: Array) -> Triple | None:
-    """The best point of the face that the large multipliers of a point of one sample determine; None if these do not
-    determine one, or it is not found."""
-    force, bent = np.abs(y) * program.A.row_sizes, program.P.dot(x)
-    large = CLEAR * max(float(np.abs(v).max(initial=0.0)) for v in (force, bent, program.q))
-    held = (force > large) | program.cones.equalities
-    y = np.where(held, y, 0.0)
-    left = program.q + bent + program.A.tdot(y)
-    size = float(np.abs(left).max(initial=0.0))
-    if not 0.0 < size <= large:
-        return None
-    P, inequalities = program.P, np.flatnonzero(held[0] & ~program.cones.equalities)
-    costs = ConeProgram(P.with_values(P.values / size), left / size, program.A, program.slack(x), program.cones)
-    face = Epigraphs(inequalities).apply(costs)
-    units = Presolve.of(scaling(face))
-    step = by_own_choice(units.apply(face))
-    step.undo(units, face)
-    if step.status[0] != SOLVED:
-        return None
-    dx, dy, s = step.point
-    return x + dx, y + size * dy, s
+def _refine(batch: Batch, sample: Array, face: Faces, way: Way) -> None:
+    """Refine the answer of one sample (1,): with a step along its face, whose costs are scaled to unit size."""
+    program, x = batch.part(sample), batch.point[0][sample]
+    P, size, rows = program.P, float(face.size[0]), np.flatnonzero(face.held[0] & ~program.cones.equalities)
+    costs = ConeProgram(P.with_values(P.values / size), face.left / size, program.A, program.slack(x), program.cones)
+    along = Epigraphs(rows).apply(costs)
+    units = Presolve.of(scaling(along))
+    step = by_own_choice(units.apply(along)).undo(units, along)
+    if step.status[0] == Status.UNBOUNDED:
+        ray = step.proofs[0].vector[None] if step.proofs else step.point[0]
+        batch.prove(sample, proofs_at(program, ray, np.zeros_like(face.y))[0])
+    elif step.status[0] == SOLVED:
+        dx, dy, s = step.point
+        again = Batch.of(program)
+        found = again.linearized(np.arange(1), unsolved(x + dx, face.y + size * dy, s), way)
+        residual, before = found.certificate.natural_residual, batch.residual[sample]
+        better = (residual <= ACCEPT) & ((residual < before) | (batch.status[sample] != SOLVED))
+        accept(again, np.arange(1), found, better)
+        again.answered_by(str(batch.solver[sample[0]]), np.arange(1), batch.iterations[sample])
+        again.retried[:], again.rescued[:] = batch.retried[sample], True
+        batch.put(sample, again, final_only=True)

@@ -223,7 +223,7 @@ def _give_up(
     mine, words, said = samples[at], answer.detail or {}, answer
     if len(at) < len(answer.x):
         said = replace(answer.take(at), detail={i: words[k] for i, k in enumerate(at.tolist()) if k in words})
-    proofs, _ = _proofs(batch.part(mine), said.x, said.y)
+    proofs, _ = proofs_at(batch.part(mine), said.x, said.y)
     status, measured = said.status.copy(), np.full(len(at), np.nan)
     if len(proofs) < len(at):
         left = np.array([k for k in range(len(at)) if k not in proofs])
@@ -244,7 +244,7 @@ def _give_up(
     return np.asarray(solved)
 
 
-def _proofs(program: ConeProgram, x: Array, y: Array) -> tuple[dict[int, Proof], Array]:
+def proofs_at(program: ConeProgram, x: Array, y: Array) -> tuple[dict[int, Proof], Array]:
     """`find_proofs`, with a feasible starting point for every ray. If there provably is none, that proof replaces the
     ray; if neither is found, there is no proof."""
     found, doubted = find_proofs(program, x, y)
@@ -275,7 +275,7 @@ def _own_choice(program: ConeProgram) -> Iterator[Solver]:
 def _steepest(program: ConeProgram) -> dict[int, Proof]:
     """A proof that the objective of one sample is unbounded below, from its steepest ray."""
     steepest = by_own_choice(steepest_ray(program))
-    return _proofs(program, steepest.point[0], np.zeros((1, program.m)))[0]
+    return proofs_at(program, steepest.point[0], np.zeros((1, program.m)))[0]
 
 
 def seek_proofs(batch: Batch) -> None:
@@ -328,10 +328,11 @@ def _verify(
     batch.answered_by(solver.name, samples, answer.iterations)
 
 
-def beyond_doubt(evidence: Array, tolerance: float) -> Array:
+def beyond_doubt(evidence: Array, tolerance: float, fine: float) -> Array:
     """(batch, 5) the first ACCEPTED entries are true if a solver's polished answer is accepted without a closer look,
-    by the rules of `_verify` and `accept`; the others if, flags aside, nothing speaks against its gradient."""
-    limits = _limits(min(tolerance, ACCEPT, ROUGH), math.sqrt(tolerance), DISTANT, ERROR, MARGIN_RATIO)
+    by the rules of `_verify` and `accept`, and not refined (`fine`: natural residual from which on it is); the others
+    if, flags aside, nothing speaks against its gradient."""
+    limits = _limits(min(tolerance, fine, ROUGH), math.sqrt(tolerance), DISTANT, ERROR, MARGIN_RATIO)
     return np.asarray(evidence[:, _JUDGED] <= limits)
 
 
@@ -357,7 +358,7 @@ def accept(batch: Batch, samples: Array, found: Linearization, good: Array) -> A
         asked = rough | (good & (largest > DISTANT))
     if np.count_nonzero(asked):
         at = np.flatnonzero(asked)
-        proofs, doubted = _proofs(batch.part(samples[at]), x[at], y[at])
+        proofs, doubted = proofs_at(batch.part(samples[at]), x[at], y[at])
         good[at[list(proofs)]] = False
         batch.prove(samples[at], proofs)
         at = at[doubted & good[at] & rough[at]]

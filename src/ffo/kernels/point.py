@@ -156,7 +156,7 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
     side = _nearest_side(S, D, row)
     implied = max(gradient / curvature if curvature > 0.0 else 0.0, side)
     reach = min(reach, FARTHEST * max(length, side)) if side > 0.0 else reach
-    side = min(side, FARTHEST * length) if length > 0.0 else side
+    side = min(side, FARTHEST * length) if length > ROUNDING * side else side
     least = VANISHING * max(reach, side)
     if least == 0.0 or (gradient == 0.0 and side == 0.0):
         least = 1.0  # b = 0, and P = 0 or q = 0: any length will do

@@ -201,7 +201,7 @@ def _sizes(program: DenseProgram, z: Tensor, curved: Tensor, sides: list[_Sides]
     force = reduce(torch.maximum, (each.force() for each in sides), force)
     implied = torch.maximum(only(curvature > 0, gradient / curvature), side)
     reach = torch.where(side > 0, torch.minimum(reach, FARTHEST * torch.maximum(length, side)), reach)
-    side = torch.where(length > 0, torch.minimum(side, FARTHEST * length), side)
+    side = torch.where(length > ROUNDING * side, torch.minimum(side, FARTHEST * length), side)
     least = VANISHING * torch.maximum(reach, side)
     least = torch.where((least == 0) | ((gradient == 0) & (side == 0)), 1.0, least)
     length = torch.maximum(length, least)
