@@ -34,7 +34,7 @@ CLEAR = 1e-2
 FINE, CURVED = 1e-13, 1e-12
 
 
-class Faces(NamedTuple):
+class Held(NamedTuple):
     """The faces that the large multipliers of points determine, where they determine any.
 
     Attributes:
@@ -50,7 +50,7 @@ class Faces(NamedTuple):
     clear: Array
 
     @classmethod
-    def of(cls, program: ConeProgram, x: Array, y: Array) -> Faces:
+    def of(cls, program: ConeProgram, x: Array, y: Array) -> Held:
         cones, force, bent = program.cones, np.abs(y) * program.A.row_sizes, program.P.dot(x)
         large = CLEAR * np.max([np.abs(v).max(axis=1, initial=0.0) for v in (force, bent, program.q)], axis=0)
         held = (force > large[:, None]) | cones.equalities
@@ -77,14 +77,14 @@ def refine_on_faces(batch: Batch, way: Way) -> None:
         return
     with np.errstate(all="ignore"):
         x, y, _ = (v[samples] for v in batch.point)
-        faces = Faces.of(batch.part(samples), x, y)
+        faces = Held.of(batch.part(samples), x, y)
         for k in np.flatnonzero(faces.clear).tolist():
             if expired():
                 return
-            _refine(batch, samples[[k]], Faces(*(v[[k]] for v in faces)), way)
+            _refine(batch, samples[[k]], Held(*(v[[k]] for v in faces)), way)
 
 
-def _refine(batch: Batch, sample: Array, face: Faces, way: Way) -> None:
+def _refine(batch: Batch, sample: Array, face: Held, way: Way) -> None:
     """Refine the answer of one sample (1,): with a step along its face, whose costs are scaled to unit size."""
     program, x = batch.part(sample), batch.point[0][sample]
     P, size, rows = program.P, float(face.size[0]), np.flatnonzero(face.held[0] & ~program.cones.equalities)

@@ -37,8 +37,9 @@ VANISHING = 1e-3
 #: slacks count for the size of x up to the first multiple of it, right-hand sides and Newton's step up to the second: a
 #: bound of 1e9 that is never active says nothing about x, nor does a step of 1e18 that constraints do not allow
 FAR, FARTHEST = 1e3, 1e6
-#: right-hand sides of this fraction of x are rounding errors of those who computed them
-ROUNDING = 1e-13
+#: right-hand sides of this fraction of x are rounding errors of those who computed them; an x of this fraction of the
+#: right-hand sides is zero, however it was computed (not larger: sides of 1e14 that mean infinity say nothing about x)
+ROUNDING, NOTHING = 1e-13, 1e-18
 #: fraction of the largest terms of a program by which a row with small terms of its own is judged; if ten times
 #: smaller, rounding errors of other rows count against it. These terms count up to FAR times the size that the data
 #: implies: else a point that diverges, or whose multipliers do, would excuse any violation
@@ -156,7 +157,7 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
     side = _nearest_side(S, D, row)
     implied = max(gradient / curvature if curvature > 0.0 else 0.0, side)
     reach = min(reach, FARTHEST * max(length, side)) if side > 0.0 else reach
-    side = min(side, FARTHEST * length) if length > ROUNDING * side else side
+    side = min(side, FARTHEST * length) if length > NOTHING * side else side
     least = VANISHING * max(reach, side)
     if least == 0.0 or (gradient == 0.0 and side == 0.0):
         least = 1.0  # b = 0, and P = 0 or q = 0: any length will do

@@ -10,7 +10,7 @@ from functools import reduce
 
 import torch
 
-from ffo.kernels.point import CANCELLING, FAR, FARTHEST, FLOOR, ROUNDING, VANISHING
+from ffo.kernels.point import CANCELLING, FAR, FARTHEST, FLOOR, NOTHING, ROUNDING, VANISHING
 from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor, largest, only, times
 from ffo.torch.dense.second_order import ConeLayout, split
 
@@ -201,7 +201,7 @@ def _sizes(program: DenseProgram, z: Tensor, curved: Tensor, sides: list[_Sides]
     force = reduce(torch.maximum, (each.force() for each in sides), force)
     implied = torch.maximum(only(curvature > 0, gradient / curvature), side)
     reach = torch.where(side > 0, torch.minimum(reach, FARTHEST * torch.maximum(length, side)), reach)
-    side = torch.where(length > ROUNDING * side, torch.minimum(side, FARTHEST * length), side)
+    side = torch.where(length > NOTHING * side, torch.minimum(side, FARTHEST * length), side)
     least = VANISHING * torch.maximum(reach, side)
     least = torch.where((least == 0) | ((gradient == 0) & (side == 0)), 1.0, least)
     length = torch.maximum(length, least)
