@@ -26,6 +26,7 @@ SOLUTION, GRADIENT = {False: 1e-6, True: 1e-4}, {False: 1e-5, True: 1e-3}
 EXCUSE, NEAR = 1e-9, 1e-8
 #: the same for derivatives, in double and in single precision, and for smoothed ones
 EXCUSE_GRADIENT = (1e-12, 1e-7, 1e-9)
+SIDES = {"b", *BOUNDS}
 #: number of random changes, each in both directions, and the multiple of their effect that is excused
 DRAWS, GRANTED = 3, 10.0
 #: difference quotient over a step of 2^-160 above which the solution jumps
@@ -384,14 +385,15 @@ def _gradient(
     if not along:
         return Verdict(Outcome.UNJUDGED)
     right, left = truth.sides(along)
-    if right is None and left is None and "b" in along and found.slope is None:  # inconsistent equalities
-        along = {name: d for name, d in along.items() if name != "b"}
+    if right is None and left is None and SIDES & set(along) and found.slope is None:
+        # sides of dependent equalities, or of bounds that coincide, move so that there is no solution
+        along = {name: d for name, d in along.items() if name not in SIDES}
         right, left = truth.sides(along) if along else (None, None)
     terms = [found.slope] if found.slope is not None else [found.gradient[name] * d for name, d in along.items()]
     value, size = sum(float(t.sum()) for t in terms), sum(float(np.abs(t).sum()) for t in terms)
     if not math.isfinite(size):
         return Verdict(Outcome.WRONG_GRADIENT if found.good else Outcome.FLAGGED, "a gradient that is not finite")
-    if right is None and left is None and ("A" not in along or "b" in along):
+    if right is None and left is None and ("A" not in along or SIDES & set(along)):
         return Verdict(Outcome.UNJUDGED, "no derivative in inconsistent directions")
     size += NOTHING * truth.size
     edge = (right is None) != (left is None)

@@ -156,6 +156,26 @@ def test_a_point_of_zero_is_as_large_as_the_costs_and_bounds(
     assert judge(found([0.0]), truth, ["p"], truth.direction(["p"], 1), False).outcome is outcome
 
 
+@pytest.mark.parametrize("good", [False, True])
+def test_coefficients_of_dependent_equalities_must_be_flagged(good: bool) -> None:
+    """Whether or not their right-hand sides, or bounds that coincide, move too."""
+    qp = QP(
+        p=np.ones(2), Q=np.eye(2), A=np.array([[1.0, 0.0], [2.0, 0.0]]), b=np.array([1.0, 2.0]),
+        G=np.array([[0.0, 1.0]]), h=np.array([0.0]), lower=np.array([0.0]),
+    )  # fmt: skip
+    truth = Truth(qp, np.ones(2), 0)
+    for wanted in (["A"], ["A", "b"], ["A", "h"], ["A", "b", "h"]):
+        direction = truth.direction(wanted, 1)
+        answer = replace(
+            found([1.0, 0.0]), good=good, gradient={name: np.zeros_like(d) for name, d in direction.items()}
+        )
+        expected = Outcome.WRONG_GRADIENT if good else Outcome.FLAGGED
+        assert judge(answer, truth, wanted, direction, False).outcome is expected
+    direction = truth.direction(["h"], 1)
+    answer = replace(found([1.0, 0.0]), good=good, gradient={"h": np.zeros(1)})
+    assert not judge(answer, truth, ["h"], direction, False).outcome.wrong
+
+
 @pytest.mark.parametrize(("force", "outcome"), [(1e-5, Outcome.RIGHT), (10.0, Outcome.WRONG_SOLUTION)])
 def test_multipliers_of_an_excused_point(force: float, outcome: Outcome) -> None:
     """Forces of 1e6 x balance each other to 1e-10 at the exact point; they are small at another one."""

@@ -327,6 +327,8 @@ REPLAYED = {
     # forces at the exact one, whose own forces are smaller
     ("contradiction", 20261401, 2423),
     ("scaled all", 20261401, 19057),
+    # two rows whose bounds coincide, one of which moves up, the other one down: no solution on either side
+    ("uneven forces, linear", 20261403, 1780),
 }
 
 
