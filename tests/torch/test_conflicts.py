@@ -122,3 +122,20 @@ def test_rows_in_other_units_are_named_too(scale: float, other: float) -> None:
         solve_qp_batch(None, np.zeros(2), G, np.array([-8.0, 2.0, 5.0]) * [scale, other, 1.0])
     assert {name for name, _ in caught.value.proof.parts} == {"row 0 of G", "row 1 of G"}
     assert refutes(caught.value.proof.vector[None], caught.value.proof.program).all()
+
+
+@pytest.mark.parametrize("d", [1e-2, 1e-4, 1e-5])
+@pytest.mark.parametrize("side", [0.0, 1.0])
+@pytest.mark.parametrize("solver", [None, "CLARABEL", "INTERIOR"])
+def test_rows_that_cancel_each_other_prove_nothing(solver: str | None, side: float, d: float) -> None:
+    """z0 - z1 = side twice, and z0 - (1 - d) z1 <= -1: all feasible points are at 1 / d. Opposite multipliers of the
+    equal rows hid that those of 1e-20 of the last one do not cancel, and the program was proven to be infeasible."""
+    rows = torch.tensor([[1.0, -1.0], [1.0, -1.0 + d]], dtype=torch.float64)
+    sides = torch.tensor([side, -1.0], dtype=torch.float64)
+    layer = FFOQPLayer(solver=solver)
+    z = layer(torch.eye(2).double(), torch.ones(2).double(), rows, sides, rows[:1], sides[:1])
+    torch.testing.assert_close(rows[0] @ z, sides[0], rtol=0.0, atol=1e-9 / d)
+    torch.testing.assert_close(rows[1] @ z, sides[1], rtol=0.0, atol=1e-9 / d)
+    unbounded = FFOQPLayer(solver=solver, on_fail="nan")
+    unbounded(None, torch.ones(2).double(), rows, sides, rows[:1], sides[:1])
+    assert unbounded.info.status[0] is Status.UNBOUNDED

@@ -24,10 +24,12 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.optimize import linprog
 
-from ffo.cones import Nonneg, Product, Zero
+from ffo.cones import Nonneg, Zero
+from ffo.engine.auxiliary import PROXIMAL
 from ffo.errors import Status
 from ffo.ghost.direct import newton
-from ffo.kernels.proof import EXACT, NEAR, NEARLY, PROVEN, ROUNDING, SEARCHED, SHARP, SUPPORTS, TRIMMED, Entries, search
+from ffo.kernels import proof as kernel
+from ffo.kernels.proof import EXACT, NEAR, ROUNDING, SEARCHED, SUPPORTS, TRIMMED
 from ffo.program.cone import ConeProgram
 from ffo.program.names import Names, parts
 from ffo.program.plan import plan_of, values_of
@@ -38,8 +40,8 @@ from ffo.solvers.registry import choose, get_solver
 
 Array = np.ndarray
 
-#: eps relative to the largest entry of P, and most projections of a ray
-PROXIMAL, PROJECTIONS = 1e-8, 6
+#: most projections of a ray
+PROJECTIONS = 6
 #: seconds of one factorization above which no proof is repaired
 PATIENCE = 10.0
 #: most constraints or variables named in a message
@@ -129,9 +131,9 @@ def _nearest_proofs(status: Status, points: Array, program: ConeProgram) -> tupl
     weigh, attempts = (_weigh_ray, _RAYS) if ray else (_weigh_multipliers, _MULTIPLIERS)
     if program.cones.kinds <= _SCALAR:
         P, A = program.P.pattern, program.A.pattern
-        entries = Entries(P.rows, P.columns, A.rows, A.columns, program.cones.equalities)
-        v, verdicts = search(entries, values_of(program), ray, points)
-        near, proven, attempts = verdicts >= NEARLY, verdicts == PROVEN, attempts[COMPILED:]
+        entries = kernel.Entries(P.rows, P.columns, A.rows, A.columns, program.cones.equalities)
+        v, verdicts = kernel.search(entries, values_of(program), ray, points)
+        near, proven, attempts = verdicts >= kernel.NEARLY, verdicts == kernel.PROVEN, attempts[COMPILED:]
     else:
         v = _unit(points if ray else program.cones.project_dual(points))
         near, proven = weigh(v, program)
@@ -162,11 +164,15 @@ def _weigh_multipliers(y: Array, program: ConeProgram) -> tuple[Array, Array]:
     gain = -_inner(sides, y)
     if not (gain > 0.0).any():
         return _nowhere(gain)
+    left, terms = program.A.tdot(y), _inner(np.abs(sides), size)
     parts = [
-        (program.A.tdot(y), program.A.magnitudes.tdot(size)),
+        (left, program.A.magnitudes.tdot(size)),
         (y - program.cones.project_dual(y), program.cones.block_means(size)),
     ]
-    return _weigh(parts, gain, _inner(np.abs(sides), size))
+    near, proven = _weigh(parts, gain, terms)
+    counts = np.abs(sides) * size >= kernel.SHARE * terms[:, None]
+    distance = np.where(counts, np.abs(sides) / program.cones.block_means(program.A.row_sizes), 0.0).max(axis=1)
+    return near, proven & (gain >= kernel.DISTANT * distance * np.abs(left).sum(axis=1))
 
 
 def _weigh_ray(d: Array, program: ConeProgram) -> tuple[Array, Array]:
@@ -194,27 +200,6 @@ def starts_somewhere(d: Array, x: Array, program: ConeProgram) -> Array:
             inside = sides - program.A.dot(v) - rounding * (_terms(program, v) + np.abs(sides))
             known |= (free & (inside > 0.0)).all(axis=1)
     return np.asarray(known)
-
-
-def with_curvature(program: ConeProgram) -> ConeProgram:
-    """The program with |q| I in place of P: it has a solution if any point is feasible."""
-    n = program.n
-    P = SymmetricBatch(np.arange(n + 1, dtype=np.int32), np.arange(n, dtype=np.int32), np.ones(n), (n, n))
-    return ConeProgram(P, _unit(program.q), program.A, program.b, program.cones)
-
-
-def relaxed(program: ConeProgram) -> ConeProgram:
-    """The program with slack on all rows, at a quadratic cost: it has a solution if the dual has a feasible point."""
-    return Relaxation(np.arange(program.m), 1.0).apply(program)
-
-
-def steepest_ray(program: ConeProgram) -> ConeProgram:
-    """The program of one sample whose solution is near the shortest ray with q'd = -1, if there is one."""
-    P, rows = program.P.full(), sp.vstack([program.q, program.A.matrix()])
-    small = PROXIMAL * program.P.largest[0] or 1.0
-    sides = np.concatenate([-np.ones((1, 1)), np.zeros_like(program.b)], axis=1)
-    cones = Product([(Zero(), 1), *program.cones.blocks])
-    return ConeProgram.from_matrices(P / small + sp.eye_array(program.n), np.zeros_like(program.q), rows, sides, cones)
 
 
 def _without_small(y: Array, program: ConeProgram) -> Array:
@@ -344,7 +329,7 @@ def _weigh(parts: list[tuple[Array, Array]], gain: Array, terms: Array) -> tuple
         gain, terms: (batch,) the sum that should be positive.
     """
     near = gain > EXACT * terms
-    proven, allowed = near.copy(), np.minimum(EXACT, SHARP * gain / np.where(terms > 0, terms, 1.0))[:, None]
+    proven, allowed = near.copy(), np.minimum(EXACT, kernel.SHARP * gain / np.where(terms > 0, terms, 1.0))[:, None]
     for v, of in parts:
         size = np.abs(v)
         near &= size.max(axis=1, initial=0.0) <= NEAR * of.max(axis=1, initial=0.0)

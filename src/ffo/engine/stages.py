@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ffo.engine.auxiliary import relaxed, steepest_ray, with_curvature
 from ffo.engine.batch import ACCEPT, OPEN, Batch
 from ffo.engine.blame import NOT_FINITE
 from ffo.engine.checks import buried, contradictions, rows_hold
-from ffo.engine.proof import Proof, find_proofs, part, relaxed, starts_somewhere, steepest_ray, with_curvature
+from ffo.engine.proof import Proof, find_proofs, part, starts_somewhere
 from ffo.errors import SOLVED, Status
 from ffo.ghost.certificate import ERROR
 from ffo.ghost.direct import Direct, from_nothing

@@ -25,6 +25,9 @@ Array = np.ndarray
 EXACT = 1e-12
 #: largest relative error of a proof: with a larger one, there could still be a distant solution
 SHARP = 1e-3
+#: multipliers prove nothing about points this many times as far away as the rows that contradict each other are from
+#: the origin, or farther; share of the contradiction that a row must have to count among these
+DISTANT, SHARE = 1e7, 1e-3
 #: size of a sum, relative to its terms, below which its vector is worth repairing
 NEAR = 1e-2
 #: entries of a vector, relative to its largest, that are dropped from a proof
@@ -165,10 +168,34 @@ def _weigh(E: Entries, D: Data, Z: Sums, ray: bool, v: Array) -> int:
         return held if D.Pv.size == 0 else min(held, _straight(E, D, Z, v, allowed))
     _multiply(E.Acol, E.Arow, D.Av, v, D.q.size, Z)
     verdict, wrong = _cancelled(Z, D.q.size, allowed), 0.0
+    if verdict == PROVEN and gain < DISTANT * _total(Z, D.q.size) * _distance(E, D, Z, v, SHARE * terms):
+        verdict = NEARLY
     for i in range(v.size):
         if not E.equal[i]:
             wrong = max(wrong, -v[i])
     return verdict if wrong == 0.0 else min(verdict, NEARLY) if wrong <= NEAR else NOTHING
+
+
+@inner_kernel
+def _total(Z: Sums, count: int) -> float:
+    total = 0.0
+    for i in range(count):
+        total += abs(Z.value[i])
+    return total
+
+
+@inner_kernel
+def _distance(E: Entries, D: Data, Z: Sums, y: Array, share: float) -> float:
+    """The largest distance from the origin of rows with such a share in b'y."""
+    sizes, distance = Z.terms, 0.0
+    for i in range(y.size):
+        sizes[i] = 0.0
+    for t in range(D.Av.size):
+        sizes[E.Arow[t]] = max(sizes[E.Arow[t]], abs(D.Av[t]))
+    for i in range(y.size):
+        if sizes[i] > 0.0 and abs(D.b[i] * y[i]) >= share:
+            distance = max(distance, abs(D.b[i]) / sizes[i])
+    return distance
 
 
 @inner_kernel
