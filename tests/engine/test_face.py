@@ -227,3 +227,27 @@ def test_programs_with_curved_cones_that_are_not_active() -> None:
     (found,) = layer(torch.tensor([0.5620185859285949, 1.1245185848319526, -0.7503008818069641], dtype=torch.float64))
     assert layer.info.residual[0] <= 1e-12
     np.testing.assert_allclose(found, [-0.75, 0.0, 2.0], atol=1e-6)
+
+
+@pytest.mark.parametrize("solver", [None, "CLARABEL", "PIQP", "INTERIOR"])
+@pytest.mark.parametrize("K", [50.0, 1e3, 1e5])
+@pytest.mark.parametrize("name", ["two variables", "at the origin"])
+def test_large_terms_of_another_variable_cancel_each_other(name: str, K: float, solver: str | None) -> None:
+    """K / 2 (w - 1)^2 is added. Beside K, no multiplier seemed large."""
+    qp = BELOW_TOLERANCES[name]
+    assert qp.G is not None
+    G, p = np.hstack([qp.G, np.zeros((len(qp.G), 1))]), np.append(qp.p, -K)
+    found = FFOQPLayer(solver=solver)(*(torch.tensor(v) for v in (np.diag([0.0, 0.0, K]), p, G, qp.h)))
+    exact = solve(qp).z
+    assert exact is not None
+    np.testing.assert_allclose(found, [*exact.astype(float), 1.0], rtol=0.0, atol=1e-9)
+
+
+def test_multipliers_of_three_sizes_beside_a_cone_that_is_not_active() -> None:
+    """1.75, 0.0137 and 7.5e-9: the step along the first face is coarse in turn."""
+    x, p = cp.Variable(3), cp.Parameter(3)
+    G = np.array([[2, 1.25, -0.75], [1.25, 1, 1.5], [0.5, 1, 1], [1.75, 0, 0.5], [0, -2, 0.75], [-1, 1.5, -2]])
+    h = np.array([2.1875, 3.9375, 2.375, 4.8125, 2.9375, 0])
+    layer = FFOLayer(cp.Problem(cp.Minimize(p @ x), [G @ x <= h, cp.norm(x - 0.5) <= 11.25]), [p], [x])
+    costs = torch.tensor([-3.5170898474752903, -2.2011718824505806, 1.2919921800494194], dtype=torch.float64)
+    np.testing.assert_allclose(layer(costs)[0], [1.25, 0.5, 1.25], rtol=0.0, atol=1e-6)

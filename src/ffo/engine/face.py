@@ -17,6 +17,7 @@ from ffo.cones import Nonneg, Zero
 from ffo.engine.batch import ACCEPT, Batch
 from ffo.engine.stages import REPAIRABLE, accept, by_own_choice, proofs_at, unsolved
 from ffo.errors import SOLVED, Status
+from ffo.ghost.direct import Direct
 from ffo.ghost.oracle import Way
 from ffo.kernels.deadline import expired
 from ffo.program.cone import ConeProgram
@@ -32,6 +33,8 @@ CLEAR = 1e-2
 #: natural residual above which an answer is refined: ten times what rounding leaves in ordinary programs, without and
 #: with curved cones. If it is larger, costs of 1e-8 of the others are not seen
 FINE, CURVED = 1e-13, 1e-12
+#: faces of faces that are looked at: multipliers of three sizes
+DEPTH = 1
 
 
 class Held(NamedTuple):
@@ -51,11 +54,22 @@ class Held(NamedTuple):
 
     @classmethod
     def of(cls, program: ConeProgram, x: Array, y: Array) -> Held:
-        cones, force, bent = program.cones, np.abs(y) * program.A.row_sizes, program.P.dot(x)
-        large = CLEAR * np.max([np.abs(v).max(axis=1, initial=0.0) for v in (force, bent, program.q)], axis=0)
+        """Multipliers are compared with the gradient of the objective or, if that leaves too much, with its terms:
+        either q and Px cancel each other in other variables, or along directions without curvature."""
+        force, bent, q = np.abs(y) * program.A.row_sizes, program.P.dot(x), program.q
+        most, *others = (np.abs(v).max(axis=1, initial=0.0) for v in (force, q + bent, q, bent))
+        large = [CLEAR * np.maximum.reduce([most, *some]) for some in (others[:1], others[1:])]
+        first, second = (cls._above(program, y, q + bent, force, each) for each in large)
+        better = [first.clear.reshape(-1, *[1] * (v.ndim - 1)) for v in first]
+        return cls(*(np.where(*chosen) for chosen in zip(better, first, second, strict=True)))
+
+    @classmethod
+    def _above(cls, program: ConeProgram, y: Array, gradient: Array, force: Array, large: Array) -> Held:
+        """With the multipliers whose forces (batch, m) are large (batch,)."""
+        cones = program.cones
         held = (force > large[:, None]) | cones.equalities
         y = np.where(held, y, 0.0)
-        left = program.q + bent + program.A.tdot(y)
+        left = gradient + program.A.tdot(y)
         size = np.abs(left).max(axis=1, initial=0.0)
         clear = (size > 0.0) & (size <= large) & ~(held & ~cones.scalar_rows).any(axis=1)
         return cls(held, y, left, size, clear)
@@ -66,8 +80,9 @@ def fine(program: ConeProgram) -> float:
     return FINE if program.cones.kinds <= {Zero, Nonneg} else CURVED
 
 
-def refine_on_faces(batch: Batch, way: Way) -> None:
-    """Replace coarse and failed answers by better ones on their faces, or by proofs that there are none."""
+def refine_on_faces(batch: Batch, way: Way, depth: int = DEPTH) -> None:
+    """Replace coarse and failed answers by better ones on their faces, or by proofs that there are none; `depth`: how
+    often steps along a face are refined in turn."""
     most = fine(batch.program)
     if not way.polishes or batch.finished(most):
         return
@@ -81,17 +96,20 @@ def refine_on_faces(batch: Batch, way: Way) -> None:
         for k in np.flatnonzero(faces.clear).tolist():
             if expired():
                 return
-            _refine(batch, samples[[k]], Held(*(v[[k]] for v in faces)), way)
+            _refine(batch, samples[[k]], Held(*(v[[k]] for v in faces)), way, depth)
 
 
-def _refine(batch: Batch, sample: Array, face: Held, way: Way) -> None:
+def _refine(batch: Batch, sample: Array, face: Held, way: Way, depth: int) -> None:
     """Refine the answer of one sample (1,): with a step along its face, whose costs are scaled to unit size."""
     program, x = batch.part(sample), batch.point[0][sample]
     P, size, rows = program.P, float(face.size[0]), np.flatnonzero(face.held[0] & ~program.cones.equalities)
     costs = ConeProgram(P.with_values(P.values / size), face.left / size, program.A, program.slack(x), program.cones)
     along = Epigraphs(rows).apply(costs)
     units = Presolve.of(scaling(along))
-    step = by_own_choice(units.apply(along)).undo(units, along)
+    step = by_own_choice(units.apply(along))
+    if depth:
+        refine_on_faces(step, Direct(), depth - 1)
+    step.undo(units, along)
     if step.status[0] == Status.UNBOUNDED:
         ray = step.proofs[0].vector[None] if step.proofs else step.point[0]
         batch.prove(sample, proofs_at(program, ray, np.zeros_like(face.y))[0])
