@@ -251,3 +251,17 @@ def test_multipliers_of_three_sizes_beside_a_cone_that_is_not_active() -> None:
     layer = FFOLayer(cp.Problem(cp.Minimize(p @ x), [G @ x <= h, cp.norm(x - 0.5) <= 11.25]), [p], [x])
     costs = torch.tensor([-3.5170898474752903, -2.2011718824505806, 1.2919921800494194], dtype=torch.float64)
     np.testing.assert_allclose(layer(costs)[0], [1.25, 0.5, 1.25], rtol=0.0, atol=1e-6)
+
+
+def test_multipliers_of_nearly_opposite_rows_do_not_excuse_costs() -> None:
+    """They are 1e6 times as large as the costs, and left 0.1 % of these. The program is unbounded."""
+    p = [1e-6, 5e-7, -1e-6]
+    G = [
+        [-1.2764581420148186e-06, -8.93520699410373e-06, -6.382290710074093e-06],
+        [227361.61185549514, 1591531.2950675106, 1136808.070427363],
+    ]
+    h = [5.025221495817128e-06, -895088.0821219179]
+    assert solve(QP(np.array(p), None, np.array(G), np.array(h))).status == "unbounded"
+    layer = FFOQPLayer(on_fail="nan")
+    layer(None, *(torch.tensor(v, dtype=torch.float64) for v in (p, G, h)))
+    assert layer.info.status[0] is Status.UNBOUNDED
