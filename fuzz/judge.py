@@ -33,6 +33,9 @@ DRAWS, GRANTED = 3, 10.0
 JUMP = 2**60
 #: height of a jump, relative to the loss, up to which at most one double lies between both sides
 UNSEEN = Fraction(1, 2**52)
+#: a change of matrices that is rounding, and how close two solutions must be, relative to their size, to belong to
+#: programs that differ by it
+ROUNDED, ALIKE = Fraction(1, 2**51), 1e-3
 #: reported residual above which a solution is declared coarse
 COARSE = 1e-8
 #: note on a solution that is not the exact one, but one after changes of the data that are excused
@@ -199,6 +202,19 @@ class Truth:
             far = max(far, float(np.abs((other.z - self.answer.z).astype(float)).max()))
         return far
 
+    def solves_rounded(self, z: Array, smoothed: bool) -> bool:
+        """Whether a point is the solution after a change of the rows by rounding; or, if it is smoothed, a mean over
+        other bounds, whether there is one. (With two rows at an angle of 1e-9 the last bit of an entry decides whether
+        there is a solution, and no sum of products in doubles shows it.)"""
+        rows = [name for name in ("A", "G") if getattr(self.qp, name) is not None]
+        for step, k in product((ROUNDED, -ROUNDED), range(DRAWS)):
+            other = exact.solve(self.qp.moved(self.direction(rows, 2000 + k, masked=True), step))
+            if other.status == "solved":
+                error = float(np.abs(other.z.astype(float) - z).max())
+                if smoothed or error <= ALIKE * float(np.abs(z).max()):
+                    return True
+        return False
+
     def reach(self, size: float, radius: float) -> float:
         """How far it moves if every entry of the vectors changes by that much (bounds: at least by a radius), in the
         worst directions that leave a solution."""
@@ -240,6 +256,8 @@ def judge(
         return Verdict(Outcome.UNJUDGED, "feasible within the tolerance")
     if status == "unbounded" and exact.nearly_bounded(truth.qp, NEAR):
         return Verdict(Outcome.UNJUDGED, "bounded within the tolerance")
+    if status == "unbounded" and truth.solves_rounded(found.z, smoothed):
+        return Verdict(Outcome.UNJUDGED, "bounded after rounding")
     off = Outcome.COARSE if found.residual > COARSE else Outcome.WRONG_SOLUTION
     if status != "solved":
         return Verdict(off, f"solved, but {status}: violation {_violation(truth.qp, found.z):.1e}")

@@ -227,6 +227,14 @@ def test_a_jump_between_equal_numbers_is_no_jump(gap: float, outcome: Outcome) -
     assert judge(answer, truth, ["p"], {"p": np.array([1.0, 0.0])}, False).outcome is outcome
 
 
+def test_rows_that_rounding_separates_excuse_one_point_only() -> None:
+    """x + y = 1 as two rows, unbounded along it; once rounding makes a wedge of them, its solution is far away."""
+    rows = np.array([[1.0, 1.0], [-1.0, -1.0]])
+    truth = Truth(QP(p=np.array([1.0, 0.0]), G=rows, h=np.array([1.0, -1.0])), np.ones(2), 0)
+    found = Found("solved", np.array([0.5, 0.5]))
+    assert judge(found, truth, [], {}, single=False).outcome is Outcome.WRONG_SOLUTION
+
+
 def test_a_failure_is_shrunk_and_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     case, _ = draw_case(0, 0, "ordinary")
 

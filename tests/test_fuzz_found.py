@@ -329,6 +329,8 @@ REPLAYED = {
     ("scaled all", 20261401, 19057),
     # two rows whose bounds coincide, one of which moves up, the other one down: no solution on either side
     ("uneven forces, linear", 20261403, 1780),
+    # unbounded, but bounded after a change of the last bit of its rows, two of which are at an angle of 1e-9
+    ("large forces, scaled", 20261404, 582),
 }
 
 

@@ -59,7 +59,9 @@ class Pass(NamedTuple):
 
     @property
     def undoubted(self) -> bool:
-        """Whether nothing speaks against it, in samples that are not weakly active."""
+        """Whether nothing speaks against it."""
+        if np.count_nonzero(self.kinked):
+            return False
         if self.dependent is not None and np.count_nonzero(self.dependent):
             return False
         if self.ambiguous is not None and np.count_nonzero(self.ambiguous):

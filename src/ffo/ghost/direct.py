@@ -15,8 +15,8 @@ from ffo.ghost.certificate import RESIDUAL, Certificate
 from ffo.ghost.oracle import LARGE_U, LARGE_W, MEETS_U, MEETS_W, Linearization, NullVectors, Sensitivity, Way
 from ffo.kernels import evidence as columns
 from ffo.kernels.batch import FACTORS, KernelPlan, State, state_bytes
+from ffo.kernels.doubt import closeness
 from ffo.kernels.kkt import Full
-from ffo.kernels.point import MARGIN_RATIO, WEAK
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.fill import check_batch
 from ffo.program.plan import plan_of, values_of
@@ -25,8 +25,9 @@ Array = np.ndarray
 
 #: most Newton steps from a solver's answer, and from zero
 POLISHING, FROM_NOTHING = 10, 25
-#: relative difference below which two solutions are the same; relative size below which a curved block has no effect
-SAME, UNMOVED = 1e-6, 1e-12
+#: relative difference below which two solutions are the same, or that of their variables relative to multipliers too;
+#: relative size below which a curved block has no effect
+SAME, UNSEEN, UNMOVED = 1e-6, 1e-9, 1e-12
 #: relative multiplier below which a row carries no force
 FORCELESS = 1e-9
 #: total entries of the samples' patterns above which the memory for their factors is checked first
@@ -95,6 +96,7 @@ class Compiled(Linearization):
     @property
     def _weak(self) -> Array:
         """(batch,) whether a sample is weakly active."""
+        _ = self.weak_rows  # which rows are is found out when the first derivative is taken
         return self.state.flags[:, columns.WEAKLY_ACTIVE]
 
     @property
@@ -115,12 +117,13 @@ class Compiled(Linearization):
     @cached_property
     def weak_rows(self) -> Array:
         """(batch, m) weakly active rows: they could as well belong to another face."""
-        weak = np.zeros(self.y.shape, dtype=bool)
-        near = self._weak.nonzero()[0]
-        if len(near):
-            limit = np.maximum(WEAK, self.certificate.natural_residual[near] / MARGIN_RATIO)
-            values = values_of(self.program)
-            weak[near] = self.plan.distances(values, self.x, self.y, self.s, self.state, near) <= limit[:, None]
+        state, evidence, weak = self.state, self.state.evidence, np.zeros(self.y.shape, dtype=bool)
+        flags, distance = state.flags[:, columns.WEAKLY_ACTIVE], closeness(evidence, not state.full.iterations)
+        some = (flags | (evidence[:, columns.NEAREST] <= distance)).nonzero()[0]
+        if len(some):
+            point = self.x, self.y, self.s
+            weak[some] = self.plan.weak_rows(values_of(self.program), *point, state, some, distance[some])
+            flags |= weak.any(axis=1)
         return weak
 
     def _kinked(self, samples: Array, r_x: Array, r_s: Array, u: Array, w: Array) -> Array:
@@ -145,7 +148,9 @@ class Compiled(Linearization):
             if len(some):
                 rows = sign * weak[some]
                 other, _, residual = self.plan.on_other_face(values, self.state, k[some], rows, r_x[some], r_s[some])
-                moved = (np.abs(other - u[some]) / scale_u[some] > SAME * size[some]).any(axis=1)
+                old, new = u[some] / scale_u[some], other / scale_u[some]
+                least = np.maximum(SAME * np.maximum(_largest(old), _largest(new)), UNSEEN * size[some])
+                moved = (np.abs(new - old) > least).any(axis=1)
                 kinked[some] |= (residual > RESIDUAL) | moved
         curved = weak & ~self.program.cones.scalar_rows
         if curved.any():

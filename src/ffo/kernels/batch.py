@@ -15,13 +15,14 @@ from ffo.kernels.ahead import helper
 from ffo.kernels.blas import SMALL
 from ffo.kernels.bundle import refer
 from ffo.kernels.deadline import allowed_steps, current
+from ffo.kernels.doubt import weak_rows
 from ffo.kernels.group import Samples, empty_group, put_sample, take_sample
 from ffo.kernels.interior import interior
 from ffo.kernels.jit import inner_kernel, kernel
 from ffo.kernels.kkt import INV, KI, KIND, LP, NONNEG, Face, Full, Structure, from_face, onto_face, part
 from ffo.kernels.lanes import LANES
 from ffo.kernels.ldl import room
-from ffo.kernels.null import distances, is_singular, null, on_other_face
+from ffo.kernels.null import is_singular, null, on_other_face
 from ffo.kernels.point import Data
 from ffo.kernels.pool import one_blas_thread, run_samples
 from ffo.kernels.system import UNKNOWN, Factors
@@ -33,7 +34,7 @@ Array = np.ndarray
 Triple = tuple[Array, Array, Array]
 
 #: tasks of `_ghost_chunk`, and arrays that a task does not need
-_NEWTON, _SENSITIVITY, _NULL, _OTHER, _DISTANCES = range(5)
+_NEWTON, _SENSITIVITY, _NULL, _OTHER, _WEAK = range(5)
 _NOTHING, _NONE = np.empty((0, 0)), np.zeros(1, int)
 #: approximate seconds for one multiplication in a sparse factorization
 FLOP = 3e-9
@@ -227,12 +228,15 @@ class KernelPlan:
         scale = state.factors[1][samples][:, part(S.wide, INV)[: S.n + S.m]]
         return scale[:, : S.n], scale[:, S.n :]
 
-    def distances(self, values: Values, x: Array, y: Array, s: Array, state: State, samples: Array) -> Array:
-        """(samples, m) relative distance of each row to another face; for curved cones, of each block."""
+    def weak_rows(
+        self, values: Values, x: Array, y: Array, s: Array, state: State, samples: Array, near: Array
+    ) -> Array:
+        """(samples, m) whether errors could move a row to another face; for curved cones, a block. `near`: (samples,)
+        distance up to which rows are looked at."""
         out, done = np.empty((len(samples), state.structure.m)), np.empty(len(samples))
-        arrays = (*values.arrays, x, y, s, _NOTHING, out, _NOTHING)
-        self._ghost(_DISTANCES, state, np.arange(len(samples)), samples, arrays, done, _NONE, 0.0)
-        return out
+        arrays = (*values.arrays, x, y, s, near[:, None], out, _NOTHING)
+        self._ghost(_WEAK, state, np.arange(len(samples)), samples, arrays, done, _NONE, self._seconds(state))
+        return out > 0.0
 
     def _seconds(self, state: State) -> float:
         """Approximate seconds of one solve of a ghost system."""
@@ -331,7 +335,7 @@ def _ghost_chunk(
     """All tasks on ghost systems in one kernel: they share most of their code, which is then compiled once.
 
     Newton's method goes from r_x, r_s, r_t to x, y, s. Sensitivities with the right-hand sides r_x, r_s are written to
-    x and y, and so are null vectors, also on other faces, with the rows that s names; distances of x, y, s to r_s.
+    x and y, and so are null vectors, also on other faces, with the rows that s names; weak rows at x, y, s to r_s.
     """
     S = refer(S)
     for j in range(start, stop):
@@ -357,7 +361,8 @@ def _ghost_chunk(
             answer[i] = on_other_face(S, D, F, face, s[i], _row(r_x, i), _row(r_s, i), x[i], y[i], full)
         else:
             D = refer(Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k)))
-            distances(S, D, x[k], y[k], s[k], face, r_s[i])
+            residual = evidence[k, columns.RESIDUAL]
+            weak_rows(S, D, x[k], y[k], s[k], face, F, residual, _row(r_x, i)[0], r_s[i], full)
             answer[i] = 0.0
 
 

@@ -1,4 +1,4 @@
-"""Ambiguity of one sample's derivative: null vectors of its ghost system, and its distance to other faces.
+"""Ambiguity of one sample's derivative: null vectors of its ghost system, and of that on another face.
 
 K is quasi-definite up to its null space. A null vector therefore splits into one of variables (the solution is not
 unique) and one of multipliers (rows of the face depend on each other).
@@ -11,9 +11,9 @@ import numpy as np
 from ffo.kernels import ldl, minres, system
 from ffo.kernels.bundle import refer
 from ffo.kernels.jit import inner_kernel
-from ffo.kernels.kkt import DIM, INV, KI, KIND, KP, NONNEG, START, ZERO, Face, Full, Structure, assemble, part
+from ffo.kernels.kkt import DIM, INV, KI, KIND, KP, NONNEG, START, Face, Full, Structure, assemble, part
 from ffo.kernels.newton import scatter, sensitivity
-from ffo.kernels.point import Data, sizes
+from ffo.kernels.point import Data
 from ffo.kernels.system import UNKNOWN, Factors, norm
 from ffo.kernels.vectors import copy, fill
 
@@ -109,18 +109,18 @@ def _find(S: Structure, F: Factors, face: Face, z: Array, full: Full | None) -> 
     if full is not None and full.iterations > 0:
         minres.along_null(F, left, z)
         for _ in range(3):  # each leaves a share MET
-            _correct(S, F, z, full)
+            correct(S, F, z, full)
         return 1.0 if _vanishes(S, F, left, z, minres.VANISHED, LEFT_ROUGHLY) else 0.0
     minres.along_null(F, left, z)
-    _correct(S, F, z, None)
-    _correct(S, F, z, None)
+    correct(S, F, z, None)
+    correct(S, F, z, None)
     if _vanishes(S, F, left, z, VANISHED, LEFT):
         return 1.0
     if full is None:
         return UNKNOWN
     share, _ = system.least_squares(S, F, rhs, z, left)
     minres.along_null(F, left, z)
-    _correct(S, F, z, None)  # where K is nearly singular too, rounding in a large solution is left
+    correct(S, F, z, None)  # where K is nearly singular too, rounding in a large solution is left
     return 1.0 if share > 0.0 and _vanishes(S, F, left, z, VANISHED, LEFT) else 0.0
 
 
@@ -131,7 +131,7 @@ def _multiply(S: Structure, F: Factors, z: Array, out: Array) -> None:
 
 
 @inner_kernel
-def _correct(S: Structure, F: Factors, z: Array, full: Full | None) -> None:
+def correct(S: Structure, F: Factors, z: Array, full: Full | None) -> None:
     """Remove the other components from an approximate null vector (quadratic transport 10 x 10: |Kz| 3e-8 becomes
     1e-14; eigenvalues take 70 times as long)."""
     image, step, rest = np.empty(z.size), np.empty(z.size), np.empty(z.size)
@@ -160,18 +160,3 @@ def _vanishes(S: Structure, F: Factors, left: Array, z: Array, tolerance: float,
             copy(z, clean)
             return True
     return False
-
-
-@inner_kernel
-def distances(S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face, out: Array) -> None:
-    """(m,) relative distance of each row to another face; for curved cones, of each block."""
-    kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
-    z = sizes(S, D, x, y, s)
-    for k in range(S.blocks):
-        for i in range(starts[k], starts[k] + dims[k]):
-            if kinds[k] > NONNEG:
-                out[i] = face.margin[k]
-            elif kinds[k] == ZERO or D.b[i] == np.inf:
-                out[i] = np.inf
-            else:
-                out[i] = abs(s[i] - z.tau[i] * y[i]) / (z.row[i] * z.primal)
