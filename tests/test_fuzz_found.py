@@ -331,6 +331,8 @@ REPLAYED = {
     ("uneven forces, linear", 20261403, 1780),
     # unbounded, but bounded after a change of the last bit of its rows, two of which are at an angle of 1e-9
     ("large forces, scaled", 20261404, 582),
+    # a factorization without room for it: `iterative`, and neither active rows nor curvature
+    ("vertex", 20261501, 725),
 }
 
 

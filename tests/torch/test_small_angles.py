@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from fuzz.exact import QP, Answer, solve
 
 from ffo.errors import GradientWarning
-from ffo.torch import FFOQPLayer
+from ffo.torch import FFOFunctionLayer, FFOQPLayer
 
 Array = np.ndarray
 STEP = Fraction(1, 2**100)
@@ -44,25 +45,49 @@ def _sides(qp: QP, direction: Array) -> tuple[Array, Array] | None:
     return difference(right, here), difference(here, left)
 
 
+def _kinks(exponent: int, draws: int) -> Iterator[tuple[QP, int]]:
+    """Programs, and which of z and the first two multipliers has a kink in p."""
+    rng = np.random.default_rng(exponent)
+    for _ in range(draws):
+        qp, direction = _draw(rng, 2.0**-exponent), _quarters(rng, 2)
+        sides = None if qp is None else _sides(qp, direction)
+        if qp is not None and sides is not None:
+            right, left = sides
+            for seen in np.flatnonzero(abs(right - left) > 1e-2 * (abs(right) + abs(left) + 1e-9)):
+                yield qp, int(seen)
+
+
 @pytest.mark.parametrize("backward", ["direct", "iterative"])
 @pytest.mark.parametrize("exponent", [6, 10, 12, 14, 16, 18])
 def test_kinks_are_flagged(exponent: int, backward: str) -> None:
-    rng, found = np.random.default_rng(exponent), 0
-    for _ in range(30):
-        qp, direction = _draw(rng, 2.0**-exponent), _quarters(rng, 2)
-        sides = None if qp is None else _sides(qp, direction)
-        if qp is None or sides is None:
-            continue
-        right, left = sides
-        for seen in np.flatnonzero(abs(right - left) > 1e-2 * (abs(right) + abs(left) + 1e-9)):
-            layer = FFOQPLayer(duals=bool(seen >= 2), backward=backward)
+    found = 0
+    for qp, seen in _kinks(exponent, 30):
+        layer = FFOQPLayer(duals=seen >= 2, backward=backward)
+        p = torch.tensor(qp.p, requires_grad=True)
+        answer = layer(torch.tensor(qp.Q), p, torch.tensor(qp.G), torch.tensor(qp.h))
+        with pytest.warns(GradientWarning):
+            (answer.lam[seen - 2] if seen >= 2 else answer[seen]).backward()
+        assert not layer.info.certificate.good[0], (qp, seen)
+        found += 1
+    assert found >= 40
+
+
+@pytest.mark.parametrize("exponent", [8, 12, 16])
+def test_kinks_of_functions_are_flagged(exponent: int) -> None:
+    found = 0
+    for qp, seen in _kinks(exponent, 10):
+        if seen < 2:
+            Q, G, h = map(torch.tensor, (qp.Q, qp.G, qp.h))
+            layer = FFOFunctionLayer(
+                lambda p, y, Q=Q: 0.5 * y @ Q @ y + p @ y, lambda p, y, G=G, h=h: G @ y - h, shape=2, dims=(1,)
+            )
             p = torch.tensor(qp.p, requires_grad=True)
-            answer = layer(torch.tensor(qp.Q), p, torch.tensor(qp.G), torch.tensor(qp.h))
+            y = layer(p)
             with pytest.warns(GradientWarning):
-                (answer.lam[seen - 2] if seen >= 2 else answer[seen]).backward()
+                y[..., seen].sum().backward()
             assert not layer.info.certificate.good[0], (qp, seen)
             found += 1
-    assert found >= 40
+    assert found >= 10
 
 
 def test_no_alarm_without_a_kink() -> None:

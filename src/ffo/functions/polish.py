@@ -22,12 +22,15 @@ from ffo.functions.problem import Problem, Tensor
 from ffo.ghost.certificate import Certificate
 from ffo.kernels.deadline import expired
 from ffo.kernels.point import WEAK
+from ffo.kernels.system import EPS
 
 STEPS = 12
 #: natural residuals at which a point counts as exact, with exact Hessian products and with differences
 EXACT, DIFFERENCES = 1e-13, 1e-12
 #: reduction of the natural residual by a step; a weaker one ends the steps
 PROGRESS = 0.3
+#: error of multipliers, relative to the residual, times the square of the smallest angle between rows
+AMPLIFIED = 10.0
 #: relative violation above which constraints that count as dependent contradict each other
 CONTRADICTED = 1e-10
 
@@ -119,11 +122,11 @@ def certificate(polished: Polished, system: GhostSystem) -> Certificate:
     margin, held = system.local.active.margin, system.local.active.held
     inequality = held[:, : system.local.problem.inequalities].any(1)
     defect = largest(held * system.local.defect / system.local.sizes.rows) / system.local.sizes.primal
-    projection = system.projection
+    projection, residual = system.projection, polished.natural.clamp_min(EPS)
     fields = {
         "unsettled": ~polished.settled,
         "margin_ratio": polished.error / margin.clamp_min(1e-300),
-        "weakly_active": margin <= WEAK,
+        "weakly_active": margin <= torch.clamp(AMPLIFIED * residual / projection.least, min=WEAK),
         "error": polished.error,
         "natural_residual": polished.natural,
         "dependent": (projection.dependent & (inequality | (defect > CONTRADICTED))) | projection.inexact,

@@ -31,18 +31,24 @@ class Projection:
 
     Attributes:
         dependent: (batch,) whether held rows count as dependent; inexact: and are not quite.
+        least: (batch,) smallest eigenvalue of the Gram matrix of unit rows, apart from zero, if it is small, else 1.
     """
 
     def __init__(self, constraints: Constraints, held: Tensor, inverse: Tensor, rows: Tensor) -> None:
         self._constraints, self._held, self._inverse = constraints, held, inverse
         self.dependent = self.inexact = torch.zeros(len(held), dtype=torch.bool, device=held.device)
+        self.least = torch.ones(len(held), dtype=torch.float64, device=held.device)
         count = int(held.sum(1).max()) if held.numel() else 0
         unknowns = inverse.shape[1] + held.shape[1]
         self._factors: _Gram | _Iterative | None = None
         self._refinements = 0
         if count and (count <= FEW or count**2 <= PER_UNKNOWN * unknowns):
             self._factors = _Gram(self._gram, held, count)
-            self.dependent, self.inexact = self._factors.dependent, self._factors.inexact
+            self.dependent, self.inexact, self.least = (
+                self._factors.dependent,
+                self._factors.inexact,
+                self._factors.least,
+            )
             self._refinements = self._factors.refinements
         elif count:
             self._factors = _Iterative(self._gram, torch.where(held, 1.0 / rows**2, 0.0))
@@ -118,13 +124,14 @@ class _Gram:
         pivots = self._lower.diagonal(dim1=1, dim2=2) ** 2
         loose = (failed > 0) | (pivots < LOOSE).any(1) | ~pivots.isfinite().all(1)
         self.dependent, self.inexact, self._spectrum = torch.zeros_like(loose), torch.zeros_like(loose), None
-        self.refinements = 0
+        self.refinements, self.least = 0, torch.ones_like(self._unit[:, 0])
         if bool(loose.any()):
             # after a small pivot, rounding hides whether further rows depend on the others
             values, vectors = torch.linalg.eigh(gram[loose])
             keep = values > DEPENDENT * values[:, -1:]
             singular = ~keep.all(1)
             self.dependent[loose], self.refinements = singular, REFINEMENTS
+            self.least[loose] = torch.where(keep, values, 1.0).amin(1)
             self.inexact[loose] = (~keep & (values > ROUNDING * values[:, -1:])).any(1)
             self._spectrum = (torch.where(keep, 1.0 / values, 0.0)[singular], vectors[singular])
             self._lower[self.dependent] = torch.eye(count, dtype=gram.dtype, device=gram.device)

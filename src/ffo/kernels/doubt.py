@@ -97,10 +97,11 @@ def _error(S: Structure, D: Data, F: Factors, face: Face, row: int, noise: Array
             if Arow[t] == row:
                 rhs[inv[Acol[t]]] = D.Av[t]
     if full is not None and full.iterations > 0:
-        if rhs.size > system.SPECTRAL:
+        at = system.in_use(S, F)
+        if 0 < at.size <= system.SPECTRAL:  # MINRES does not see eigenvalues of 1e-10
+            system.spectral(S, F, at, rhs, z, left)
+        else:
             minres.solve(S, F, rhs, z, full.rtol, full)
-        else:  # MINRES does not see eigenvalues of 1e-10
-            system.least_squares(S, F, rhs, z, left)
     else:
         relative, _ = system.refine(S, F, rhs, z, left, ROUGHLY, np.inf, system.STALLED)
         if not relative <= ROUGHLY:

@@ -213,7 +213,7 @@ def sharpen(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -> tupl
 
 
 @inner_kernel
-def _in_use(S: Structure, F: Factors) -> Array:
+def in_use(S: Structure, F: Factors) -> Array:
     """Positions of the active unknowns: rows that are off have only a diagonal entry."""
     Kp, Ki = part(S.wide, KP), part(S.slim, KI)
     used = np.zeros(S.sign.size)
@@ -354,7 +354,7 @@ def least_squares(S: Structure, F: Factors, rhs: Array, z: Array, left: Array) -
     if not np.isfinite(total):
         fill(z, np.nan)
         return np.inf, np.inf
-    at = _in_use(S, F)
+    at = in_use(S, F)
     if 0 < at.size <= SPECTRAL:
         return spectral(S, F, at, rhs, z, left)
     share, error = sharpen(S, F, rhs, z, left)
