@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -88,6 +90,54 @@ def test_kinks_of_functions_are_flagged(exponent: int) -> None:
             assert not layer.info.certificate.good[0], (qp, seen)
             found += 1
     assert found >= 10
+
+
+def test_three_rows_of_different_scales_that_are_nearly_coplanar() -> None:
+    """One-sided derivatives of z[0] along (1.5, 1.5, 1.75, -0.25): 0.0096 and -0.34."""
+    G = [
+        [0.0048828125, -0.0078125, -0.0068359375, 0.0068359375],
+        [0.078369140625, -0.1248779296875, -0.1090087890625, 0.109130859375],
+        [643.9375, -1022.0, -889.75, 891.625],
+    ]
+    p = torch.tensor([-2.5068359375, 5.74658203125, 3.48974609375, -4.2431640625], dtype=torch.float64)
+    h = torch.tensor([-0.02685546875, -0.4290771484375, -3509.109375], dtype=torch.float64)
+    layer = FFOQPLayer()
+    z = layer(torch.eye(4, dtype=torch.float64), p.requires_grad_(), torch.tensor(G, dtype=torch.float64), h)
+    with pytest.warns(GradientWarning):
+        z[0].backward()
+
+
+def test_a_multiplier_that_is_lost_in_rounding_beside_an_equality() -> None:
+    """lam[0] is exactly zero; it is computed as 9e-5."""
+    G = [
+        [0.0, 1.25, 0.75, -0.25],
+        [3.662109375e-4, 1.24993896484375, 0.749755859375, -0.24969482421875],
+        [7.3528289794921875e-4, 1.2498712539672852, 0.74951267242431641, -0.24938297271728516],
+        [1.25, -2.0, 1.25, -0.5],
+    ]
+    p = [-1.1272029876708984, -4.12462043762207, -0.9985370635986328, 2.2481555938720703]
+    h, A, b = [-3.0, -2.999237060546875, -2.998467206954956, 1.8125], [[-0.75, 0.75, 2.0, -1.75]], [-5.0625]
+    Q, q, G, h, A, b = (torch.tensor(v, dtype=torch.float64) for v in (np.diag([2, 1, 1.5, 1.5]), p, G, h, A, b))
+    for loss in (lambda answer: answer.lam[0], lambda answer: answer.lam[1], lambda answer: answer.nu[0]):
+        layer = FFOQPLayer(duals=True)
+        answer = layer(Q, q.requires_grad_(), G, h, A, b)
+        with pytest.warns(GradientWarning):
+            loss(answer).backward()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_many_close_rows_are_looked_at_together() -> None:
+    """A box of 2,000 variables with slacks of 1e-7: one solve for each took a hundred times as long."""
+    c = torch.randn(2000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    Q = torch.eye(2000, dtype=torch.float64).to_sparse_csr()
+    layer, seconds = FFOQPLayer(), {}
+    for gap in (1.0, 1e-7, 1.0, 1e-7):
+        z = layer(Q, c.requires_grad_(), lb=-c.detach() - gap, ub=-c.detach() + 1)
+        began = time.perf_counter()
+        z.sum().backward()
+        seconds[gap] = min(time.perf_counter() - began, seconds.get(gap, math.inf))
+    assert layer.info.certificate.all_good
+    assert seconds[1e-7] < 20 * seconds[1.0] + 0.01
 
 
 def test_no_alarm_without_a_kink() -> None:

@@ -15,7 +15,7 @@ from ffo.ghost.certificate import RESIDUAL, Certificate
 from ffo.ghost.oracle import LARGE_U, LARGE_W, MEETS_U, MEETS_W, Linearization, NullVectors, Sensitivity, Way
 from ffo.kernels import evidence as columns
 from ffo.kernels.batch import FACTORS, KernelPlan, State, state_bytes
-from ffo.kernels.doubt import closeness
+from ffo.kernels.doubt import SPECTRAL, closeness
 from ffo.kernels.kkt import Full
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.fill import check_batch
@@ -118,7 +118,10 @@ class Compiled(Linearization):
     def weak_rows(self) -> Array:
         """(batch, m) weakly active rows: they could as well belong to another face."""
         state, evidence, weak = self.state, self.state.evidence, np.zeros(self.y.shape, dtype=bool)
-        flags, distance = state.flags[:, columns.WEAKLY_ACTIVE], closeness(evidence, not state.full.iterations)
+        flags, distance = (
+            state.flags[:, columns.WEAKLY_ACTIVE],
+            closeness(evidence, bool(state.full.iterations) and len(state.structure.sign) <= SPECTRAL),
+        )
         some = (flags | (evidence[:, columns.NEAREST] <= distance)).nonzero()[0]
         if len(some):
             point = self.x, self.y, self.s

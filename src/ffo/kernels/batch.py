@@ -22,7 +22,7 @@ from ffo.kernels.jit import inner_kernel, kernel
 from ffo.kernels.kkt import INV, KI, KIND, LP, NONNEG, Face, Full, Structure, from_face, onto_face, part
 from ffo.kernels.lanes import LANES
 from ffo.kernels.ldl import room
-from ffo.kernels.null import is_singular, null, on_other_face
+from ffo.kernels.null import amplification, null, on_other_face
 from ffo.kernels.point import Data
 from ffo.kernels.pool import one_blas_thread, run_samples
 from ffo.kernels.system import UNKNOWN, Factors
@@ -353,7 +353,8 @@ def _ghost_chunk(
         elif task == _SENSITIVITY:
             answer[i] = loop.sensitivity(S, F, face, _row(r_x, i), _row(r_s, i), x[i], y[i], full)
             if np.isnan(evidence[k, columns.SINGULAR]):
-                evidence[k, columns.SINGULAR] = 1.0 if is_singular(S, F, face, full) else 0.0
+                evidence[k, columns.AMPLIFIED] = amplification(S, F, face, full)
+                evidence[k, columns.SINGULAR] = 1.0 if evidence[k, columns.AMPLIFIED] == np.inf else 0.0
         elif task == _NULL:
             answer[i] = null(S, F, face, x[i], y[i], full)
         elif task == _OTHER:

@@ -2,9 +2,7 @@
 
 Such a row is close to it: its multiplier and its slack are both rounding. Where rows are nearly parallel, or the
 curvature is small, rounding errors of the optimality conditions move a multiplier by many times as much: with rows at
-an angle of 1e-4, 1e-16 becomes 1e-8. One solve bounds the error of a row. K is symmetric, so its solution z for a unit
-force on the row (for an inactive row: for its gradient) says by how much every residual moves the row: in total by
-|z|'|r|.
+an angle of 1e-4, 1e-16 becomes 1e-8. Solving the ghost system for random errors of their size shows by how much.
 """
 
 from __future__ import annotations
@@ -12,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from ffo.kernels import minres, system
-from ffo.kernels.evidence import RESIDUAL, SINGULAR
+from ffo.kernels.bundle import refer
+from ffo.kernels.evidence import AMPLIFIED, RESIDUAL
 from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import ACOL, AROW, DIM, INV, KIND, NONNEG, START, ZERO, Face, Full, Structure, part
 from ffo.kernels.null import VANISHED, correct
@@ -22,19 +21,22 @@ from ffo.kernels.vectors import fill
 
 Array = np.ndarray
 
-#: most by which the error of a row exceeds the residual, or rounding, relative to its size: if ghost systems are
-#: regular, and if they may be singular (rows at an angle of 1e-7)
-REGULAR, AMPLIFIED = 1e10, 1e14
-#: relative residual of a solve that tells how much a row moves; share of the distance to another face that its
-#: estimated error may be
-ROUGHLY, SHARE = 1e-6, 0.1
+#: most by which the error of a row exceeds the residual, or rounding, relative to its size: rows at an angle of 1e-7;
+#: and if the ghost system is regular, relative to its amplification of a random right-hand side
+MOST, MORE = 1e14, 1e8
+#: random errors for which the system is solved, and the multiple of the largest effect that counts: an effect is a
+#: hundred times smaller than usual by chance once in a million
+DRAWS, GRANTED = 3, 100.0
+#: relative residual of these solutions; most unknowns for which eigenvalues are used instead of MINRES, which does not
+#: see those of 1e-10
+ROUGHLY, SPECTRAL = 1e-6, 100
 
 
-def closeness(evidence: Array, factorized: bool) -> Array:
-    """(batch,) relative distance to another face up to which rows of samples with this evidence may be doubtful; not
-    `factorized`: by MINRES, to which nearly singular systems are regular."""
-    amplified = np.where(factorized & (evidence[:, SINGULAR] == 0.0), REGULAR, AMPLIFIED)
-    return np.asarray(amplified * np.maximum(evidence[:, RESIDUAL], EPS))
+def closeness(evidence: Array, spectral: bool) -> Array:
+    """(batch,) relative distance to another face up to which rows of samples with this evidence may be doubtful;
+    `spectral`: systems that look regular to MINRES are not trusted."""
+    amplified = MOST if spectral else np.fmin(evidence[:, AMPLIFIED], MOST)  # NaN: unknown
+    return np.asarray(np.minimum(MOST, MORE * amplified) * np.maximum(evidence[:, RESIDUAL], EPS))
 
 
 @inner_kernel
@@ -45,7 +47,7 @@ def weak_rows(
     """(m,) 1 for rows that errors of the point could move to another face, else 0: scalar rows up to a distance `near`
     from it, and curved blocks, as a whole, if they are closer than the residual."""
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
-    z, noise, weak = sizes(S, D, x, y, s), np.empty(0), max(WEAK, residual / MARGIN_RATIO)
+    z, error, weak = sizes(S, D, x, y, s), np.empty(0), max(WEAK, residual / MARGIN_RATIO)
     fill(out, 0.0)
     for k in range(S.blocks):
         for i in range(starts[k], starts[k] + dims[k] if kinds[k] != ZERO else starts[k]):
@@ -54,10 +56,33 @@ def weak_rows(
             if distance <= weak:
                 out[i] = 1.0
             elif kinds[k] == NONNEG and distance <= near and D.b[i] < np.inf:
-                if not noise.size:
-                    noise = _noise(S, D, x, y, s, face)
-                error = _error(S, D, F, face, i, noise, full) * (z.tau[i] if face.on[i] else 1.0)
-                out[i] = 1.0 if error >= SHARE * distance * unit else 0.0
+                if not error.size:
+                    error = _moves(S, D, x, y, s, face, F, full)
+                moved = error[i] * (z.tau[i] if face.on[i] else 1.0)
+                out[i] = 1.0 if GRANTED * moved >= distance * unit else 0.0
+
+
+@inner_kernel
+def _moves(
+    S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face, F: Factors, full: Full | None
+) -> Array:  # fmt: skip
+    """(m,) the largest effect of random errors on multipliers of active rows, and on slacks of inactive ones."""
+    Arow, Acol, inv, size = part(S.wide, AROW), part(S.wide, ACOL), part(S.wide, INV), S.sign.size
+    noise, rhs, z, left = _noise(S, D, x, y, s, face), np.empty(size), np.empty(size), np.empty(size)
+    error, moved = np.zeros(S.m), np.empty(S.m)
+    for draw in range(DRAWS):
+        for j in range(size):
+            v = 0.6180339887498949 * (j + 1.0 + 7919.0 * draw) ** 2
+            rhs[j] = (2.0 * (v - np.floor(v)) - 1.0) * noise[j]
+        _respond(S, F, rhs, z, left, full)
+        for i in range(S.m):
+            moved[i] = z[inv[S.n + i]] if face.on[i] else 0.0
+        for t in range(D.Av.size):
+            if not face.on[Arow[t]]:
+                moved[Arow[t]] += D.Av[t] * z[inv[Acol[t]]]
+        for i in range(S.m):
+            error[i] = max(error[i], abs(moved[i]))
+    return error
 
 
 @inner_kernel
@@ -82,36 +107,27 @@ def _noise(S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face) -> A
 
 
 @inner_kernel
-def _error(S: Structure, D: Data, F: Factors, face: Face, row: int, noise: Array, full: Full | None) -> float:
-    """The error that noise leaves in the multiplier of an active row, or in the slack of an inactive one.
+def _respond(S: Structure, F: Factors, rhs: Array, z: Array, left: Array, full: Full | None) -> None:
+    """z = K^-1 rhs, roughly.
 
     What refining leaves of a right-hand side lies along directions in which K nearly vanishes, or does: along the
-    latter, multipliers are not determined, which is another question (see `null`).
+    latter, multipliers are not determined, which is another question (see `null`). Residuals are measured in
+    equilibrated units: small eigenvalues count.
     """
-    Arow, Acol, inv = part(S.wide, AROW), part(S.wide, ACOL), part(S.wide, INV)
-    rhs, z, left, error = np.zeros(noise.size), np.empty(noise.size), np.empty(noise.size), 0.0
-    if face.on[row]:
-        rhs[inv[S.n + row]] = 1.0
-    else:
-        for t in range(D.Av.size):
-            if Arow[t] == row:
-                rhs[inv[Acol[t]]] = D.Av[t]
+    F = refer(Factors(F.Kx, F.scale, F.Lx, F.Dinv, F.scale))
     if full is not None and full.iterations > 0:
         at = system.in_use(S, F)
-        if 0 < at.size <= system.SPECTRAL:  # MINRES does not see eigenvalues of 1e-10
+        if at.size > 0 and rhs.size <= SPECTRAL:
             system.spectral(S, F, at, rhs, z, left)
         else:
-            minres.solve(S, F, rhs, z, full.rtol, full)
-    else:
-        relative, _ = system.refine(S, F, rhs, z, left, ROUGHLY, np.inf, system.STALLED)
-        if not relative <= ROUGHLY:
-            along = rhs
-            minres.along_null(F, left, along)
-            correct(S, F, along, None)
-            correct(S, F, along, None)
-            value = minres.image(S, F, along)
-            for j in range(along.size if value > VANISHED else 0):
-                z[j] += along[j] / value
-    for j in range(noise.size):
-        error += abs(z[j]) * noise[j]
-    return error
+            minres.solve(S, F, rhs, z, ROUGHLY, full)
+        return
+    relative, _ = system.refine(S, F, rhs, z, left, ROUGHLY, np.inf, system.STALLED)
+    if not relative <= ROUGHLY:
+        along = rhs
+        minres.along_null(F, left, along)
+        correct(S, F, along, None)
+        correct(S, F, along, None)
+        value = minres.image(S, F, along)
+        for j in range(along.size if value > VANISHED else 0):
+            z[j] += along[j] / value

@@ -10,9 +10,10 @@ from ffo.kernels.point import MARGIN_RATIO, WEAK, Data
 Array = np.ndarray
 
 #: columns of the evidence; the start is measured as solvers do, in the largest terms of the program; REACH is that of
-#: `reach`; GHOST is the residual of a derivative, NaN before any
-RESIDUAL, START_RESIDUAL, REACH, ERROR, RATIO, NEAREST, PIVOT, STEPS, IS_SETTLED, SINGULAR, GHOST = range(11)
-EVIDENCE = 11
+#: `reach`; SINGULAR whether the ghost system may be, AMPLIFIED the size of its solution for a random right-hand side of
+#: unit size, equilibrated; GHOST is the residual of a derivative; the last three are NaN before any
+RESIDUAL, START_RESIDUAL, REACH, ERROR, RATIO, NEAREST, PIVOT, STEPS, IS_SETTLED, AMPLIFIED, SINGULAR, GHOST = range(12)
+EVIDENCE = 12
 #: columns of the flags; the others are set by derivatives, in the order of `ghost.certificate`
 UNSETTLED, WEAKLY_ACTIVE = range(2)
 FLAGS = 7
@@ -42,7 +43,7 @@ def reach(D: Data, x: Array, y: Array) -> float:
 def conclude(evidence: Array, flags: Array) -> None:
     """The flags of a sample, before any derivative; NaN raises none."""
     residual, nearest = evidence[RESIDUAL], evidence[NEAREST]
-    evidence[SINGULAR] = evidence[GHOST] = np.nan
+    evidence[AMPLIFIED] = evidence[SINGULAR] = evidence[GHOST] = np.nan
     for k in range(FLAGS):
         flags[k] = False
     flags[UNSETTLED] = evidence[IS_SETTLED] == 0.0

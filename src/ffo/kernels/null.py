@@ -73,10 +73,16 @@ def _anew(
 
 
 @inner_kernel
-def is_singular(S: Structure, F: Factors, face: Face, full: Full | None) -> bool:
-    """Whether K may have a null vector: `null` tells."""
+def amplification(S: Structure, F: Factors, face: Face, full: Full | None) -> float:
+    """The largest entry of the solution for a random right-hand side of unit size, equilibrated; infinite if K may have
+    a null vector: `null` tells."""
     rhs, z, left = np.empty(S.sign.size), np.empty(S.sign.size), np.empty(S.sign.size)
-    return _solve_random(S, refer(Factors(F.Kx, F.scale, F.Lx, F.Dinv, F.scale)), face, rhs, z, left, full) > MET
+    if _solve_random(S, refer(Factors(F.Kx, F.scale, F.Lx, F.Dinv, F.scale)), face, rhs, z, left, full) > MET:
+        return np.inf
+    largest = 0.0
+    for i in range(z.size):
+        largest = max(largest, abs(z[i] / F.scale[i]))
+    return largest
 
 
 @inner_kernel
