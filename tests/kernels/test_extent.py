@@ -7,24 +7,10 @@ import pytest
 from tests.outer import outer
 
 from ffo.kernels import evidence
-from ffo.kernels.extent import extent, matrix_extent, moderate_shares
+from ffo.kernels.extent import matrix_extent
 from ffo.kernels.point import Data
 
 reach = outer(evidence.reach)
-
-
-def test_sizes_of_vectors() -> None:
-    q, b = np.array([[1.0, -3.0], [0.5, 0.25]]), np.array([[0.0, -7.0, 0.01]])
-    assert extent(q, b) == (0.5, 3.0, 7.0, 7.0, 0.01)
-    assert extent(q, np.zeros((2, 0))) == (0.5, 3.0, 0.0, 0.0, np.inf)
-
-
-def test_shares_of_costs() -> None:
-    q = np.array([[1.0, -4.0, 1e-3, 0.0], [0.0, 0.0, 0.0, 0.0]])
-    assert moderate_shares(q, np.array([0, 1, 3]), 1e3)
-    assert not moderate_shares(q, np.array([2]), 1e3)
-    assert moderate_shares(q, np.array([2]), 5e3)
-    assert moderate_shares(np.full((1, 2), np.nan), np.array([0]), 1e3)
 
 
 P = np.array([[2.0, -0.5, 0.0, 0.0], [0.0, 0.25, 0.0, 0.0], [0.0] * 4, [0.0] * 4])
@@ -56,15 +42,6 @@ def test_matrices_that_are_not_finite_do_not_fit(bad: float) -> None:
         given = [P.copy(), np.where(A == 1e-9, 1.0, A)]
         given[at][0, 1] = bad
         assert not sizes(*given)[2]
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("at", range(2))
-def test_vectors_that_are_not_finite_have_infinite_size(bad: float, at: int) -> None:
-    q, b = np.ones((2, 2)), np.ones((2, 3))
-    (q, b)[at][1, 0] = bad
-    found = extent(q, b)
-    assert np.inf in (found[1], found[3])
 
 
 def test_reach_of_a_point() -> None:

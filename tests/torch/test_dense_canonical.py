@@ -58,8 +58,8 @@ def by_batched_algebra(layer: FFOLayer) -> list[bool]:
     return [name.startswith("batched") for name in layer.info.solver]
 
 
-#: every sample has an active set that the device leaves to the core: dependent rows at a vertex of |Ax - b|_1
-LEFT = {"least_absolute_values"}
+#: left to the core: every sample has dependent rows at a vertex of |Ax - b|_1; the others have power cones
+LEFT = {"least_absolute_values", "power_penalty", "three_norm"}
 PROBLEMS = [*zoo.tagged("qp"), *zoo.tagged("lp"), *zoo.tagged("socp"), "power_penalty", "three_norm"]
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from contracts.programs import PROGRAMS, build, dense_constraints, dense_form, dense_order
+from dense_interior import interior_point
 from overwriting import Overwriting
 
 from ffo import cones
@@ -14,7 +15,6 @@ from ffo.ghost.oracle import linearize
 from ffo.torch.dense import interior
 from ffo.torch.dense.ghost import Faces, factorize
 from ffo.torch.dense.graphs import Eager, flatten
-from ffo.torch.dense.interior import interior_point
 from ffo.torch.dense.second_order import ConeScaling, cone_layout, determinant, divided, jordan, longest, split
 from ffo.torch.dense.solve import begin, finish
 from ffo.torch.dense.system import factor

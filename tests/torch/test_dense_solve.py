@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dense_interior import interior_point
 from overwriting import Overwriting
 
 from ffo import solve_qp_batch
@@ -17,7 +18,6 @@ from ffo.torch import FFOQPLayer
 from ffo.torch.dense import interior, pivoting, separable
 from ffo.torch.dense.ghost import factorize
 from ffo.torch.dense.graphs import Eager, flatten
-from ffo.torch.dense.interior import interior_point
 from ffo.torch.dense.program import DensePoint, DenseProgram
 from ffo.torch.dense.solve import DenseSolution, begin, finish
 

@@ -179,3 +179,13 @@ def test_quadratic_programs(monkeypatch: pytest.MonkeyPatch, device: bool, duals
         layer(**blocks, start=torch.zeros(3))
     with pytest.raises(InputError, match="got NoneType"):
         layer(**blocks, start=QPSolution(None, None, None, None))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["general_qp", "huber_regression", "smallest_eigenvalue", "softmax", "power_duals"])
+def test_a_guess_that_is_nowhere_finite_is_ignored(name: str, bad: float) -> None:
+    """Such as the outputs of a call in which every sample failed."""
+    case = zoo.build(name)
+    layer, values = make_layer(case), case.batch(SIZE, np.random.default_rng(0))
+    expected = answers(layer, values)
+    same(answers(layer, values, start=[torch.full_like(o, bad) for o in expected[0]]), expected)

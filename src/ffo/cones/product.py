@@ -23,13 +23,6 @@ class Group:
     def count(self) -> int:
         return len(self.index)
 
-    @cached_property
-    def rows(self) -> Array | slice:
-        """(count * dim,) the rows of all blocks, a slice if they are consecutive."""
-        flat = self.index.ravel()
-        consecutive = len(flat) > 0 and bool((np.diff(flat) == 1).all())
-        return slice(int(flat[0]), int(flat[-1]) + 1) if consecutive else flat
-
 
 class Product:
     """K = K_1 x ... x K_p, blocks in the order of the rows of A.
@@ -98,8 +91,7 @@ class Product:
         """(batch, dim) -> (batch, dim), Euclidean projection onto K."""
         out = np.empty_like(w)
         for g in self.groups:
-            blocks = w[:, g.rows].reshape(-1, g.cone.dim)
-            out[:, g.rows] = g.cone.project(blocks).reshape(len(w), -1)
+            out[:, g.index] = g.cone.project(w[:, g.index].reshape(-1, g.cone.dim)).reshape(len(w), *g.index.shape)
         return out
 
     def project_dual(self, v: Array) -> Array:

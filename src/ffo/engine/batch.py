@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 import numpy as np
 
@@ -32,14 +31,6 @@ OPEN = -1
 #: statuses of samples that more time might have solved
 UNFINISHED = one_of(OPEN, Status.INACCURATE, Status.ITERATION_LIMIT, Status.NUMERICAL, Status.TIME_LIMIT)
 _AS_IT_IS = Presolve()
-
-
-@lru_cache(maxsize=8)
-def _nothing(batch: int) -> tuple[Array, ...]:
-    """Initial values for each sample: status or iterations, solver, residual, and a flag. Cached, because copying them
-    is several times faster than making them."""
-    no_solver, unmeasured = np.full(batch, "", dtype=object), np.full(batch, np.nan)
-    return np.full(batch, OPEN, dtype=int), no_solver, unmeasured, np.zeros(batch, dtype=bool)
 
 
 def polished(program: ConeProgram, solution: Solution, way: Way) -> tuple[Linearization, float]:
@@ -83,8 +74,9 @@ class Batch:
     @classmethod
     def of(cls, program: ConeProgram) -> Batch:
         """Nothing is known yet."""
-        unknown, no_solver, unmeasured, no = _nothing(len(program.q))
-        return cls(program, unknown.copy(), no_solver.copy(), unmeasured.copy(), unknown.copy(), no.copy(), no.copy())
+        unknown, no = np.full(program.batch, OPEN), np.zeros(program.batch, dtype=bool)
+        no_solver, unmeasured = np.full(program.batch, "", dtype=object), np.full(program.batch, np.nan)
+        return cls(program, unknown, no_solver, unmeasured, unknown.copy(), no, no.copy())
 
     @classmethod
     def joined(cls, program: ConeProgram, parts: Sequence[tuple[Array, Batch]]) -> Batch:
@@ -148,19 +140,13 @@ class Batch:
             samples, residual, found = samples[good], residual[good], found.take(np.flatnonzero(good))
         self.pieces.append(SolvedPart(samples, _AS_IT_IS, found))
         self.put_point(samples, (found.x, found.y, found.s))
-        at = self._at(samples)
-        self.status[at], self.residual[at] = SOLVED, residual
+        self.status[samples], self.residual[samples] = SOLVED, residual
         self._forget_details(samples)
         return whole
 
     def answered_by(self, name: str, samples: Array, iterations: Array) -> None:
         """Record which solver answered for some samples."""
-        at = self._at(samples)
-        self.solver[at], self.iterations[at] = name, iterations
-
-    def _at(self, samples: Array) -> Array | slice:
-        """Index of some samples; a slice, which is faster, if these are all of them."""
-        return samples if len(samples) < len(self.status) else slice(None)
+        self.solver[samples], self.iterations[samples] = name, iterations
 
     def only(self, kept: Array) -> Batch:
         """The batch with only the answers of some samples kept; (batch,) mask."""

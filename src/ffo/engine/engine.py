@@ -55,7 +55,7 @@ from ffo.program.fill import fits, is_small
 from ffo.program.names import Names
 from ffo.program.presolve import MissingRows, Presolve, missing_rows
 from ffo.program.relaxation import Relaxation
-from ffo.program.scaling import Moderate, scaling
+from ffo.program.scaling import is_moderate, scaling
 from ffo.program.substitution import Definitions, Substitution
 from ffo.solvers.base import Solver
 from ffo.solvers.registry import choose, further, get_solver, named_in_settings
@@ -86,7 +86,7 @@ class Engine:
         self.options = options
         self._solvers: dict[str, Solver] = {}
         self._memory, self._newton, self._pace = Memory(), Backoff(), Pace()
-        self.matrices, self._moderate = Matrices(), Moderate()
+        self.matrices = Matrices()
         self._slack: Engine | None = None  # remembers relaxed programs
         self._first: tuple[tuple[object, ...], Solver | None] | None = None  # see `_attempt`
         self.notices_vertices = True  # once (see `engine.notices`)
@@ -231,8 +231,8 @@ class Engine:
         if start is None:
             return known
         guessed = start.complete(given)
-        if known is None:
-            return guessed
+        if guessed is None or known is None:
+            return guessed or known
         rest = ~np.isin(known[0], guessed[0])
         joined = [np.concatenate([g, k[rest]]) for g, k in zip(guessed, known, strict=True)]
         order = np.argsort(joined[0])
@@ -242,7 +242,7 @@ class Engine:
         program, first = given, self._substitution(given, how.check_convexity)
         if first is not None:
             program, hidden = first.apply(given), None if hidden is None else hidden[first.of.places.kept]
-        units = None if self._moderate.holds(program) else scaling(program)
+        units = None if is_moderate(program) else scaling(program)
         groups = missing_rows(program) if how.open_sides else None
         return Reduction(first, program, units, groups, None if groups else epigraphs(program, hidden))
 

@@ -40,9 +40,11 @@ class Start:
         """Every sample `times` times, copies of a sample next to each other."""
         return Start(np.repeat(self.x, times, axis=0), np.repeat(self.y, times, axis=0))
 
-    def complete(self, program: ConeProgram) -> tuple[Array, Array, Array, Array]:
-        """Numbers of the samples with a guess, and their points x, y, s."""
+    def complete(self, program: ConeProgram) -> tuple[Array, Array, Array, Array] | None:
+        """Numbers of the samples with a guess, and their points x, y, s; None if there is none."""
         samples = np.flatnonzero(np.isfinite(self.x).any(axis=1))
+        if not len(samples):
+            return None
         mine = program if len(samples) == program.batch else program.take(samples)
         x, given = _with_auxiliary(mine, self.x[samples]), self.y[samples]
         s, y = _pair(mine, x)

@@ -9,51 +9,6 @@ from ffo.kernels.jit import inner_kernel, kernel
 Array = np.ndarray
 
 
-@inner_kernel
-def _largest(v: Array) -> tuple[float, float]:
-    """The smallest and the largest of the rows' largest magnitudes."""
-    least, most = np.inf, 0.0
-    for k in range(v.shape[0]):
-        largest = 0.0
-        for j in range(v.shape[1]):
-            size = abs(v[k, j])
-            largest = size if size > largest else largest
-            most = most if size < np.inf else np.inf
-        least, most = min(least, largest), max(most, largest)
-    return least, most
-
-
-@kernel
-def moderate_shares(q: Array, alone: Array, moderate: float) -> bool:
-    """Whether the magnitudes of these entries of q (batch or 1, n), relative to the largest of their sample, are
-    moderate, zero, or not finite."""
-    for k in range(q.shape[0]):
-        force = 0.0
-        for j in range(q.shape[1]):
-            force = max(force, abs(q[k, j]))
-        for j in alone:
-            share = abs(q[k, j]) / (force if force > 0.0 else 1.0)
-            if 0.0 < share < 1.0 / moderate or moderate < share < np.inf:
-                return False
-    return True
-
-
-@kernel
-def extent(q: Array, b: Array) -> tuple[float, float, float, float, float]:
-    """Over the samples of q (batch or 1, n): the smallest and the largest of their largest magnitudes; the same for b
-    (batch or 1, m), and its smallest magnitude other than zero. The largest are infinite if any entry is not finite.
-    """
-    weakest, strongest = _largest(q)
-    lowest, longest = _largest(b)
-    shortest = np.inf
-    for k in range(b.shape[0]):
-        for i in range(b.shape[1]):
-            v = abs(b[k, i])
-            if 0.0 < v < shortest:
-                shortest = v
-    return weakest, strongest, lowest, longest, shortest
-
-
 @kernel
 def matrix_extent(
     Pi: Array, Pj: Array, Pv: Array, Ai: Array, Aj: Array, Av: Array, coupling: Array, coupled: Array,
@@ -91,39 +46,89 @@ def matrix_extent(
     return most, least, fit
 
 
+@inner_kernel
+def _of_sides(sides: Array, rounding: float) -> tuple[float, float, int]:
+    """The largest magnitude of the right-hand sides of a sample, infinite if any is not finite; the smallest one beyond
+    rounding, and how many there are beyond it."""
+    longest, shortest, known = 0.0, np.inf, 0
+    for side in sides:
+        longest = max(longest, abs(side) if abs(side) < np.inf else np.inf)
+    for side in sides:
+        if abs(side) > rounding * longest:
+            shortest, known = min(shortest, abs(side)), known + 1
+    return longest, shortest, known
+
+
+@inner_kernel
+def _fits(
+    costs: Array, sides: Array, longest: float, shortest: float, known: int, most: float, least: float, alone: Array,
+    moderate: float, rounding: float, never: float,
+) -> bool:  # fmt: skip
+    """Whether a sample needs no scaling, and has no right-hand side that may mean infinity.
+
+    Columns have size max(a, p length / force), so there is a range of moderate lengths. The length is the median of the
+    sides: it is in this range if at most half of them are below, and at most half above. Without sides it is force / p,
+    and without costs the force is p length, for the largest p.
+    """
+    force = 0.0
+    for cost in costs:
+        force = max(force, abs(cost) if abs(cost) < np.inf else np.inf)
+    if not longest < np.inf or not (force == 0.0 or 1.0 / moderate <= force <= moderate):
+        return False
+    for j in range(costs.size):
+        if alone[j] and 0.0 < abs(costs[j]) < force / moderate:
+            return False
+    if known == 0 or force == 0.0:
+        if most > least * moderate or (known == 0 and force == 0.0):
+            return False
+        most = most if most > 0.0 else 1.0
+        if known == 0:
+            return max(1.0, most) / moderate <= force <= min(1.0, most) * moderate
+        lowest, highest = max(1.0, 1.0 / most) / moderate, min(1.0, 1.0 / most) * moderate
+    else:
+        lowest, highest = max(1.0 / moderate, force / (least * moderate)), min(moderate, force * moderate / most)
+    if longest >= never * lowest:
+        return False
+    if lowest <= shortest and longest <= highest:
+        return True
+    below, above = 0, 0
+    for side in sides:
+        if abs(side) > rounding * longest:
+            below, above = below + (abs(side) < lowest), above + (abs(side) > highest)
+    return max(below, above) <= (known - 1) // 2
+
+
 @kernel
-def all_moderate(
+def moderate_vectors(
+    most: float, least: float, alone: Array, q: Array, b: Array, moderate: float, rounding: float, never: float
+) -> bool:
+    """Whether no sample of a batch with these sizes of P and A (`matrix_extent`) needs scaling, nor has right-hand
+    sides that may mean infinity; q and b have one row per sample, or one for all."""
+    longest, shortest, known = 0.0, np.inf, 0
+    for k in range(max(q.shape[0], b.shape[0])):
+        costs, sides = q[k % q.shape[0]], b[k % b.shape[0]]
+        if k < b.shape[0]:
+            longest, shortest, known = _of_sides(sides, rounding)
+        if not _fits(costs, sides, longest, shortest, known, most, least, alone, moderate, rounding, never):
+            return False
+    return True
+
+
+@kernel
+def moderate_samples(
     Pi: Array, Pj: Array, Pv: Array, Ai: Array, Aj: Array, Av: Array, coupling: Array, coupled: Array,
     q: Array, b: Array, moderate: float, rounding: float, never: float,
 ) -> bool:  # fmt: skip
-    """Whether every sample of a batch needs no scaling, and has no right-hand side that may mean infinity; Pv, Av, q
-    and b have one row per sample, or one for all.
-
-    Columns have size max(a, p length / force), so there is a range of moderate lengths. The length is the median of b:
-    it is in this range if at most half of the entries are below, and at most half above.
-    """
+    """The same for matrices that differ between samples; Pv, Av, q and b have one row per sample, or one for all."""
     alone = np.empty(q.shape[1], dtype=np.bool_)
     for k in range(max(Pv.shape[0], Av.shape[0], q.shape[0], b.shape[0])):
         costs, sides = q[k % q.shape[0]], b[k % b.shape[0]]
         most, least, fit = matrix_extent(
             Pi, Pj, Pv[k % Pv.shape[0]], Ai, Aj, Av[k % Av.shape[0]], coupling, coupled, sides.size, moderate, alone
         )
-        force, longest, known, below, above = 0.0, 0.0, 0, 0, 0
-        for j in range(costs.size):
-            fit = fit and abs(costs[j]) < np.inf
-            force = max(force, abs(costs[j]))
-        for i in range(sides.size):
-            longest = max(longest, abs(sides[i]) if abs(sides[i]) < np.inf else np.inf)
-        lowest, highest = max(1.0 / moderate, force / (least * moderate)), min(moderate, force * moderate / most)
-        for i in range(sides.size):
-            size = abs(sides[i])
-            if size > rounding * longest:
-                known, below, above = known + 1, below + (size < lowest), above + (size > highest)
-        if not (fit and 1.0 / moderate <= force <= moderate and max(below, above) <= (known - 1) // 2):
+        longest, shortest, known = _of_sides(sides, rounding)
+        if not fit or not _fits(
+            costs, sides, longest, shortest, known, most, least, alone, moderate, rounding, never
+        ):  # fmt: skip
             return False
-        if longest >= never * lowest:
-            return False
-        for j in range(costs.size):
-            if alone[j] and 0.0 < abs(costs[j]) < force / moderate:
-                return False
     return True

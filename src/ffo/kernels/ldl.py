@@ -308,32 +308,20 @@ def multiply(Kp: Array, Ki: Array, Kx: Array, z: Array, out: Array) -> None:
 def equilibrate(Kp: Array, Ki: Array, Kx: Array, scale: Array) -> None:
     """Symmetric scaling towards rows of unit largest entry (Ruiz), three passes."""
     n = scale.size
-    largest, column = np.empty(n), np.empty(n)
-    bits = column.view(np.int64)  # same order as the numbers; compilers vectorise the maximum of integers
+    largest = np.empty(n)
     fill(scale, 1.0)
     for _ in range(3):
         fill(largest, 0.0)
         for j in range(n):
-            own, first, last, top = scale[j], Kp[j], Kp[j + 1] - 1, 0.0
-            if last - first >= RUN and Ki[last - 1] - Ki[first] == last - first - 1:
-                begin, highest = np.int64(Ki[first]), 0
-                for t in range(last - first):
-                    v = abs(Kx[first + t]) * scale[begin + t] * own
-                    column[t] = v
-                    largest[begin + t] = v if v > largest[begin + t] else largest[begin + t]
-                for t in range(last - first):
-                    highest = max(highest, bits[t])
-                bits[0] = highest
-                top = column[0]
-            else:
-                for p in range(first, last):
-                    i = Ki[p]
-                    v = abs(Kx[p]) * scale[i] * own
-                    if v > largest[i]:
-                        largest[i] = v
-                    if v > top:
-                        top = v
-            largest[j] = max(largest[j], top, abs(Kx[last]) * own * own)
+            last, top = Kp[j + 1] - 1, 0.0
+            for p in range(Kp[j], last):
+                i = Ki[p]
+                v = abs(Kx[p]) * scale[i] * scale[j]
+                if v > largest[i]:
+                    largest[i] = v
+                if v > top:
+                    top = v
+            largest[j] = max(largest[j], top, abs(Kx[last]) * scale[j] * scale[j])
         for j in range(n):
             if largest[j] > 0.0 and largest[j] < np.inf:
                 scale[j] /= np.sqrt(largest[j])

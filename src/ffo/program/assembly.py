@@ -48,25 +48,11 @@ class Stored:
         shape = (self.length, parameter.size)
         kept, start = _kept(parameter), t.column.dtype.type(c.start)
         if len(kept) == 1:
-            return _assembled(t.position, kept[0][t.column - start], t.weight, shape)
+            return sp.csc_array((t.value, (t.position, kept[0][t.column - start])), shape=shape)
         halves = sp.csc_array((0.5 * t.value, (t.position, t.column - start)), shape=(self.length, c.size)).tocoo()
         row, local = halves.coords
         both = np.concatenate([k[local] for k in kept])
         return sp.csc_array((np.tile(halves.data, 2), (np.tile(row, 2), both)), shape=shape)
-
-
-def _assembled(row: Array, column: Array, weight: Array, shape: tuple[int, int]) -> sp.csc_array:
-    """The matrix of triplets, with one weight each or one for all."""
-    filled = np.zeros(shape[1], dtype=bool)
-    filled[column] = True
-    if len(column) != shape[1] or not filled.all():
-        return sp.csc_array((np.broadcast_to(weight, row.shape), (row, column)), shape=shape)
-    # Each column has one entry, as for a parameter that occurs once: the entries are only permuted.
-    indices, data = np.empty_like(row), np.broadcast_to(weight, row.shape).copy()
-    indices[column] = row
-    if len(weight) > 1:
-        data[column] = weight
-    return sp.csc_array((data, indices, np.arange(len(row) + 1, dtype=row.dtype)), shape=shape)
 
 
 def _kept(parameter: cp.Parameter) -> tuple[Array, ...]:

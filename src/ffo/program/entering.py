@@ -75,7 +75,7 @@ class _Rows:
     """A matrix by rows."""
 
     def __init__(self, M: sp.csr_array) -> None:
-        self.M = M
+        self.M, self.height, self.nnz = M, M.shape[0], M.nnz  # SciPy computes the latter two for 2 us each
 
     @cached_property
     def arrays(self) -> tuple[Array, Array, Array]:
@@ -90,8 +90,8 @@ class _Rows:
         """M v for every (·) row of v; v has one or two dimensions."""
         if v.ndim == 1:
             return self.times(v[None])[0]
-        out = np.empty((len(v), self.M.shape[0]))
-        if len(v) * self.M.nnz <= KERNEL:
+        out = np.empty((len(v), self.height))
+        if len(v) * self.nnz <= KERNEL:
             product(*self.arrays, ready(v), out)
             return out
         terms = self.terms
@@ -114,7 +114,7 @@ class EntryMap:
     """A (length of the block, size of the parameter) sparse map."""
 
     def __init__(self, matrix: sp.csc_array) -> None:
-        self.matrix = matrix
+        self.matrix, self.nnz = matrix, matrix.nnz
         self._samples: tuple[Pattern, list[_Samples] | None] | None = None
         self._adjoint: tuple[Pattern, tuple[Array, Array, Array, Array, Array]] | None = None
 
@@ -144,7 +144,7 @@ class EntryMap:
         triangles the upper one is stored."""
         batch = len(pairs[0][0])
         out = np.zeros((1 if summed else batch, self.matrix.shape[1]))
-        if len(pairs) * batch * self.matrix.nnz <= KERNEL:
+        if len(pairs) * batch * self.nnz <= KERNEL:
             if self._adjoint is None or self._adjoint[0] is not places:
                 self._adjoint = places, self._placed(places, symmetric)
             for left, right in pairs:

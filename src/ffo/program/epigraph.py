@@ -17,7 +17,7 @@ import numpy as np
 from ffo.cones import Nonneg, Product, SecondOrder, Zero
 from ffo.cones.base import Cone
 from ffo.program.cone import ConeProgram
-from ffo.program.pattern import Pattern, span
+from ffo.program.pattern import Pattern
 from ffo.program.plan import KEPT
 from ffo.program.presolve import PresolveStep, Triple
 from ffo.program.sparse import SparseBatch
@@ -36,10 +36,6 @@ class Epigraphs(PresolveStep):
     rows: Array
 
     @cached_property
-    def _at(self) -> Array | slice:
-        return span(self.rows)
-
-    @cached_property
     def _numbers(self) -> tuple[int, ...]:
         return tuple(self.rows.tolist())
 
@@ -53,7 +49,7 @@ class Epigraphs(PresolveStep):
 
     def outward(self, x: Array, y: Array, s: Array) -> Triple:
         y = y.copy()
-        y[:, self._at] = np.maximum(y[:, self._at], 0.0)  # negative by rounding only
+        y[:, self.rows] = np.maximum(y[:, self.rows], 0.0)  # negative by rounding only
         return x, y, s
 
 
@@ -69,14 +65,14 @@ def epigraphs(program: ConeProgram, hidden: Array | None) -> Epigraphs | None:
     may = _candidates(program.cones, program.P.pattern, program.A.pattern, hidden.tobytes())
     if not len(may.columns):
         return None
-    found = may.step(program.A, np.asarray(program.q[:, may.columns].any(axis=0)))
+    found = may.step(program.A, program.q)
     if found is None or program.all_finite:
         return found
     rows = found.rows[np.isfinite(program.b[:, found.rows]).all(axis=0)]
     return Epigraphs(rows) if len(rows) else None
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Candidates:
     """Hidden variables that may only relax, as far as the sparsity pattern of a program determines it.
 
@@ -91,26 +87,11 @@ class _Candidates:
     entries: Array
     owner: Array
     inequality: Array
-    _last: tuple[SparseBatch, bytes, bytes, Epigraphs | None] | None = None
 
-    def step(self, A: SparseBatch, costs: Array) -> Epigraphs | None:
-        """The step for matrices in which these candidates (k,) have costs; cached, as these and the candidates' own
-        entries rarely change."""
-        last, costly = self._last, costs.tobytes()
-        if last is not None and last[0] is A and A.own and last[2] == costly:
-            return last[3]
-        values = A.values[..., self.entries]
-        if not A.shared:
-            return self._made(A, values, costs)
-        key = values.tobytes()
-        same = last is not None and last[1] == key and last[2] == costly
-        found = last[3] if last is not None and same else self._made(A, values[None], costs)
-        self._last = A, key, costly, found
-        return found
-
-    def _made(self, A: SparseBatch, values: Array, costs: Array) -> Epigraphs | None:
-        """A candidate without costs must have exactly one entry that bounds it from above, and otherwise only entries
-        that relax with it."""
+    def step(self, A: SparseBatch, q: Array) -> Epigraphs | None:
+        """The step for a matrix and costs (batch, n). A candidate without costs must have exactly one entry that bounds
+        it from above, and otherwise only entries that relax with it."""
+        values, costs = np.atleast_2d(A.values)[:, self.entries], q[:, self.columns].any(axis=0)
         upper = self.inequality & (values > 0).all(axis=0)
         count, slacker = (
             np.bincount(self.owner[which], minlength=len(self.sizes)) for which in (upper, (values < 0).all(axis=0))

@@ -67,7 +67,8 @@ class Factor:
         """dq (batch, n) and db (batch, 2) along dP (n * n,) or (batch, n * n)."""
         n = len(self.columns)
         z = x[:, self.columns]
-        moved = np.einsum("...ij,...j->...i", 0.5 * (dP + _flipped(dP, n)).reshape(-1, n, n), z)
+        dP = dP.reshape(-1, n, n)
+        moved = np.einsum("...ij,...j->...i", 0.5 * (dP + dP.swapaxes(1, 2)), z)
         size = np.einsum("ij,ij->i", z, moved)
         return 2.0 * self._multiplier(y)[:, None] * moved, np.stack([-size, size], axis=1)
 
@@ -83,7 +84,3 @@ def _roots(P: Array) -> Array:
     if definite.any():
         M[definite] = np.linalg.cholesky(P[definite]).swapaxes(1, 2)
     return M
-
-
-def _flipped(dP: Array, n: int) -> Array:
-    return dP.reshape(-1, n, n).swapaxes(1, 2).reshape(dP.shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,9 +12,6 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 Array = np.ndarray
-
-#: sub-patterns cached with a pattern
-KEPT = 8
 
 _lock = Lock()
 
@@ -96,6 +92,12 @@ class Pattern:
         return np.bincount(self.columns[self.coupling], minlength=self.shape[1]) > 0
 
     @cached_property
+    def empty_rows(self) -> Array | None:
+        """(1, rows) whether a row has no entries; None if no row lacks them."""
+        empty = self.row_counts[None] == 0
+        return empty if empty.any() else None
+
+    @cached_property
     def row_starts(self) -> tuple[Array, Array]:
         """Rows that have entries, and where each begins in CSR order."""
         return _starts(self.by_rows[0])
@@ -104,11 +106,6 @@ class Pattern:
     def column_starts(self) -> tuple[Array, Array]:
         """Columns that have entries, and where each begins."""
         return _starts(self.indptr)
-
-    @property
-    def full(self) -> bool:
-        """Whether every entry is stored."""
-        return 0 < self.nnz == self.shape[0] * self.shape[1]
 
     @cached_property
     def on_diagonal(self) -> Array:
@@ -120,22 +117,10 @@ class Pattern:
         """Whether all entries are on the diagonal."""
         return bool(self.on_diagonal.all())
 
-    @cached_property
-    def _parts(self) -> OrderedDict[bytes, Pattern]:
-        return OrderedDict()
-
     def part(self, keep: Array) -> Pattern:
         """Only the entries where the (nnz,) mask `keep` is true."""
-        key = keep.tobytes()
-        found = self._parts.get(key)
-        if found is None:
-            counts = np.concatenate([[0], np.cumsum(keep)])
-            found = Pattern.of(counts[self.indptr].astype(self.indptr.dtype), self.indices[keep], self.shape)
-            with _lock:
-                self._parts[key] = found
-                if len(self._parts) > KEPT:
-                    self._parts.popitem(last=False)
-        return found
+        counts = np.concatenate([[0], np.cumsum(keep)])
+        return Pattern.of(counts[self.indptr].astype(self.indptr.dtype), self.indices[keep], self.shape)
 
 
 #: all patterns in use, by digests of their arrays

@@ -13,6 +13,7 @@ unchanged, so that the common case costs nothing.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from ffo.cones import Product
 from ffo.program.cone import ConeProgram
 from ffo.program.plan import values_of
 from ffo.program.presolve import NEVER, PresolveStep, Triple
-from ffo.program.sparse import SparseBatch, SymmetricBatch, distinct
+from ffo.program.sparse import SparseBatch, SymmetricBatch, distinct, plain
 
 Array = np.ndarray
 
@@ -77,101 +78,40 @@ class Scaling(PresolveStep):
         return u * self.length * self.D, w * self.force * self.E
 
 
-class Moderate:
-    """Caches which vectors need no scaling with the last shared matrices. Safe to share between threads."""
+def is_moderate(program: ConeProgram) -> bool:
+    """Whether a program is known to need no scaling. Sizes of shared matrices are kept with them."""
+    from ffo.kernels.extent import moderate_samples, moderate_vectors  # loads compiled code
 
-    def __init__(self) -> None:
-        self._last: _Extent | None = None
-
-    def holds(self, program: ConeProgram) -> bool:
-        """Whether a program is known to need no scaling."""
-        P, A, last = program.P, program.A, self._last
-        if last is None or last.P is not P or last.A is not A:
-            if not program.n:
-                return False
-            if not program.shared_matrices:
-                return _all_moderate(program)
-            if not (P.own and A.own):
-                return False
-            last = self._last = _Extent(P, A)
-        return last.fit and last.moderate(program)
-
-
-def _all_moderate(program: ConeProgram) -> bool:
-    """Whether all samples, which differ in their matrices, are known to need no scaling (n = m = 10, batch 128: 0.07 ms
-    instead of 0.35)."""
-    from ffo.kernels.extent import all_moderate  # loads compiled code
-
-    (P, q, A, b), p, a = values_of(program).arrays, program.P.pattern, program.A.pattern
-    entries = p.rows, p.columns, P, a.rows, a.columns, A, a.coupling, a.coupled
-    found = bool(all_moderate(*entries, q, b, MODERATE, ROUNDING, NEVER))
+    if not program.n:
+        return False
+    P, A, (Pv, q, Av, b) = program.P, program.A, values_of(program).arrays
+    if program.shared_matrices:
+        size = A.kept("size", lambda: _MatrixSize.of(P, A), P)
+        found = size.fit and moderate_vectors(size.most, size.least, size.alone, q, b, MODERATE, ROUNDING, NEVER)
+    else:
+        p, a = P.pattern, A.pattern
+        entries = p.rows, p.columns, Pv, a.rows, a.columns, Av, a.coupling, a.coupled
+        found = moderate_samples(*entries, q, b, MODERATE, ROUNDING, NEVER)
     if found:
         program.note_finite(True)
-    return found
+    return bool(found)
 
 
-class _Extent:
-    """Sizes of the entries of a pair of matrices, which determine the moderate vectors, as in `scaling`."""
+class _MatrixSize(NamedTuple):
+    """Sizes of the entries of shared matrices (`kernels.extent.matrix_extent`)."""
 
-    def __init__(self, P: SymmetricBatch, A: SparseBatch) -> None:
-        from ffo.kernels.extent import extent, matrix_extent, moderate_shares  # loads compiled code
+    most: float
+    least: float
+    fit: bool
+    alone: Array
 
-        self.P, self.A, self._measured, self._shares = P, A, extent, moderate_shares
-        self._near: tuple[bytes, _Extent] | None = None
+    @classmethod
+    def of(cls, P: SymmetricBatch, A: SparseBatch) -> _MatrixSize:
+        from ffo.kernels.extent import matrix_extent
+
         p, a, alone = P.pattern, A.pattern, np.empty(P.shape[0], dtype=bool)
-        #: the largest entry of P, and the smallest size of its lean columns
-        self.most, self.least, self.fit = matrix_extent(
-            p.rows, p.columns, P.values, a.rows, a.columns, A.values, a.coupling, a.coupled, A.shape[0], MODERATE, alone
-        )
-        if self.fit:  # then all entries are finite
-            P.__dict__["all_finite"] = A.__dict__["all_finite"] = True
-        self.alone = alone.nonzero()[0]
-        self._known: tuple[bytes, Array, Array] | None = None
-
-    def moderate(self, program: ConeProgram) -> bool:
-        """Whether the vectors of a program with these matrices are of moderate size."""
-        _, q, _, b = values_of(program).arrays
-        weakest, strongest, *sides = self._measured(q, b)
-        if len(self.alone) and not self._shares(q, self.alone, MODERATE):
-            return False
-        low, high = self._forces(*sides)
-        if low <= weakest and strongest <= high:
-            program.note_finite(self.P.all_finite and self.A.all_finite)
-            return True
-        return self._moderate_by_medians(program, q, b)
-
-    def _forces(self, lowest: float, longest: float, shortest: float) -> tuple[float, float]:
-        """The range of sizes of q that are moderate whatever the medians of b (which take longer to compute): columns
-        have size max(a, p length / force). Empty for other sizes of b (see `kernels.extent`)."""
-        if longest == 0 < self.most <= self.least * MODERATE:  # only the objective determines lengths
-            return max(1.0, self.most) / MODERATE, min(1.0, self.most) * MODERATE
-        if min(lowest, shortest) >= 1 / MODERATE and longest <= MODERATE:
-            return max(1.0, self.most * longest) / MODERATE, min(1.0, self.least * shortest) * MODERATE
-        return np.inf, 0.0
-
-    def _without(self, ignored: Array) -> _Extent:
-        """Sizes without ignored rows (m,)."""
-        key, near = ignored.tobytes(), self._near
-        if near is None or near[0] != key:
-            near = self._near = key, _Extent(self.P, _without_rows(self.A, ignored))
-        return near[1]
-
-    def _moderate_by_medians(self, program: ConeProgram, q: Array, b: Array) -> bool:
-        force, known = np.maximum.reduce(np.abs(q), axis=1), self._known
-        same = known is not None and len(b) == 1 and known[0] == b.tobytes()
-        if known is not None and same and ((force >= known[1]) & (force <= known[2])).all():
-            return True
-        length = _median(np.abs(b))
-        ignored = _never_active(program.cones, b, length)
-        near = self if ignored is None else self._without(ignored)
-        if not near.fit:
-            return False
-        low, high = np.maximum(1.0, self.most * length) / MODERATE, np.minimum(1.0, near.least * length) * MODERATE
-        low[~((length >= 1 / MODERATE) & (length <= MODERATE))] = np.inf
-        if len(b) == 1:
-            self._known = b.tobytes(), low, high
-        force = np.where(force == 0, self.most * length, force)
-        return bool(((force >= low) & (force <= high)).all())
+        entries = p.rows, p.columns, plain(P.values), a.rows, a.columns, plain(A.values), a.coupling, a.coupled
+        return cls(*matrix_extent(*entries, A.shape[0], MODERATE, alone), alone)
 
 
 def scaling(program: ConeProgram) -> Scaling | None:
@@ -235,15 +175,8 @@ def _within(v: Array) -> Array:
 
 
 def _moderate_columns(P: SymmetricBatch, A: SparseBatch, ratio: Array) -> bool:
-    """Whether columns of A, and of P times `ratio` (batch or 2, 1), have moderate sizes.
-
-    Usually the diagonal of P and the largest entries decide (dense matrices, n = 100, batch 128: 4 ms instead of 19).
-    """
-    largest = np.maximum(A.largest_of_rows.max(axis=1, initial=0.0), ratio[:, 0] * P.largest)
-    if (largest <= MODERATE).all() and (ratio * P.diagonal >= 1 / MODERATE).all():
-        return True
-    columns = np.maximum(A.largest_of_coupled_columns, ratio * P.sizes)
-    return _moderate(columns.ravel())
+    """Whether columns of A, and of P times `ratio` (batch or 2, 1), have moderate sizes."""
+    return _moderate(np.maximum(A.largest_of_coupled_columns, ratio * P.sizes))
 
 
 def _only_bounded(P: SymmetricBatch, A: SparseBatch) -> Array:

@@ -124,11 +124,7 @@ class SparseBatch:
 
     @cached_property
     def _pruned(self) -> Self | None:
-        if not self.shared and len(self.values) and (self.values[0] != 0).all():  # usually one sample suffices
-            return None
         keep = self.values != 0
-        if np.count_nonzero(keep) == keep.size:
-            return None
         keep = keep if self.shared else keep.any(axis=0)
         return None if keep.all() else self.restrict(keep)
 
@@ -142,10 +138,8 @@ class SparseBatch:
         return sp.csc_array((data, indices, indptr), shape=(rows * batch, cols * batch))
 
     @cached_property
-    def _stacked(self) -> tuple[sp.csc_array | Array, sp.csr_array | Array]:
-        """One sample if all are equal (an array if it is full), else the block diagonal of all; and its transpose."""
-        if self.shared and self.pattern.full:
-            return self._columns[0].T, self._columns[0]
+    def _stacked(self) -> tuple[sp.csc_array, sp.csr_array]:
+        """One sample if all are equal, else the block diagonal of all; and its transpose."""
         stacked = self.matrix() if self.shared else self.block_diagonal(len(self.values))
         return stacked, stacked.T
 
@@ -157,7 +151,7 @@ class SparseBatch:
         """(batch, rows) -> (batch, cols): M_k' y_k for every sample."""
         return self._times(self._stacked[1], y)
 
-    def _times(self, stacked: sp.csc_array | Array, x: Array) -> Array:
+    def _times(self, stacked: sp.csc_array, x: Array) -> Array:
         if self.shared:
             return np.ascontiguousarray((stacked @ x.T).T)
         return (stacked @ x.ravel()).reshape(len(x), -1)
@@ -165,24 +159,20 @@ class SparseBatch:
     @cached_property
     def largest_of_rows(self) -> Array:
         """(batch or 1, rows) largest magnitude in each row, 0 in empty rows."""
-        if self.pattern.full:
-            return _largest(self._columns, 1)
         values = np.abs(self.values)[..., self.pattern.by_rows[2]]
         return _segment_max(values, self.pattern.row_starts, self.shape[0])
 
     @cached_property
     def empty_rows(self) -> Array | None:
         """(batch or 1, rows) whether all entries of a row are zero; None if no row is."""
-        if len(self.pattern.row_starts[0]) == self.shape[0] and np.count_nonzero(self.values) == self.values.size:
-            return None
+        if np.count_nonzero(self.values) == self.values.size:
+            return self.pattern.empty_rows
         empty = self.largest_of_rows == 0.0
         return empty if np.count_nonzero(empty) else None
 
     @cached_property
     def largest_of_columns(self) -> Array:
         """(batch or 1, cols) largest magnitude in each column, 0 in empty columns."""
-        if self.pattern.full:
-            return _largest(self._columns, 2)
         return _segment_max(np.abs(self.values), self.pattern.column_starts, self.shape[1])
 
     @cached_property
@@ -192,11 +182,6 @@ class SparseBatch:
         if coupling.all():
             return self.largest_of_columns
         return _segment_max(np.where(coupling, np.abs(self.values), 0.0), self.pattern.column_starts, self.shape[1])
-
-    @property
-    def _columns(self) -> Array:
-        """(batch or 1, cols, rows) of full matrices."""
-        return self.values.reshape(-1, self.shape[1], self.shape[0])
 
     @cached_property
     def finite(self) -> Array:
@@ -213,7 +198,7 @@ class SparseBatch:
     @cached_property
     def largest(self) -> Array:
         """(batch or 1,) largest magnitude of all entries."""
-        return _largest(np.atleast_2d(self.values), 1)
+        return np.abs(np.atleast_2d(self.values)).max(axis=1, initial=0.0)
 
     @cached_property
     def row_norms_squared(self) -> Array:
@@ -323,11 +308,6 @@ def is_identity(M: sp.csc_array | sp.csr_array) -> bool:
         return False
     each = np.arange(size)
     return np.array_equal(M.indices, each) and np.array_equal(M.indptr[:-1], each)
-
-
-def _largest(v: Array, axis: int) -> Array:
-    """Largest magnitudes along an axis, 0 if empty; without a temporary array of magnitudes."""
-    return np.maximum(v.max(axis=axis, initial=0.0), -v.min(axis=axis, initial=0.0))
 
 
 def _segment_max(values: Array, starts: tuple[Array, Array], count: int) -> Array:

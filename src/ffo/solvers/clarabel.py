@@ -15,7 +15,8 @@ from ffo.solvers.feed import SparseFeed
 from ffo.solvers.settings import assign
 from ffo.solvers.workspace import Point, Workspace
 
-_STATUS = {
+#: also the words of Moreau
+STATUS = {
     "Solved": Status.SOLVED,
     "AlmostSolved": Status.INACCURATE,
     "PrimalInfeasible": Status.INFEASIBLE,
@@ -94,7 +95,7 @@ class _ClarabelWorkspace(Workspace):
     def run(self, sample: int) -> Point:
         result = self.solver.solve()
         said = str(result.status)
-        status = _STATUS.get(said, Status.NUMERICAL)
+        status = STATUS.get(said, Status.NUMERICAL)
         x, y, s = np.array(result.x), np.array(result.z), np.array(result.s)
         return Point(x, y, s, status, result.iterations, "" if status.ok else said)
 

@@ -46,11 +46,12 @@ class InteriorSolver(Solver):
         limit = int(self.settings.get("limit", LIMIT))
         done = plan.interior(values, x, y, s, float(self.settings["tolerance"]), limit)
         status, detail = np.zeros(batch, int), {}
-        if np.count_nonzero(done < 0):
+        if done.min() < 0:
             from ffo.kernels.batch import LEFT_OUT
 
             status[done < 0] = Status.NUMERICAL
             status[done <= -limit] = Status.ITERATION_LIMIT
             detail = dict.fromkeys(np.flatnonzero(done < 0).tolist(), "the interior-point method made no more progress")
             leave_out(np.flatnonzero(done == LEFT_OUT), (x, y, s), status, done, detail)
-        return Solution(x, y, s, status, np.abs(done), ready - start, time.perf_counter() - ready, detail)
+            done = np.abs(done)
+        return Solution(x, y, s, status, done, ready - start, time.perf_counter() - ready, detail)

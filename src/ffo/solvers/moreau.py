@@ -14,23 +14,11 @@ from ffo.kernels.deadline import current
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.sparse import SparseBatch
 from ffo.solvers.base import Capabilities, Solver
+from ffo.solvers.clarabel import STATUS
 from ffo.solvers.feed import mirrored, transposed
-from ffo.solvers.ordering import Ordering
+from ffo.solvers.ordering import ORDER, Ordering
 from ffo.solvers.workspace import Workspace
 
-_ORDER = (Zero, Nonneg, SecondOrder, PSD, Exponential, Power)
-
-_STATUS = {
-    "Solved": Status.SOLVED,
-    "AlmostSolved": Status.INACCURATE,
-    "PrimalInfeasible": Status.INFEASIBLE,
-    "AlmostPrimalInfeasible": Status.INFEASIBLE,
-    "DualInfeasible": Status.UNBOUNDED,
-    "AlmostDualInfeasible": Status.UNBOUNDED,
-    "MaxIterations": Status.ITERATION_LIMIT,
-    "MaxTime": Status.TIME_LIMIT,
-    "InsufficientProgress": Status.INACCURATE,
-}
 _TOP = frozenset({"solver", "device", "device_id", "auto_tune", "max_iter", "time_limit"})
 
 
@@ -41,7 +29,7 @@ class MoreauSolver(Solver):
     """
 
     name = "MOREAU"
-    capabilities = Capabilities(frozenset(_ORDER), quadratic=True, module="moreau", package="moreau", extra="moreau")
+    capabilities = Capabilities(frozenset(ORDER), quadratic=True, module="moreau", package="moreau", extra="moreau")
     native_settings = _TOP | frozenset(
         """ipm_settings tol_gap_abs tol_gap_rel tol_feas tol_infeas_abs tol_infeas_rel tol_ktratio max_step_fraction
         equilibrate_enable direct_solve_method cudss_ir_steps cudss_pivot_enable max_lu_nnz reduced_tol_gap_abs
@@ -67,7 +55,7 @@ class MoreauSolver(Solver):
         """Solve every sample of the batch in one native call."""
         self.check(program)
         start = time.perf_counter()
-        order = Ordering(program, _ORDER)
+        order = Ordering(program, ORDER)
         P, A = mirrored(program.P), transposed(order.program.A)  # CSR arrays
         compiled = self.in_time(current())._compile(order, P, A)
         if P.shared == A.shared:
@@ -78,7 +66,7 @@ class MoreauSolver(Solver):
         q, b = np.ascontiguousarray(program.q), np.ascontiguousarray(order.program.b)
         answer, info = compiled.solve(q, b), compiled.info  # one bad sample fails the whole batch: see `forward`
         said = [status.name for status in info.status]
-        status = np.array([_STATUS.get(word, Status.NUMERICAL) for word in said], dtype=int)
+        status = np.array([STATUS.get(word, Status.NUMERICAL) for word in said], dtype=int)
         return Solution(
             x=np.array(answer.x),
             y=order.back(np.asarray(answer.z)),

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ffo.cones import PSD
+from ffo.cones import PSD, Exponential, Nonneg, Power, SecondOrder, Zero
 from ffo.cones.base import Cone
 from ffo.cones.product import Product
 from ffo.program.cone import ConeProgram
@@ -16,6 +16,8 @@ from ffo.solvers.split import pick_rows
 
 Array = np.ndarray
 C = TypeVar("C", bound=Cone)
+#: all cones, as SCS and Moreau order them
+ORDER = (Zero, Nonneg, SecondOrder, PSD, Exponential, Power)
 
 
 class Ordering:

@@ -33,11 +33,7 @@ class ProxQPSolver(Solver):
 
     name = "PROXQP"
     capabilities = Capabilities(
-        frozenset({Zero, Nonneg}),
-        quadratic=True,
-        module="proxsuite",
-        package="proxsuite",
-        extra="proxqp",
+        frozenset({Zero, Nonneg}), quadratic=True, module="proxsuite", package="proxsuite", extra="proxqp"
     )
     native_settings = frozenset(
         """backend alpha_bcl beta_bcl bcl_update check_duality_gap cold_reset_mu_eq cold_reset_mu_in

@@ -11,10 +11,8 @@ from ffo.errors import Status
 from ffo.program.cone import ConeProgram
 from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.feed import SparseFeed
-from ffo.solvers.ordering import Ordering
+from ffo.solvers.ordering import ORDER, Ordering
 from ffo.solvers.workspace import Point, Workspace
-
-_ORDER = (Zero, Nonneg, SecondOrder, PSD, Exponential, Power)
 
 _STATUS = {
     1: Status.SOLVED,
@@ -32,7 +30,7 @@ class SCSSolver(Solver):
 
     name = "SCS"
     capabilities = Capabilities(
-        frozenset(_ORDER), quadratic=True, module="scs", package="scs", extra="scs", threads=True
+        frozenset(ORDER), quadratic=True, module="scs", package="scs", extra="scs", threads=True
     )
     native_settings = frozenset(
         """use_indirect linear_solver mkl gpu normalize scale adaptive_scale rho_x max_iters eps_abs eps_rel
@@ -55,7 +53,7 @@ class _SCSWorkspace(Workspace):
 
         self._new = scs.SCS
         self.settings = {**solver.settings, "verbose": solver.verbose}
-        self.order = Ordering(program, _ORDER, lower_psd=True)
+        self.order = Ordering(program, ORDER, lower_psd=True)
         self.empty = program.m == 0
         self.cone = _cone(self.order)
         self.P, self.A = SparseFeed(program.P), SparseFeed(self.order.program.A)

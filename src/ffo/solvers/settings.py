@@ -69,7 +69,7 @@ def resolve(solver: type[Solver] | Solver, settings: Mapping[str, Any] | None) -
     for name, value in given.items():
         if name in solver.native_settings or (solver.open_settings and name not in solver.ignored_settings):
             native[name] = value
-        elif name in FOREIGN or name in _known_elsewhere():
+        elif name in FOREIGN or any(name in cls.native_settings for cls in adapters().values()):
             _warn(solver, name)
         else:
             raise UnknownSettingError(_unknown(solver, name))
@@ -137,10 +137,6 @@ def _positive(name: str, value: Any, kind: type) -> Any:
 def _warn(solver: type[Solver] | Solver, name: str) -> None:
     text = f"setting {name!r} has no effect on {solver.name}; every solver accepts eps and max_iters"
     warnings.warn(text, SettingWarning, stacklevel=2)
-
-
-def _known_elsewhere() -> frozenset[str]:
-    return frozenset().union(*(cls.native_settings for cls in adapters().values()))
 
 
 def _unknown(solver: type[Solver] | Solver, name: str) -> str:

@@ -175,12 +175,7 @@ def _residuals(made: Standard, now: InteriorPoint) -> Residuals:
     p, z = made.program, now.z
     Gz, Ez, Qz, Cz = made.rows(z), times(made.E, z), p.curved(z), times(made.C, z)
     dual = made.pull(now.lam, now.lam_c) + times(made.E.mT, now.nu)
-    left = (
-        Qz + p.p + dual,
-        made.present * (Gz + now.s - made.h),
-        Ez - made.d,
-        Cz + now.s_c - made.h_c,
-    )
+    left = (Qz + p.p + dual, made.present * (Gz + now.s - made.h), Ez - made.d, Cz + now.s_c - made.h_c)
     gap = (made.present * now.s * now.lam).sum(dim=1) + (now.s_c * now.lam_c).sum(dim=1)
     one = torch.ones_like(gap)
     force = torch.stack([one, largest(p.p), largest(Qz), largest(dual)]).amax(dim=0)
@@ -322,17 +317,6 @@ def point(state: InteriorState, made: Standard, given: DenseProgram) -> DensePoi
 
 def ghost(made: Standard, verdict: Verdict) -> DenseGhost:
     return factorize(made.program, verdict.rows, verdict.bounds, Faces.of(made.program, verdict))
-
-
-def interior_point(program: DenseProgram, eps: float = 1e-9) -> tuple[DensePoint, Tensor, Tensor]:
-    """A point, the worst relative residual (batch,) and the iterations taken (batch,)."""
-    made = prepare(program, eps)
-    state = start(made)
-    for _ in range(STEPS):
-        if not bool(state.going):
-            break
-        state = step(state, made)
-    return point(state, made, program), state.best, state.steps
 
 
 def _shifted(v: Tensor, valid: Tensor) -> Tensor:
