@@ -182,7 +182,11 @@ class ConeContract:
         step = np.minimum(0.99 * found.margin, 1e3 * scale)
         for direction in self.directions(case):
             moved = faces(self.cone, w + step[:, None] * direction, tau)
-            np.testing.assert_array_equal(moved.case, found.case)
+            np.testing.assert_array_equal(self.structures(moved.case), self.structures(found.case))
+
+    def structures(self, case: Array) -> Array:
+        """Equal numbers for cases between which the derivative is continuous: these need no margin."""
+        return case
 
     def test_case_changes_beyond_the_margin(self, case: str) -> None:
         _, _, w, tau = self.instances(case)

@@ -17,8 +17,21 @@ class PowerContract(ConeContract):
     homogeneity = 3e-7  # the ray's threshold
     slow: ClassVar = {"surface": 3e-9}
 
+    def structures(self, case: Array) -> Array:
+        """The surface and the rays are one: the derivative is continuous between them."""
+        return np.minimum(case, BOUNDARY)
+
+    def test_derivative_is_almost_constant_well_within_the_margin(self, case: str) -> None:
+        _, _, w, tau = self.instances(case)
+        found = faces(self.cone, w, tau)
+        step = np.minimum(0.01 * found.margin, 1e3)
+        for direction in self.directions(case):
+            moved = faces(self.cone, w + step[:, None] * direction, tau)
+            for a, b, t in zip(found.blocks, moved.blocks, tau, strict=True):
+                assert np.abs(projection_derivative(a, t) - projection_derivative(b, t)).max() < 0.1
+
     def pair(self, case: str, rng: np.random.Generator, n: int) -> tuple[Array, Array]:
-        alpha, beta = self.cone.exponents
+        alpha, beta = self.cone.alpha, 1.0 - self.cone.alpha
         zero, origin = np.zeros(n), np.zeros((n, 3))
         x, y, m = rng.uniform(0.4, 2, (3, n))
         sign = rng.choice([-1.0, 1.0], n)
@@ -41,7 +54,7 @@ class PowerContract(ConeContract):
         return np.maximum(np.abs(s[:, 2]) - bound, -s[:, :2].min(axis=1))
 
     def dual_violation(self, y: Array) -> Array:
-        return self.violation(y / np.array([*self.cone.exponents, 1.0]))
+        return self.violation(y / np.array([self.cone.alpha, 1.0 - self.cone.alpha, 1.0]))
 
 
 class TestFifth(PowerContract):
@@ -91,10 +104,16 @@ def test_rays_hold_or_free_z(alpha: float, z_rows: tuple[int, int]) -> None:
             np.testing.assert_allclose(block.delta, [0, 1.5 / (2 * 0.6 / 2.0)], rtol=1e-13)
 
 
-@pytest.mark.parametrize("alpha", [0.2, 0.8])
-def test_ray_threshold(alpha: float) -> None:
-    w = np.array([[-1.0, 1.0, 1.3e-7], [-1.0, 1.0, 1.5e-7], [1.0, -1.0, -1.3e-7], [1.0, -1.0, -1.5e-7]])
-    np.testing.assert_array_equal(faces(Power(alpha), w, np.ones(4)).case, [Y_RAY, BOUNDARY, X_RAY, BOUNDARY])
+@pytest.mark.parametrize(("alpha", "most"), [(0.2, 1.7e-4), (0.8, 2.2e-4), (2 / 3, 4.7e-8), (0.45, 5e-13)])
+def test_ray_ends_where_the_surface_leaves_it_by_rounding(alpha: float, most: float) -> None:
+    near, far = 0.8 * most, 1.3 * most
+    w = np.array([[-1.0, 1.0, near], [-1.0, 1.0, far], [-1.0, 1.0, -near], [-1.0, 1.0, -far]])
+    cone = Power(alpha)
+    found = faces(cone, w, np.ones(4))
+    np.testing.assert_array_equal(found.case, [Y_RAY, BOUNDARY, Y_RAY, BOUNDARY])
+    swapped = faces(Power(1 - alpha), w[:, [1, 0, 2]], np.ones(4))
+    np.testing.assert_array_equal(swapped.case, [X_RAY, BOUNDARY, X_RAY, BOUNDARY])
+    np.testing.assert_allclose(found.s[0], found.s[1] * [1, 1, near / far if alpha < 0.5 else 1], atol=4e-15)
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.2, 0.5, 0.8, 0.95])

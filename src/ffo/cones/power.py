@@ -31,10 +31,6 @@ class Power(Cone):
     def interior(self) -> Array:
         return np.array([1.0, 1.0, 0.0])
 
-    @property
-    def exponents(self) -> tuple[float, float]:
-        return self.alpha, 1.0 - self.alpha
-
     def project(self, w: Array) -> Array:
         s = np.empty(w.shape)
         kernels.project_blocks(contiguous(w), float(self.alpha), s)

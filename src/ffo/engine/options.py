@@ -9,10 +9,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ffo.cones import Power
 from ffo.errors import InputError
 from ffo.ghost.oracle import Way
 from ffo.program.names import Names
 from ffo.solvers.base import Solver
+from ffo.solvers.registry import get_solver, named_in_settings
 
 BACKWARDS = ("auto", "direct", "iterative", "resolve")
 
@@ -41,6 +43,9 @@ class Smoothing:
         costs: standard deviation of the perturbation of the linear term, in its units.
         average: whether outputs are means over the draws; false returns every draw, in a leading dimension
             before the batch dimension, so that the mean can be taken of a loss that is not linear in them.
+
+    The report on a call, `layer.info`, has one entry per draw, those of a sample next to each other:
+    `info.ok.reshape(batch, draws).all(1)` says which samples were solved.
     """
 
     radius: float = 0.0
@@ -167,6 +172,12 @@ class Options:
     def raises(self) -> bool:
         """Whether failures are raised."""
         return (self.on_fail.rest if isinstance(self.on_fail, Relax) else self.on_fail) == "raise"
+
+    @property
+    def power_cones(self) -> bool:
+        """Whether every solver that is named accepts power cones."""
+        named = (named_in_settings(self.solver, self.solver_args)[0], self.backward_solver, *(self.retry or ()))
+        return all(Power in get_solver(solver).capabilities.cones for solver in named if solver is not None)
 
 
 def from_qpth(

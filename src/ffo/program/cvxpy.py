@@ -36,6 +36,7 @@ from ffo.program.factor import Factor
 from ffo.program.labels import constraint_starts, names_of
 from ffo.program.lift import ConstraintForm
 from ffo.program.pattern import Pattern
+from ffo.program.powers import with_power_cones
 from ffo.program.recovery import Output, Recovery, selection
 
 Array = np.ndarray
@@ -113,6 +114,7 @@ def canonicalize(
     variables: Sequence[cp.Variable],
     gp: bool = False,
     canon_backend: str | None = None,
+    power_cones: bool = True,
 ) -> CanonicalProblem:
     """Reduce a DPP problem (DGP if `gp`) to a parametrised cone program.
 
@@ -120,12 +122,13 @@ def canonicalize(
         parameters: all parameters of the problem, in the order values will be given.
         variables: what to return: variables of the problem, or dual variables of its constraints.
         canon_backend: CVXPY's canonicalisation backend; its COO backend by default.
+        power_cones: whether powers and p-norms become power cones; else towers of second-order cones.
     """
     check_arguments(problem, parameters, variables)
     lift = lifted_if_needed(problem, parameters, gp)
     given = [*parameters, *lift.parameters] if lift else parameters
     whole = lift.problem if lift else problem
-    chain, program, stuffing = _reduce(whole, gp, known_backend(canon_backend))
+    chain, program, stuffing = _reduce(whole, gp, known_backend(canon_backend), power_cones)
     every = [*given, *(form.M for form in lift.forms)] if lift else given
     canonical = _affine_map(program, stuffing, _parameter_columns(program, chain, every), every)
     if lift and lift.forms:
@@ -150,11 +153,15 @@ def _labels(parameters: Sequence[cp.Parameter], given: int) -> tuple[str, ...]:
     return (*own, *(f"The parameter expression {p.name()}" for p in parameters[given:]))
 
 
-def _reduce(problem: cp.Problem, gp: bool, canon_backend: str) -> tuple[SolvingChain, ParamConeProg, _Stuffing]:
+def _reduce(
+    problem: cp.Problem, gp: bool, canon_backend: str, power_cones: bool
+) -> tuple[SolvingChain, ParamConeProg, _Stuffing]:
     with scopes.quad_form_dpp_scope(), warnings.catch_warnings():
         # CVXPY itself reads the values of sparse variables the way it warns users about.
         warnings.filterwarnings("ignore", "Reading from a sparse CVXPY expression", RuntimeWarning)
         chain = resolve_and_build_chain(problem, solver=_Target(), gp=gp, enforce_dpp=True, canon_backend=canon_backend)
+        if power_cones:
+            with_power_cones(chain)
         place = next((i for i, r in enumerate(chain.reductions) if isinstance(r, ConeMatrixStuffing)), None)
         if place is None:
             raise UnsupportedProblemError("The problem has no variables.")

@@ -223,13 +223,7 @@ class Extractor:
         rows = sum(map(_size, ops))
         found = sp.coo_array(
             get_problem_matrix(
-                ops,
-                self.length,
-                dict(self.offsets),
-                sizes,
-                dict(zip(names, starts, strict=False)),
-                rows,
-                self.backend,
+                ops, self.length, dict(self.offsets), sizes, dict(zip(names, starts, strict=False)), rows, self.backend
             )
         )
         keep = found.data != 0

@@ -122,7 +122,7 @@ class FFOLayer(OptimizationLayer):
             verbose=verbose,
             time_limit=time_limit,
         )
-        canonical = canonicalize(problem, parameters, variables, gp=gp, canon_backend=canon_backend)
+        canonical = canonicalize(problem, parameters, variables, gp, canon_backend, options.power_cones)
         super().__init__(numbered_relaxation(options, canonical.names, problem.constraints))
         self.canonical = canonical
         self._suited = suited(canonical)

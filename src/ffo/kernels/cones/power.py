@@ -23,9 +23,15 @@ r/(|w3| - r) = e^xi,
 
 Rays. If w1 < 0 < w2 and w3 = 0, s = (0, w2, 0), y = (v, 0, 0): normal e1. Next to the ray the surface is
 x = |z|^(1/alpha) y^(-beta/alpha), so its curvature in z behaves as |z|^(1/alpha - 2): z is free for
-alpha < 1/2, fixed for alpha > 1/2, and for alpha = 1/2 the surface formulas have the limit h = 2v/y. That
-limit is reached slowly in |w3|, so |w3| <= 1e-7 |w| counts as on the ray (no threshold for alpha = 1/2,
-where the ray is a surface point like any other). (x, 0, 0) is the same with alpha and beta exchanged.
+alpha < 1/2, fixed for alpha > 1/2, and for alpha = 1/2 the surface formulas have the limit h = 2v/y. (x, 0, 0) is
+the same with alpha and beta exchanged. For small w3 the equations above become
+
+    alpha > 1/2:   r/w2 = (alpha |w3|/|w1|)^(alpha/beta),
+    alpha < 1/2:   (|w3| - r)/|w1| = (|w3|/w2)^(beta/alpha)/alpha.
+
+If the left-hand side is rounding, w counts as on the ray (never for alpha = 1/2, where the ray is a surface point like
+any other), with s = (0, w2, 0) or (0, w2, w3). Derivatives of the projection are continuous there: the step from the
+ray to the surface is a change of case, but no kink.
 """
 
 from __future__ import annotations
@@ -42,9 +48,13 @@ Array = np.ndarray
 #: the rays (0, y, 0) and (x, 0, 0)
 Y_RAY, X_RAY = BOUNDARY + 1, BOUNDARY + 2
 
-#: |w3| / |w| below which w is on a ray. If ten times larger, surface points lose their curvature; if ten times
-#: smaller, points of a ray known to a solver's accuracy are taken for surface points with an arbitrary one.
-RAY_THRESHOLD = 1e-7
+#: what of z or of its dual may be neglected on a ray, relative to the ray or the dual one. If ten times larger, more
+#: than the last digit is lost; if ten times smaller, rounding errors of w3 put a point of a ray on the surface.
+ROUNDING = 1e-15
+#: ratios of x to y, and of their duals, below which a surface point may belong to the ray; if ten times larger, points
+#: with an ordinary curvature are included, for which `secant` converges slowly; if ten times smaller, first-order
+#: answers at a ray are missed.
+NEAR_RAY = 1e-2
 _HALF = 1e-12  # alpha this close to 1/2 is 1/2
 #: below this (w has unit scale) a number counts as zero, else the Hessian of the barrier would overflow.
 _TINY = 1e-60
@@ -64,11 +74,15 @@ def _inside(x: float, y: float, z: float, alpha: float) -> bool:
 
 
 @inner_kernel
-def _off_ray(w1: float, w2: float, w3: float, alpha: float) -> float:
-    """Positive where |w3| is too large for a ray; changes by at most 1 + threshold per unit of w."""
-    if abs(alpha - 0.5) <= _HALF:
-        return np.inf
-    return abs(w3) - RAY_THRESHOLD * np.sqrt(w1 * w1 + w2 * w2 + w3 * w3)
+def _ray(w1: float, w2: float, alpha: float) -> tuple[float, float]:
+    """Up to which |w3| a w with w1 w2 < 0 counts as on the ray, and how far the derivative of z is from 0 or 1 there;
+    see the module's docstring."""
+    ray, zero = max(w1, w2), max(-w1, -w2)
+    own = alpha if w1 < 0.0 else 1.0 - alpha  # exponent of the vanishing coordinate
+    power = max(own, 1.0 - own) / min(own, 1.0 - own)
+    reach, left = (zero / own, ray) if own > 0.5 else (ray, zero / own)
+    limit = max(reach * ROUNDING ** (1.0 / power), _TINY)
+    return limit, power * ROUNDING * left / limit
 
 
 @inner_kernel
@@ -78,11 +92,8 @@ def classify(w1: float, w2: float, w3: float, alpha: float) -> int:
         return INTERIOR
     if _inside(-w1 / alpha, -w2 / (1.0 - alpha), -w3, alpha):
         return VERTEX
-    if _off_ray(w1, w2, w3, alpha) <= 0.0:
-        if w1 < 0.0 < w2:
-            return Y_RAY
-        if w2 < 0.0 < w1:
-            return X_RAY
+    if w1 * w2 < 0.0 and abs(alpha - 0.5) > _HALF and abs(w3) <= _ray(w1, w2, alpha)[0]:
+        return Y_RAY if w1 < 0.0 else X_RAY
     return BOUNDARY
 
 
@@ -130,6 +141,13 @@ def split(w1: float, w2: float, w3: float, alpha: float, s: Array, v: Array) -> 
     if case == VERTEX:
         v[0], v[1], v[2] = -w1, -w2, -w3
         return case, 0.0, 0.0
+    if case != BOUNDARY:
+        s[0], s[1], v[0], v[1] = max(w1, 0.0), max(w2, 0.0), max(-w1, 0.0), max(-w2, 0.0)
+        if (alpha if case == Y_RAY else 1.0 - alpha) > 0.5:
+            v[2] = -w3
+        else:
+            s[2] = w3
+        return case, 0.0, 0.0
     z = max(abs(w3), _TINY)  # w3 = 0: a limit, reached long before
     log_z = np.log(z)
     xi = _root(w1, w2, log_z, alpha)
@@ -169,7 +187,6 @@ def face(
     scale = unit_scale(w)
     w1, w2, w3 = w[0] / scale, w[1] / scale, w[2] / scale
     case, xi, ratio = split(w1, w2, w3, alpha, s, v)
-    margin = scale * _margin(case, w1, w2, w3, alpha, s, v)
     if case == BOUNDARY:
         _surface_rows(s, xi, ratio, tau, alpha, on, delta, R)
     elif case != INTERIOR:
@@ -180,6 +197,7 @@ def face(
             hold(1, on, R)
         if case == VERTEX or (alpha if case == Y_RAY else 1.0 - alpha) > 0.5:
             hold(2, on, R)
+    margin = scale * _margin(case, w1, w2, w3, alpha, s, v, delta[1] / tau)
     for i in range(3):
         s[i] *= scale
         v[i] *= scale
@@ -208,20 +226,43 @@ def _surface_rows(
 
 
 @inner_kernel
-def _margin(case: int, w1: float, w2: float, w3: float, alpha: float, s: Array, v: Array) -> float:
-    """Distance to the nearest change of case, from below in the interior and at the vertex."""
+def _margin(case: int, w1: float, w2: float, w3: float, alpha: float, s: Array, v: Array, bend: float) -> float:
+    """Distance to the nearest kink, from below in the interior and at the vertex; bend = 1/(tau h) of the surface.
+
+    Between the surface and a ray there is none, but the derivative may change fast: by its distance to 0 or 1, where it
+    ends, over that of w3 to 0.
+    """
     if case == INTERIOR:
         return _radius(w1, w2, w3, 1.0, 1.0, alpha)
     if case == VERTEX:
         return _radius(-w1, -w2, -w3, 1.0 / alpha, 1.0 / (1.0 - alpha), alpha)
-    off = _off_ray(w1, w2, w3, alpha) / (1.0 + RAY_THRESHOLD)
     if case != BOUNDARY:
-        return min(abs(w1), abs(w2), -off)
+        limit, change = _ray(w1, w2, alpha)
+        return min(abs(w1), abs(w2), 0.5 * limit / max(change, 1e-300))
     # |s| and |v| are the distances to -K* and K; rays are reached through |w3| or a change of sign
     size_s = np.sqrt(s[0] * s[0] + s[1] * s[1] + s[2] * s[2])
     size_v = np.sqrt(v[0] * v[0] + v[1] * v[1] + v[2] * v[2])
+    if abs(alpha - 0.5) <= _HALF:
+        return min(size_s, size_v)
     turn = min(max(w1, -w2, 0.0), max(w2, -w1, 0.0))
-    return min(size_s, size_v, max(off, turn))
+    change = max(min(bend, 1.0) / (1.0 + bend), 1e-300)
+    return min(size_s, size_v, max(0.5 * abs(w3) / change, turn))
+
+
+@inner_kernel
+def secant(s: Array, y: Array, alpha: float) -> float:
+    """Factor of the tangent's weight for a step that may end on the ray next to a surface point; else 1.
+
+    There z (or its dual) is a power k > 1 of |w3|. If other constraints say that it is zero, Newton's method looks for
+    a root of order k, and each step leaves the fraction 1 - 1/k of w3. On the chord between the point and the ray,
+    whose slope is 1/k of the tangent's, one step arrives.
+    """
+    own = 0.5
+    if s[0] <= NEAR_RAY * s[1] and y[1] <= NEAR_RAY * y[0]:
+        own = alpha
+    elif s[1] <= NEAR_RAY * s[0] and y[0] <= NEAR_RAY * y[1]:
+        own = 1.0 - alpha
+    return (1.0 - own) / own
 
 
 @inner_kernel
