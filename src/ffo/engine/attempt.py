@@ -17,8 +17,9 @@ from ffo.engine.face import fine
 from ffo.engine.info import Times
 from ffo.engine.outcome import Outcome, SolvedPart
 from ffo.engine.report import EngineReport, Findings
-from ffo.engine.stages import ACCEPTED, beyond_doubt
+from ffo.engine.stages import beyond_doubt
 from ffo.ghost.direct import Compiled, Direct
+from ffo.kernels.evidence import DOUBTED, UNDOUBTED
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.epigraph import Epigraphs
 from ffo.program.presolve import MissingRows, Presolve
@@ -85,9 +86,8 @@ class Attempt(NamedTuple):
             return cls(solver, answer)
         found, seconds = polished(program, answer, way)
         assert isinstance(found, Compiled)
-        clear = beyond_doubt(found.state.evidence, default_tolerance(solver), fine(program))
-        undoubted = np.count_nonzero(clear) == clear.size and not np.count_nonzero(found.state.flags)
-        return cls(solver, answer, undoubted or bool(clear[:, :ACCEPTED].all()), undoubted, found, seconds)
+        clear = beyond_doubt(found.state, default_tolerance(solver), fine(program))
+        return cls(solver, answer, clear != DOUBTED, clear == UNDOUBTED, found, seconds)
 
     def outcome(self, given: ConeProgram, presolve: Presolve, begun: float) -> Outcome:
         """The outcome of a call that began then, if the answers are verified."""

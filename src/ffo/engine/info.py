@@ -55,7 +55,10 @@ class Violation:
 
 @dataclass
 class Info:
-    """Report on a call of a layer; arrays have one entry per sample (per draw with smoothing).
+    """Report on a call of a layer; arrays have one entry per sample.
+
+    With smoothing, they have one per draw: entry `k * draws + d` is draw d of sample k, and
+    `info.ok.reshape(batch, draws).all(1)` says which samples were solved.
 
     It belongs to the call: backward passes through an earlier call add to that call's report, not to the last
     one's (`layer.call` returns a call's own report with its outputs). The certificate keeps the worst verdict of
@@ -70,8 +73,8 @@ class Info:
         iterations: of the solver, or steps of Newton's method; -1 if unknown, 0 for warm-start hits.
         warm_hits: number of samples solved from their remembered active set, or from that of the user's guess.
         retried: samples on which the first solver failed and another was tried, or which another solved more
-            accurately (see `retry=`); with `backward_eps=`, also those that the first one solved again with a smaller
-            eps, because an answer that it called solved did not hold.
+            accurately (see `retry=`); also those that a solver solved again with a smaller eps: with `backward_eps=`,
+            because an answer that it called solved did not hold; with curved cones, because its answer was coarse.
         rescued: samples whose solver failed, or was coarse, but whose point was turned into a solution: by Newton
             steps, or by another solve on the face of its large multipliers.
         evidence: the certificate; None if no derivative can be taken (problems given by functions, called without

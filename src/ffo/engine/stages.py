@@ -6,11 +6,11 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ffo.cones import Nonneg, Zero
 from ffo.engine.auxiliary import relaxed, steepest_ray, with_curvature
 from ffo.engine.batch import ACCEPT, OPEN, Batch
 from ffo.engine.blame import NOT_FINITE
@@ -20,8 +20,9 @@ from ffo.errors import SOLVED, Status
 from ffo.ghost.certificate import ERROR
 from ffo.ghost.direct import Direct, from_nothing
 from ffo.ghost.oracle import Linearization, Way
+from ffo.kernels.batch import State
 from ffo.kernels.deadline import current, expired
-from ffo.kernels.evidence import RATIO, REACH, RESIDUAL
+from ffo.kernels.evidence import verdict
 from ffo.kernels.point import MARGIN_RATIO, VANISHING
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.convexity import NOT_CONVEX
@@ -49,9 +50,6 @@ VERDICTS = one_of(Status.INFEASIBLE, Status.UNBOUNDED)
 FAR = 0.5
 #: size of the entries of a point, in a scaled program, above which it may have diverged
 DISTANT = 1e6
-#: the columns of the evidence that decide whether an answer needs a closer look: RESIDUAL, START_RESIDUAL, REACH; and
-#: whether its gradient does: ERROR, RATIO
-_JUDGED, ACCEPTED = slice(RESIDUAL, RATIO + 1), REACH + 1
 #: factors of its eps with which a solver is asked again for answers that it called solved and that do not hold. It
 #: compares an error with the largest terms of all rows: a right-hand side of 1e4 hides 1e4 eps in a row with terms of 1
 #: (nearer to 1, many answers take further solves; much smaller, first-order solvers run into their iteration limit)
@@ -146,10 +144,25 @@ def ask(batch: Batch, solvers: Iterable[Solver], way: Way, first: Attempt | None
             return
         if expired():
             break
-    coarse = todo[(batch.status[todo] == SOLVED) & (denied[todo] != OPEN)]
+    if way.polishes:
+        _sharpen(batch, solver, way, todo)
+    coarse = todo[(batch.status[todo] == SOLVED) & (batch.residual[todo] > ACCEPT) & (denied[todo] != OPEN)]
     if len(coarse):
         batch.withdraw(coarse)
         batch.status[coarse] = denied[coarse]
+
+
+def _sharpen(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
+    """Ask a solver again, with a smaller eps, for coarse or rejected answers to programs with curved cones: a slack and
+    a multiplier that are both about the square root of eps leave the face open (`engine.face` is for scalar rows)."""
+    if batch.program.cones.kinds <= {Zero, Nonneg}:
+        return
+    for sharper in solver.tighter(TIGHTER):
+        status, coarse = batch.status[samples], batch.residual[samples] > ACCEPT
+        samples = samples[((status == SOLVED) & coarse) | (status == Status.INACCURATE)]
+        if not len(samples) or expired():
+            return
+        _ask_again(batch, sharper, way, samples)
 
 
 def _note_verdicts(denied: Array, samples: Array, status: Array) -> None:
@@ -160,10 +173,12 @@ def _note_verdicts(denied: Array, samples: Array, status: Array) -> None:
 
 
 def _ask_again(batch: Batch, solver: Solver, way: Way, samples: Array) -> Array:
-    """Call another solver on samples that have an answer, which is kept unless the new one is better; its statuses."""
+    """Call another solver on samples whose answer, if they have one, is kept unless the new one is better; its
+    statuses."""
     other = Batch.of(batch.part(samples))
     _ask_one(other, solver, way, np.arange(len(samples)))
-    better = (other.status == SOLVED) & (other.residual < batch.residual[samples])
+    failed = batch.status[samples] != SOLVED
+    better = (other.status == SOLVED) & (failed | (other.residual < batch.residual[samples]))
     other.retried[:] = True
     status = other.status.copy()
     batch.put(samples, other.only(better | other.proven), final_only=True)
@@ -329,17 +344,12 @@ def _verify(
     batch.answered_by(solver.name, samples, answer.iterations)
 
 
-def beyond_doubt(evidence: Array, tolerance: float, fine: float) -> Array:
-    """(batch, 5) the first ACCEPTED entries are true if a solver's polished answer is accepted without a closer look,
-    by the rules of `_verify` and `accept`, and not refined (`fine`: natural residual from which on it is); the others
-    if, flags aside, nothing speaks against its gradient."""
-    limits = _limits(min(tolerance, fine, ROUGH), math.sqrt(tolerance), DISTANT, ERROR, MARGIN_RATIO)
-    return np.asarray(evidence[:, _JUDGED] <= limits)
-
-
-@lru_cache(maxsize=8)
-def _limits(*values: float) -> Array:
-    return np.array(values)
+def beyond_doubt(state: State, tolerance: float, fine: float) -> int:
+    """ACCEPTED if all of a solver's polished answers are accepted without a closer look, by the rules of `_verify` and
+    `accept`, and not refined (`fine`: natural residual from which on they are); UNDOUBTED if nothing speaks against
+    their gradients either."""
+    limits = min(tolerance, fine, ROUGH), math.sqrt(tolerance), DISTANT, ERROR, MARGIN_RATIO
+    return verdict(state.evidence, state.flags, *limits)
 
 
 def accept(batch: Batch, samples: Array, found: Linearization, good: Array) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ffo.kernels.jit import inner_kernel
+from ffo.kernels.jit import inner_kernel, kernel
 from ffo.kernels.point import MARGIN_RATIO, WEAK, Data
 
 Array = np.ndarray
@@ -17,6 +17,8 @@ EVIDENCE = 12
 #: columns of the flags; the others are set by derivatives, in the order of `ghost.certificate`
 UNSETTLED, WEAKLY_ACTIVE = range(2)
 FLAGS = 7
+#: answers of `verdict`
+DOUBTED, ACCEPTED, UNDOUBTED = range(3)
 #: costs, beside the terms of Px, that no residual shows
 BURIED = 1e-12
 
@@ -48,3 +50,19 @@ def conclude(evidence: Array, flags: Array) -> None:
         flags[k] = False
     flags[UNSETTLED] = evidence[IS_SETTLED] == 0.0
     flags[WEAKLY_ACTIVE] = (nearest <= WEAK and residual >= 0.0) or nearest <= residual / MARGIN_RATIO
+
+
+@kernel
+def verdict(
+    evidence: Array, flags: Array, residual: float, start: float, reach: float, error: float, ratio: float
+) -> int:
+    """ACCEPTED if the evidence on all samples of a batch is within the first three limits, UNDOUBTED if it is within
+    all of them, and no flag is raised; else DOUBTED."""
+    found = UNDOUBTED
+    for k in range(evidence.shape[0]):
+        e = evidence[k]
+        if not (e[RESIDUAL] <= residual and e[START_RESIDUAL] <= start and e[REACH] <= reach):
+            return DOUBTED
+        if not (e[ERROR] <= error and e[RATIO] <= ratio) or flags[k].any():
+            found = ACCEPTED
+    return found

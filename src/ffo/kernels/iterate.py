@@ -7,10 +7,28 @@ from typing import NamedTuple
 import numpy as np
 
 from ffo.kernels.bundle import refer
+from ffo.kernels.cones import power
+from ffo.kernels.cones.rows import BOUNDARY
 from ffo.kernels.jit import inner_kernel
-from ffo.kernels.kkt import ACOL, AROW, BOUND, DIM, INV, KIND, NONNEG, START, ZERO, Face, Full, Structure, part
+from ffo.kernels.kkt import (
+    ACOL,
+    AROW,
+    BOUND,
+    DIM,
+    INV,
+    KIND,
+    NONNEG,
+    POWER,
+    SECOND_ORDER,
+    START,
+    ZERO,
+    Face,
+    Full,
+    Structure,
+    part,
+)
 from ffo.kernels.point import WEAK, Data, Sizes, clean, judge, larger, sizes
-from ffo.kernels.vectors import copy
+from ffo.kernels.vectors import copy, fill
 
 Array = np.ndarray
 
@@ -121,6 +139,20 @@ def set_out(S: Structure, D: Data, z: Sizes, given: Iterate, at: Iterate) -> Non
 
 
 @inner_kernel
+def through_rays(S: Structure, face: Face, at: Iterate) -> bool:
+    """Change the weights of power cones close to a ray to those of the chord (see `power.secant`); returns whether
+    there are any."""
+    kinds, starts, found = part(S.wide, KIND), part(S.wide, START), False
+    for k in range(S.blocks):
+        if kinds[k] == POWER and face.case[k] == BOUNDARY:
+            i = starts[k]
+            factor = power.secant(at.s[i : i + 3], at.y[i : i + 3], S.alpha[k])
+            face.delta[i + 1] *= factor
+            found |= factor != 1.0
+    return found
+
+
+@inner_kernel
 def judge_in(S: Structure, D: Data, z: Sizes, at: Iterate) -> float:
     """Natural residual of a point in given sizes."""
     return judge(S, D, refer(z), at.x, at.y, at.s, at.r_x, at.r_s)
@@ -130,6 +162,21 @@ def judge_in(S: Structure, D: Data, z: Sizes, at: Iterate) -> float:
 def own_residual(S: Structure, D: Data, at: Iterate) -> float:
     """Natural residual of a point in its own sizes."""
     return judge_in(S, D, sizes(S, D, at.x, at.y, at.s), at)
+
+
+@inner_kernel
+def to_zero(S: Structure, D: Data, at: Iterate, least: float) -> None:
+    """x = 0 if the solution is zero and x is rounding of the slacks, in whose own units nothing would hold."""
+    length = slack = 0.0
+    for j in range(S.n):
+        length = max(length, abs(at.x[j]))
+    for i in range(S.m):
+        slack = max(slack, abs(at.s[i]) if D.b[i] < np.inf else 0.0)
+    if 0.0 < length <= ROUNDING * slack and own_residual(S, D, at) > least:
+        given = at.x.copy()
+        fill(at.x, 0.0)
+        if own_residual(S, D, at) > least:
+            copy(at.x, given)
 
 
 @inner_kernel
@@ -167,14 +214,19 @@ def cut_off(S: Structure, z: Sizes, most: float, y: Array) -> None:
 
 
 @inner_kernel
-def let_go(S: Structure, D: Data, z: Sizes, scale: Array, at: Iterate) -> bool:
+def let_go(S: Structure, D: Data, z: Sizes, scale: Array, at: Iterate, face: Face) -> bool:
     """If rows of the face contradict each other, the residual that a Newton step leaves in them is a null vector: A'd =
     0 for d = -scale^2 r_s. Multipliers move along it, which lowers b'y, until the first of them vanishes, and its row
-    is released (a step of the dual simplex method). Writes w; returns whether there is such a row."""
+    is released (a step of the dual simplex method). The row of a second-order block on its boundary is its normal, and
+    the block is released. Writes w; returns whether there is such a row."""
     kinds, starts, dims, inv = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), part(S.wide, INV)
     Arow, Acol, Av, d, t = part(S.wide, AROW), part(S.wide, ACOL), D.Av, np.zeros(S.m), np.inf
     for k in range(S.blocks):
-        for i in range(starts[k], starts[k] + dims[k]):
+        first, end = starts[k], starts[k] + dims[k]
+        if kinds[k] == SECOND_ORDER and face.case[k] >= BOUNDARY and at.y[first] > 0.0:
+            t = min(t, _along_normal(first, end, scale[inv[S.n + first]], at, face.u, d))
+            continue
+        for i in range(first, end):
             if at.s[i] == 0.0 and (kinds[k] == ZERO or at.y[i] > 0.0):
                 d[i] = -(scale[inv[S.n + i]] ** 2) * at.r_s[i]
                 if kinds[k] > NONNEG:
@@ -190,11 +242,27 @@ def let_go(S: Structure, D: Data, z: Sizes, scale: Array, at: Iterate) -> bool:
             return False
     if not t < np.inf:
         return False
-    for i in range(S.m):
-        if d[i] != 0.0:
-            gone = d[i] < 0.0 and at.y[i] <= t * -d[i]
-            at.w[i] = at.r_s[i] - (0.0 if gone else z.tau[i] * (at.y[i] + t * d[i]))
+    for k in range(S.blocks):
+        first = starts[k]
+        for i in range(first, first + dims[k]):
+            lead = first if kinds[k] > NONNEG else i  # a second-order block vanishes as a whole
+            if d[lead] != 0.0:
+                gone = d[lead] < 0.0 and at.y[lead] <= t * -d[lead]
+                at.w[i] = at.s[i] + at.r_s[i] - (0.0 if gone else z.tau[i] * (at.y[i] + t * d[i]))
     return True
+
+
+@inner_kernel
+def _along_normal(first: int, end: int, scale: float, at: Iterate, u: Array, d: Array) -> float:
+    """d of a second-order block on its boundary, whose row is (1, -u); the step after which its multiplier vanishes."""
+    left = at.r_s[first]
+    for i in range(first + 1, end):
+        left -= u[i] * at.r_s[i]
+    rate = -scale * scale * left
+    d[first] = rate
+    for i in range(first + 1, end):
+        d[i] = -rate * u[i]
+    return at.y[first] / -rate if rate < 0.0 else np.inf
 
 
 @inner_kernel

@@ -32,6 +32,8 @@ from ffo.kernels.iterate import (
     onto_bounds,
     set_out,
     shorten,
+    through_rays,
+    to_zero,
 )  # fmt: skip
 from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import (
@@ -65,6 +67,8 @@ CONVERGED = 1e-10
 ROUNDING, NOISE = 1e-13, 1e-12
 #: largest fraction of the residual that a step should leave; if it leaves more, shorter ones are tried
 FALLING = 0.9
+#: fraction of the residual above which a step may converge to a ray; if ten times smaller, ordinary steps are included
+SLOW = 0.05
 #: relative residual that the previous point's factors must reach; else new ones are made
 BORROWED = 1e-6
 #: estimated relative error of a step above which sharper factors are used if a pivot is small
@@ -293,11 +297,14 @@ def _newton(
     evidence[START_RESIDUAL] = as_given if as_given < merit else merit
     lowest, borrowed, waited, pivot, known, spare = old, steps < 0, 0, np.inf, 0.0, True
     copy_point(here, best)
-    dx, dy = np.zeros(S.n), np.zeros(S.m)
+    dx, dy, tangent, chord, slow = np.zeros(S.n), np.zeros(S.m), np.empty(face.delta.size), False, False
     for step in range(steps):
         if not np.isfinite(old) or allowed[0] < 0:
             break
+        copy(tangent, face.delta)
+        chord = full is not None and slow and through_rays(S, face, here)
         assemble(S, D.Pv, D.Av, face, face.u, np.zeros(S.aux), F.Kx)
+        copy(face.delta, tangent)
         unsolved, new_pivot, fresh = _direction(S, F, face, here.r_x, here.r_s, old, borrowed, dx, dy, full)
         if full is None and unsolved == UNKNOWN:
             copy_point(given, here)
@@ -308,15 +315,16 @@ def _newton(
         evidence[STEPS], evidence[IS_SETTLED] = step + 1.0, 0.0
         if _measure(S, z, face, other, there.w, dx, dy, unsolved, old, new, evidence):
             evidence[IS_SETTLED] = 1.0
-        elif old > ROUNDING and not (new < np.inf and merit_of(S, z, there) <= FALLING * merit):
-            freed = new < np.inf and _same(S, face, other) and let_go(S, D, z, F.scale, there)
+        elif old > ROUNDING and not (new < np.inf and (chord or merit_of(S, z, there) <= FALLING * merit)):
+            freed = new < np.inf and _same(S, face, other) and let_go(S, D, z, F.scale, there, other)
             if not freed and not shorten(S, D, z, here, dx, dy, new < np.inf, there, other, full):
                 break
             new = arrive(S, D, z, there, other, full)
-        borrowed = _same(S, face, other)
+        borrowed = _same(S, face, other) and not chord
         copy_point(there, here)
         copy_face(other, face)
-        before, old, merit = old, new, merit_of(S, z, here)
+        before, old, last, merit = old, new, merit, merit_of(S, z, here)
+        slow = not chord and merit > SLOW * last
         waited, least = (0 if merit < 0.99 * least else waited + 1), min(least, merit)
         if new <= lowest or evidence[IS_SETTLED] > 0.0:
             lowest = new
@@ -349,6 +357,7 @@ def _finish(
     given = here.x.copy()
     held = settled and derivative and onto_bounds(S, D, here, face)
     if held or not (settled and still):
+        to_zero(S, D, here, ROUNDING if settled else np.inf)
         z = sizes(S, D, here.x, here.y, here.s)
         residual = max(judge_in(S, D, z, here), known)
         if held and not residual <= max(evidence[RESIDUAL], ROUNDING):
