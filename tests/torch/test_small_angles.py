@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from fuzz.exact import QP, Answer, solve
+from fuzz.exact import QP, Answer, slope, solve
 
 from ffo.errors import GradientWarning
 from ffo.kernels.batch import KernelPlan
@@ -91,6 +91,39 @@ def test_kinks_of_functions_are_flagged(exponent: int) -> None:
             assert not layer.info.certificate.good[0], (qp, seen)
             found += 1
     assert found >= 10
+
+
+def _pairs(exponent: int, draws: int) -> Iterator[tuple[QP, Array]]:
+    """Programs with a row and its multiple, and three rows that nearly depend on each other, all of them active; and
+    losses that have a kink in the right-hand side of the first row."""
+    rng = np.random.default_rng(exponent)
+    for _ in range(draws):
+        G, z, y, c = _quarters(rng, 5, 4), _quarters(rng, 4), rng.integers(1, 9, 5) / 4, _quarters(rng, 4)
+        G[1], G[4] = 1.5 * G[0], G[2] - 0.75 * G[3] + 2.0**-exponent * G[4]
+        qp = QP(-G.T @ y - z, np.eye(4), G, G @ z)
+        here, up = solve(qp), {"h": np.eye(5)[0]}
+        right, left = slope(qp, up, c, here), slope(qp, {"h": -up["h"]}, c, here)
+        if right is not None and left is not None and abs(right + left) > Fraction(1, 100) * max(abs(right), abs(left)):
+            yield qp, c
+
+
+@pytest.mark.parametrize("backward", ["direct", "iterative"])
+@pytest.mark.parametrize("exponent", [10, 14, 17, 20, 24])
+def test_a_row_and_its_multiple_beside_three_rows_that_nearly_depend_on_each_other(
+    exponent: int, backward: str
+) -> None:
+    """What was left of one random right-hand side was a mixture, which does not vanish: no null vector was found."""
+    found = 0
+    for qp, c in _pairs(exponent, 20):
+        layer = FFOQPLayer(backward=backward)
+        Q, p, G, h, weights = map(torch.tensor, (qp.Q, qp.p, qp.G, qp.h, c))
+        z = layer(Q, p, G, h.requires_grad_())
+        with pytest.warns(GradientWarning):
+            (weights @ z).backward()
+        assert not layer.info.certificate.good[0], (qp, c)
+        assert layer.info.certificate.dependent[0] or backward == "iterative", (qp, c)  # else the residual is too large
+        found += 1
+    assert found >= 15
 
 
 def test_three_rows_of_different_scales_that_are_nearly_coplanar() -> None:

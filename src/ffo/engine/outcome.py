@@ -14,7 +14,7 @@ from ffo.engine.ambiguity import Felt, Seen, all_data, all_outputs, clashing, op
 from ffo.engine.info import Info
 from ffo.engine.report import EngineReport, Pass
 from ffo.ghost.certificate import RESIDUAL, Certificate
-from ffo.ghost.oracle import MEETS_U, MEETS_W, Linearization, NullVectors, Sensitivity
+from ffo.ghost.oracle import BENDS, MEETS_U, MEETS_W, SEES, Linearization, NullVectors, Sensitivity
 from ffo.program.affine import DataGradient
 from ffo.program.cone import ConeProgram
 from ffo.program.presolve import Presolve
@@ -83,7 +83,7 @@ class Outcome:
             # which a loss of multipliers always sees.
             sees[:, MEETS_U] |= c_y.any(axis=1)
             ambiguous, dependent = open_gradients(null, self.program, gradient, sees, felt)
-            self._report(found, start, ambiguous, dependent | (self._clashing & sees[null.samples, MEETS_W]))
+            self._report(found, start, ambiguous, dependent | self._undetermined(null, sees))
         else:
             self._report(found, start)
         return gradient
@@ -100,10 +100,15 @@ class Outcome:
         null = self._null
         if null is not None:
             ambiguous, dependent = open_tangents(null, change, found.residual > RESIDUAL, seen)
-            self._report(found, start, ambiguous, dependent | (self._clashing & found.sees[null.samples, MEETS_W]))
+            self._report(found, start, ambiguous, dependent | self._undetermined(null, found.sees))
         else:
             self._report(found, start)
         return found.u, found.w
+
+    def _undetermined(self, null: NullVectors, sees: Array) -> Array:
+        """(count,) for each null vector: whether a derivative depends on which of its rows are active, if they are
+        inconsistent, or on how forces are divided among them, if that changes the curvature."""
+        return np.asarray((self._clashing & sees[null.samples, MEETS_W]) | sees[null.samples, BENDS])
 
     @property
     def _solved_point(self) -> tuple[Array, Array]:
@@ -114,7 +119,7 @@ class Outcome:
         if is_whole(self.pieces, len(self.x)):
             return self.pieces[0].sensitivity(r_x, r_s)
         residual, kinked = np.full(len(self.x), np.nan), np.zeros(len(self.x), dtype=bool)
-        sees = np.zeros((len(self.x), 4), dtype=bool)
+        sees = np.zeros((len(self.x), SEES), dtype=bool)
         whole = Sensitivity(np.zeros_like(self.x), np.zeros_like(self.y), residual, kinked, sees)
         for piece in self.pieces:
             k = piece.samples

@@ -11,11 +11,23 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from ffo.cones import Product
 from ffo.ghost.certificate import RESIDUAL, Certificate
-from ffo.ghost.oracle import LARGE_U, LARGE_W, MEETS_U, MEETS_W, Linearization, NullVectors, Sensitivity, Way
+from ffo.ghost.oracle import (
+    BENDS,
+    LARGE_U,
+    LARGE_W,
+    MEETS_U,
+    MEETS_W,
+    SEES,
+    Linearization,
+    NullVectors,
+    Sensitivity,
+    Way,
+)
 from ffo.kernels import evidence as columns
 from ffo.kernels.batch import FACTORS, KernelPlan, State, state_bytes
-from ffo.kernels.doubt import SPECTRAL, closeness
+from ffo.kernels.doubt import SPECTRAL, closeness, none_close
 from ffo.kernels.kkt import Full
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.fill import check_batch
@@ -28,6 +40,14 @@ POLISHING, FROM_NOTHING = 10, 25
 #: relative difference below which two solutions are the same, or that of their variables relative to multipliers too;
 #: relative size below which a curved block has no effect
 SAME, UNSEEN, UNMOVED = 1e-6, 1e-9, 1e-12
+#: fraction of the forces of rows that depend on each other by which they are divided otherwise, to see whether it
+#: matters; with much more, a block could change its face
+DIVIDED = 1e-2
+#: difference of two solutions that is not rounding, relative to their size; if their systems were not solved that
+#: accurately, in units of their relative residuals; and relative to their multipliers
+ANY, ERRORS, ROUNDING = 1e-12, 30.0, 1e-13
+#: cosine from which on a direction lengthens the multipliers of a block; slight forces, relative to the largest
+PARALLEL, SLIGHT = 0.99, 1e-3
 #: relative multiplier below which a row carries no force
 FORCELESS = 1e-9
 #: total entries of the samples' patterns above which the memory for their factors is checked first
@@ -82,7 +102,9 @@ class Compiled(Linearization):
 
     def with_evidence(self, samples: Array, r_x: Array, r_s: Array, u: Array, w: Array, residual: Array) -> Sensitivity:
         """Solutions of some samples' ghost systems, with the evidence about them."""
-        return Sensitivity(u, w, residual, self._kinked(samples, r_x, r_s, u, w), self._null_flags(samples, u, w))
+        return Sensitivity(
+            u, w, residual, self._kinked(samples, r_x, r_s, u, w), self._sees(samples, r_x, r_s, u, w, residual)
+        )
 
     @property
     def _plain(self) -> bool:
@@ -90,8 +112,15 @@ class Compiled(Linearization):
         change."""
         state = self.state
         if not state.plain:
-            state.plain = not (np.count_nonzero(self._weak) or np.count_nonzero(state.evidence[:, columns.SINGULAR]))
+            state.plain = none_close(state.evidence, state.flags, self._spectral) or not (
+                np.count_nonzero(self._weak) or np.count_nonzero(state.evidence[:, columns.SINGULAR])
+            )
         return state.plain
+
+    @property
+    def _spectral(self) -> bool:
+        """Whether systems that look regular to MINRES are small enough for eigenvalues."""
+        return bool(self.state.full.iterations) and len(self.state.structure.sign) <= SPECTRAL
 
     @property
     def _weak(self) -> Array:
@@ -118,10 +147,7 @@ class Compiled(Linearization):
     def weak_rows(self) -> Array:
         """(batch, m) weakly active rows: they could as well belong to another face."""
         state, evidence, weak = self.state, self.state.evidence, np.zeros(self.y.shape, dtype=bool)
-        flags, distance = (
-            state.flags[:, columns.WEAKLY_ACTIVE],
-            closeness(evidence, bool(state.full.iterations) and len(state.structure.sign) <= SPECTRAL),
-        )
+        flags, distance = state.flags[:, columns.WEAKLY_ACTIVE], closeness(evidence, self._spectral)
         some = (flags | (evidence[:, columns.NEAREST] <= distance)).nonzero()[0]
         if len(some):
             point = self.x, self.y, self.s
@@ -164,12 +190,14 @@ class Compiled(Linearization):
         found[near] = kinked
         return found
 
-    def _null_flags(self, samples: Array, u: Array, w: Array) -> Array:
-        flags, null = np.zeros((len(samples), 4), dtype=bool), self.null
+    def _sees(self, samples: Array, r_x: Array, r_s: Array, u: Array, w: Array, residual: Array) -> Array:
+        """`Sensitivity.sees` of some samples' solutions."""
+        flags, null = np.zeros((len(samples), SEES), dtype=bool), self.null
         if len(null.samples):
             if samples is not self.state.samples:
                 null = null.take(samples)
             k, at = samples[null.samples], null.samples
+            flags[at[self._bends(null, k, r_x[at], r_s[at], u[at], w[at], residual[at])], BENDS] = True
             scale_u, scale_w = self.plan.scales(self.state, k)
             u, w = np.abs(u[at] / scale_u), np.abs(w[at] / scale_w)
             least = SEEN * np.maximum(_largest(u), _largest(w))
@@ -178,6 +206,50 @@ class Compiled(Linearization):
                 flags[at, large] |= there.any(axis=1)
                 flags[at, meets] |= (there & (open_along != 0)).any(axis=1)
         return flags
+
+    def _bends(
+        self, null: NullVectors, samples: Array, r_x: Array, r_s: Array, u: Array, w: Array, residual: Array
+    ) -> Array:
+        """(count,) whether the solution u at a null vector, (count, n), depends on the curvature of blocks whose
+        multipliers change along it, and so on how forces are divided: a ball in a half-space whose boundary it touches.
+
+        The system is solved again with multipliers a little further along the null vector, which are as good. Any
+        difference beyond the errors of both solutions counts: a null vector at random may move those that matter by a
+        small fraction of what it moves others.
+        """
+        cones, found = self.program.cones, np.zeros(len(samples), dtype=bool)
+        curved = cones.block_means(1.0 * (self.state.face[1][samples] > 0)) * ~cones.scalar_rows > 0
+        some = (curved & (null.w != 0)).any(axis=1).nonzero()[0]
+        if not len(some):
+            return found
+        k = samples[some]
+        size = cones.block_means(self.program.A.row_sizes)
+        y = self.y[k] + DIVIDED * _largest_step(cones, size if len(size) == 1 else size[k], self.y[k], null.w[some])
+        there = newton(self.program.take(k), self.x[k], y, self.s[k], 0, self.state.full)
+        values, everyone = values_of(there.program), np.arange(len(k))
+        other, _, error = self.plan.on_other_face(
+            values, there.state, everyone, np.zeros(y.shape), r_x[some], r_s[some]
+        )
+        scale_u, scale_w = self.plan.scales(self.state, k)
+        moved = np.abs(other - u[some]) / scale_u
+        allowed = np.maximum(ANY, ERRORS * (residual[some] + error))[:, None] * _largest(u[some] / scale_u)
+        allowed = allowed + ROUNDING * _largest(w[some] / scale_w)
+        found[some] = (moved > allowed).any(axis=1) | ~(error <= RESIDUAL)
+        return found
+
+
+def _largest_step(cones: Product, size: Array, y: Array, along: Array) -> Array:
+    """(samples, m) the longest step along a direction, or against it, until the first large force of multipliers y
+    vanishes; about so for semidefinite blocks. Zero if none does. `size`: (samples or 1, m) of the rows."""
+    force, moved = (size * np.sqrt(cones.block_means(v * v)) for v in (y, along))
+    grows = size**2 * cones.block_means(y * along) / np.where(force * moved > 0, force * moved, 1.0)
+    large = force > SLIGHT * _largest(np.where(moved > 0, force, 0.0))  # others may vanish: they are not needed
+    lasts = np.divide(force, moved, out=np.full(y.shape, np.inf), where=large & (moved > 0) & ~cones.equalities)
+    ahead, back = (
+        np.where(sign * grows > PARALLEL, np.inf, lasts).min(axis=1, keepdims=True, initial=np.inf) for sign in (1, -1)
+    )
+    ahead, back = np.where(ahead < np.inf, ahead, back), np.where(back < np.inf, back, ahead)
+    return np.where(ahead < np.inf, np.where(ahead > back, ahead, -back), 0.0) * along
 
 
 def _largest(v: Array) -> Array:
@@ -207,7 +279,7 @@ def from_nothing(program: ConeProgram) -> Compiled:
 @lru_cache(maxsize=8)
 def _nothing(batch: int) -> tuple[Array, Array]:
     """`kinked` and `sees` of samples without weakly active rows and null vectors."""
-    kinked, sees = np.zeros(batch, dtype=bool), np.zeros((batch, 4), dtype=bool)
+    kinked, sees = np.zeros(batch, dtype=bool), np.zeros((batch, SEES), dtype=bool)
     kinked.flags.writeable = sees.flags.writeable = False
     return kinked, sees
 

@@ -27,8 +27,10 @@ from ffo.program.cone import ConeProgram, Solution
 Array = np.ndarray
 
 #: columns of `Sensitivity.sees` for ghost systems with null vectors: whether u (w) is more than rounding, and whether
-#: it has nonzero entries where a null vector has
-LARGE_U, LARGE_W, MEETS_U, MEETS_W = range(4)
+#: it has nonzero entries where a null vector has; and whether u depends on the curvature of blocks whose multipliers
+#: change along a null vector
+LARGE_U, LARGE_W, MEETS_U, MEETS_W, BENDS = range(5)
+SEES = 5
 
 
 class Sensitivity(NamedTuple):
@@ -38,7 +40,7 @@ class Sensitivity(NamedTuple):
         u, w: (batch, n), (batch, m).
         residual: (batch,) relative residual.
         kinked: (batch,) whether the solution depends on which weakly active rows count as active.
-        sees: (batch, 4) which parts of the solution null vectors could change: LARGE_U to MEETS_W.
+        sees: (batch, SEES) which parts of the solution null vectors could change.
     """
 
     u: Array

@@ -30,7 +30,7 @@ from ffo.cones.zero import Zero
 from ffo.errors import Status
 from ffo.ghost.direct import POLISHING, Compiled, newton
 from ffo.ghost.iterative import Iterative
-from ffo.ghost.oracle import NullVectors, Sensitivity, Way
+from ffo.ghost.oracle import SEES, NullVectors, Sensitivity, Way
 from ffo.kernels.batch import State
 from ffo.kernels.kkt import KI, KP, part
 from ffo.kernels.point import WEAK
@@ -159,7 +159,7 @@ class GhostResolvedOnce(GhostResolved):
         if self.certificate.good[samples].any():
             return super()._resolve(samples, r_x, r_s)
         u, w, _, _, residual = self._solved(samples, r_x, r_s)
-        nothing = np.zeros((len(samples), 4), dtype=bool)
+        nothing = np.zeros((len(samples), SEES), dtype=bool)
         return Sensitivity(u, w, residual, self.certificate.weakly_active[samples], nothing)
 
     @cached_property

@@ -353,8 +353,7 @@ def _ghost_chunk(
         elif task == _SENSITIVITY:
             answer[i] = loop.sensitivity(S, F, face, _row(r_x, i), _row(r_s, i), x[i], y[i], full)
             if np.isnan(evidence[k, columns.SINGULAR]):
-                evidence[k, columns.AMPLIFIED] = amplification(S, F, face, full)
-                evidence[k, columns.SINGULAR] = 1.0 if evidence[k, columns.AMPLIFIED] == np.inf else 0.0
+                evidence[k, columns.AMPLIFIED], evidence[k, columns.SINGULAR] = amplification(S, F, face, full)
         elif task == _NULL:
             answer[i] = null(S, F, face, x[i], y[i], full)
         elif task == _OTHER:

@@ -11,8 +11,8 @@ import numpy as np
 
 from ffo.kernels import minres, system
 from ffo.kernels.bundle import refer
-from ffo.kernels.evidence import AMPLIFIED, RESIDUAL
-from ffo.kernels.jit import inner_kernel
+from ffo.kernels.evidence import AMPLIFIED, NEAREST, RESIDUAL, SINGULAR, WEAKLY_ACTIVE
+from ffo.kernels.jit import inner_kernel, kernel
 from ffo.kernels.kkt import ACOL, AROW, DIM, INV, KIND, NONNEG, START, ZERO, Face, Full, Structure, part
 from ffo.kernels.null import VANISHED, correct
 from ffo.kernels.point import MARGIN_RATIO, WEAK, Data, residuals, sizes
@@ -37,6 +37,19 @@ def closeness(evidence: Array, spectral: bool) -> Array:
     `spectral`: systems that look regular to MINRES are not trusted."""
     amplified = MOST if spectral else np.fmin(evidence[:, AMPLIFIED], MOST)  # NaN: unknown
     return np.asarray(np.minimum(MOST, MORE * amplified) * np.maximum(evidence[:, RESIDUAL], EPS))
+
+
+@kernel
+def none_close(evidence: Array, flags: Array, spectral: bool) -> bool:
+    """Whether no sample with this evidence has rows that may be doubtful (`closeness`), nor a ghost system that may be
+    singular."""
+    for k in range(evidence.shape[0]):
+        e = evidence[k]
+        amplified = e[AMPLIFIED] if e[AMPLIFIED] < MOST and not spectral else MOST
+        distance = min(MOST, MORE * amplified) * (e[RESIDUAL] if e[RESIDUAL] > EPS else EPS)
+        if flags[k, WEAKLY_ACTIVE] or e[NEAREST] <= distance or e[SINGULAR] != 0.0:
+            return False
+    return True
 
 
 @inner_kernel
@@ -126,8 +139,7 @@ def _respond(S: Structure, F: Factors, rhs: Array, z: Array, left: Array, full: 
     if not relative <= ROUGHLY:
         along = rhs
         minres.along_null(F, left, along)
-        correct(S, F, along, None)
-        correct(S, F, along, None)
+        correct(S, F, along)
         value = minres.image(S, F, along)
         for j in range(along.size if value > VANISHED else 0):
             z[j] += along[j] / value

@@ -1,0 +1,123 @@
+"""Boundaries that touch: only the sum of the forces on them is determined, and the curvature depends on its division.
+
+References are closed forms: the inner one of two sets determines the solution and its derivative.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+
+from ffo.errors import GradientWarning
+from ffo.torch import FFOLayer
+
+WAYS = [{}, {"solver": "CLARABEL"}, {"solver": "SCS"}, {"backward": "iterative"}, {"backward": "resolve"}]
+x, q = cp.Variable(2), cp.Parameter(2)
+X, X2, Q = cp.Variable((2, 2), symmetric=True), cp.Variable((2, 2)), cp.Parameter((2, 2))
+DISTANCE, DISTANCES = 0.5 * cp.sum_squares(x - q), 0.5 * cp.sum_squares(X - Q)
+ACROSS = [[0.0, 1.0], [1.0, 0.0]]
+
+
+def problem(objective: cp.Expression, *constraints: cp.Constraint) -> cp.Problem:
+    return cp.Problem(cp.Minimize(objective), list(constraints))
+
+
+#: name -> problem, data, an output, a direction of the data in which it changes, and its rate
+TOUCHING = {
+    "ball and half-plane": (problem(DISTANCE, cp.norm(x) <= 1, x[0] <= 1), [2, 0], 1, [0, 1], 1 / 2),
+    "ball beyond the origin": (problem(DISTANCE, x[0] <= 0, cp.norm(x - [-2, 0]) <= 2), [1, 0], 1, [0, 1], 2 / 3),
+    "ball in a ball": (problem(DISTANCE, cp.norm(x) <= 1, cp.norm(x - [-1, 0]) <= 2), [2, 0], 1, [0, 1], 1 / 2),
+    "kink and ball": (problem(cp.norm1(x) + DISTANCE, cp.norm(x - [-2, 1]) <= 2), [1, 2], 1, [0, 1], 1 / 2),
+    "parabola": (problem(DISTANCE, cp.square(x[0]) <= x[1], x[1] >= 0), [0, -1], 0, [1, 0], 1 / 3),
+    "exponential": (problem(DISTANCE, cp.exp(x[0]) <= x[1], 1 + x[0] <= x[1]), [1, 0], 0, [1, 1], 2 / 3),
+    "objectives": (problem(DISTANCE + cp.maximum(cp.norm(x), x[0])), [2, 0], 1, [0, 1], 1 / 2),
+    "eigenvalue": (problem(DISTANCES, cp.lambda_max(X) <= 1, X[0, 0] <= 1), np.diag([2, 0]), (0, 1), ACROSS, 1 / 2),
+    "diagonal": (problem(DISTANCES, X >> 0, cp.diag(X) >= 0), np.diag([-1, 1]), (0, 1), ACROSS, 1 / 2),
+}
+
+
+#: two balls in half-planes, whose forces may be very different; half-planes in different units
+PAIRS = [c for row in (0, 1) for c in (cp.norm(X2[row] - [-1, 0]) <= 1, X2[row, 0] <= 0)]
+UNITS = [cp.norm(x - [-20, 0]) <= 20, 1e3 * x[0] <= 0, 1e-3 * x[0] <= 0]
+TOUCHING |= {
+    "pairs": (problem(0.5 * cp.sum_squares(X2 - Q), *PAIRS), [[1, 0], [0.01, 0]], (0, 1), [[0, 1], [0, 0]], 1 / 2),
+    "units": (problem(DISTANCE, *UNITS), [0.4, 0], 1, [0, 1], 20 / 20.4),
+    "weak curvature": (problem(DISTANCE, cp.norm(x - [-1e4, 0]) <= 1e4, x[0] <= 0), [1, 0], 1, [0, 1], 1e4 / 10001),
+}
+
+
+@pytest.mark.filterwarnings("ignore::ffo.errors.GradientWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own, in jvp
+@pytest.mark.parametrize("options", WAYS, ids=str)
+@pytest.mark.parametrize("name", TOUCHING)
+def test_a_derivative_that_depends_on_the_division_of_forces_is_flagged(name: str, options: dict[str, str]) -> None:
+    made, values, output, direction, rate = TOUCHING[name]
+    data, (variable,) = made.parameters()[0], made.variables()
+    layer = FFOLayer(made, [data], [variable], **options)
+    given, along = (torch.tensor(np.array(v), dtype=torch.float64) for v in (values, direction))
+    (found,) = layer(given.requires_grad_())
+    found[output].backward()
+    assert given.grad is not None
+    right = abs(float((given.grad * along).sum()) - rate) < 1e-6
+    assert right or not layer.info.certificate.good[0]
+    _, (tangent,) = torch.func.jvp(layer, (given.detach(),), (along,))
+    right = abs(float(tangent[output]) - rate) < 1e-6
+    assert right or not layer.info.certificate.good[0]
+
+
+@pytest.mark.filterwarnings("ignore::ffo.errors.GradientWarning")
+@pytest.mark.parametrize("force", [1.0, 0.01])
+def test_a_large_loss_elsewhere_does_not_hide_it(force: float) -> None:
+    z, r = cp.Variable(), cp.Parameter()
+    made = problem(DISTANCE + 0.5 * (z - r) ** 2, cp.norm(x - [-1, 0]) <= 1, x[0] <= 0)
+    layer = FFOLayer(made, [q, r], [x, z])
+    given = torch.tensor([force, 0.0], dtype=torch.float64, requires_grad=True)
+    found, free = layer(given, torch.tensor(1.0, dtype=torch.float64, requires_grad=True))
+    (found[1] + 1e6 * free).backward()
+    assert not layer.info.certificate.good.any()
+
+
+@pytest.mark.filterwarnings("ignore::ffo.errors.GradientWarning")
+@pytest.mark.parametrize("options", WAYS, ids=str)
+def test_groups_of_different_cones(options: dict[str, str]) -> None:
+    """A system that cannot be solved with forces divided otherwise is a reason for doubt, too."""
+    across, along, first = np.array([-np.sin(1), np.cos(1)]), np.array([np.cos(1), np.sin(1)]), np.eye(4)[0]
+    z, r = cp.Variable(4), cp.Parameter(4)
+    V = np.outer(across, across)
+    constraints = [X >> 0, *(k * cp.sum(cp.multiply(V, X)) >= 0 for k in (1.0, 1e3, 0.01))]
+    constraints += [cp.norm(z + 12 * first) <= 12, 28 * z[0] <= 0, 13 * cp.norm(z + 300 * first) <= 3900]
+    layer = FFOLayer(problem(DISTANCES + 0.5 * cp.sum_squares(z - r), *constraints), [Q, r], [X, z], **options)
+    given = torch.tensor(0.24 * np.outer(along, along) - 0.5 * V, requires_grad=True)
+    found, _ = layer(given, torch.tensor(0.04 * first, requires_grad=True))
+    turn = torch.tensor(np.outer(along, across) + np.outer(across, along))
+    (found * turn).sum().backward()
+    assert given.grad is not None
+    right = abs(float((given.grad * turn).sum()) / 2 - 0.24 / 0.74) < 1e-6
+    assert right or not layer.info.certificate.good[0]
+
+
+@pytest.mark.parametrize("options", WAYS[:2], ids=str)
+@pytest.mark.parametrize(
+    ("constraints", "direction"),
+    [
+        ([cp.norm(x) <= 1, cp.norm(x) <= 1], [0.0, 1.0]),  # however forces are divided, the curvature is the same
+        ([cp.norm(x) <= 1, x[0] <= 1], [1.0, 0.0]),  # nothing moves along the boundary
+        ([cp.norm(x) <= 1, 2 * x[0] + 3 * x[1] <= 9], [0.0, 1.0]),  # the second one is inactive
+    ],
+    ids=["twice", "straight on", "apart"],
+)
+def test_a_derivative_that_does_not_depend_on_it_is_good(
+    constraints: list[cp.Constraint], direction: list[float], options: dict[str, str]
+) -> None:
+    layer = FFOLayer(problem(DISTANCE, *constraints), [q], [x], **options)
+    given = torch.tensor([2.0, 0.0], dtype=torch.float64, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GradientWarning)
+        (found,) = layer(given)
+        (found @ torch.tensor(direction, dtype=torch.float64)).backward()
+    assert layer.info.certificate.good.all()
+    torch.testing.assert_close(given.grad, torch.tensor([0.0, 0.5 * direction[1]], dtype=torch.float64))
