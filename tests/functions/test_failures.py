@@ -242,3 +242,12 @@ def test_gradients_at_the_edge_of_the_paper_example() -> None:
         y.sum().backward()
         assert not layer.info.certificate.good.all()
     assert y.dtype == D
+
+
+def test_a_claim_that_there_is_no_feasible_point_is_refuted_by_the_start() -> None:
+    """The slope of a root is infinite at zero, where SLSQP gives up."""
+    layer = FFOFunctionLayer(
+        lambda a, y: (y - a).square().sum(), lambda a, y: y.abs().sqrt() - 1, shape=1, dims=(1,), on_fail="nan"
+    )
+    layer(torch.tensor([[0.5], [2.0]], dtype=torch.float64))
+    assert Status.INFEASIBLE not in layer.info.status

@@ -12,8 +12,9 @@ import torch
 from function_problems import D, distance, gradients, quadratic, quadratic_layer, relative, tensor
 
 from ffo.errors import InputError, MissingSolverError, Status, UnknownSettingError
+from ffo.functions.augmented import Answer
 from ffo.functions.problem import Functions, Problem
-from ffo.functions.solvers import Ipopt, Scipy, choose, get_solver
+from ffo.functions.solvers import AugmentedLagrangian, Ipopt, Scipy, choose, get_solver
 from ffo.torch import FFOFunctionLayer, FFOQPLayer
 
 HAS_IPOPT = importlib.util.find_spec("cyipopt") is not None
@@ -231,3 +232,39 @@ def test_a_large_sparse_problem() -> None:
     expected[free] = spsolve(H, 2 * y.detach().numpy()[free])
     assert np.linalg.norm(a.grad.numpy() - expected) <= 1e-7 * np.linalg.norm(expected)
     assert layer.info.certificate.good.all()
+
+
+def small_objective(a: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """SLSQP stops at once: it compares changes of the objective with 1e-14."""
+    return 1e-9 * (y.pow(3) + y - a).square().sum()
+
+
+def test_samples_that_the_default_solver_fails_on_go_to_the_other_one_alone() -> None:
+    layer = FFOFunctionLayer(small_objective, shape=2, dims=(1,))
+    y = torch.tensor([[0.0, 0.0], [0.4, -1.2], [0.9, 0.3]], dtype=torch.float64)
+    found = layer(y.pow(3) + y)
+    torch.testing.assert_close(found, y, rtol=0, atol=1e-9)
+    assert layer.info.solver == ("SLSQP", "AUGLAG", "AUGLAG")
+    assert layer.info.retried.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("options", [{"solver": "SLSQP"}, {"retry": []}, {"solver_args": {"max_iters": 100}}])
+def test_no_other_solver_is_tried_where_the_user_decides(options: dict[str, object]) -> None:
+    layer = FFOFunctionLayer(small_objective, shape=2, dims=(1,), on_fail="nan", **options)
+    assert layer(torch.tensor([[0.464, -2.928]], dtype=torch.float64)).isnan().all()
+    assert not layer.info.retried.any()
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_second_failure_does_not_hide_the_first(monkeypatch: pytest.MonkeyPatch, raises: bool) -> None:
+    def fails(self: AugmentedLagrangian, problem: Problem, y: torch.Tensor, exact: bool) -> Answer:
+        if raises:
+            raise RuntimeError("no")
+        return Answer(y, None, [Status.ITERATION_LIMIT], torch.tensor([7]))
+
+    monkeypatch.setattr(AugmentedLagrangian, "solve", fails)
+    layer = FFOFunctionLayer(small_objective, shape=2, dims=(1,), on_fail="nan")
+    assert layer(torch.tensor([[0.464, -2.928]], dtype=torch.float64)).isnan().all()
+    assert layer.info.status == [Status.INACCURATE]
+    assert layer.info.solver == ("SLSQP",)
+    assert layer.info.retried.all()

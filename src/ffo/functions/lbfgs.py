@@ -100,14 +100,7 @@ def minimize(
 
 
 def _search(
-    objective: Objective,
-    y: Tensor,
-    value: Tensor,
-    gradient: Tensor,
-    d: Tensor,
-    slope: Tensor,
-    t: Tensor,
-    alive: Tensor,
+    objective: Objective, y: Tensor, value: Tensor, gradient: Tensor, d: Tensor, slope: Tensor, t: Tensor, alive: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y, value and gradient after the step, and which samples moved."""
     low, high = torch.zeros_like(t), torch.full_like(t, torch.inf)

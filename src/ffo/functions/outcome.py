@@ -1,8 +1,9 @@
 """One batch from starting points to verified solutions, and back to gradients.
 
-The order is that of `ffo.engine`: samples that cannot be evaluated are set aside; remembered solutions are tried
-first; the rest go to the solver (and to those in `retry=`); multipliers that a solver does not return are recovered;
-points that need it get Newton steps. A sample has failed unless the optimality conditions, as measured here, hold.
+The order is that of `ffo.engine`: samples that cannot be evaluated are set aside; remembered solutions are tried first;
+the rest go to the solver, and where it fails to others (`retry=`, or the other built-in one); multipliers that a solver
+does not return are recovered; points that need it get Newton steps. A sample has failed unless the optimality
+conditions, as measured here, hold.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ffo.engine.batch import UNFINISHED
 from ffo.engine.info import Info, Times
 from ffo.engine.memory import Memory
 from ffo.engine.options import Options
-from ffo.errors import Status, solver_error
+from ffo.errors import FFOError, Status, solver_error
 from ffo.functions.active import largest
 from ffo.functions.augmented import Answer
 from ffo.functions.feasibility import contradicting, infeasible
@@ -30,7 +31,7 @@ from ffo.functions.oracle import LinearGhost, SolvedGhost
 from ffo.functions.polish import Polished, polish
 from ffo.functions.problem import Problem, Tensor
 from ffo.functions.resolve import ACCURACY, ResolvedGhost
-from ffo.functions.solvers import FunctionSolver, choose, get_solver
+from ffo.functions.solvers import FunctionSolver, choose, further, get_solver
 from ffo.ghost.certificate import Certificate
 from ffo.kernels.deadline import Deadline, expired
 from ffo.solvers.workspace import OUT_OF_TIME
@@ -145,10 +146,14 @@ class Runner:
             constraints = run.points.multipliers.shape[1]
             if keys is not None and run.polishes:
                 run.from_memory(*self._memory.recall(keys, y.shape[1], constraints))
+            settings = {**self.options.solver_args, **(overrides or {})}
             named = self.options.solver if self.options.solver is not None else choose(problem, y, constraints)
-            run.solve(get_solver(named, {**self.options.solver_args, **(overrides or {})}), derivative)
+            run.solve(get_solver(named, settings), derivative, run.where(_untried))
             for other in self.options.retry or ():
-                run.solve(get_solver(other, {}), derivative, retry=True)
+                run.solve(get_solver(other, {}), derivative, run.where(_retriable), retry=True)
+            if self.options.retry is None and self.options.solver is None and settings.keys() <= {"eps"}:
+                for name in further(y, constraints, str(named)):
+                    run.fall_back(get_solver(name, settings), derivative)
             if expired():
                 run.out_of_time()
         run.raise_failures(copies)
@@ -222,9 +227,24 @@ class _FunctionRun:
         self.hits = int(good.sum())
         self.times = replace(self.times, polish=time.perf_counter() - began)
 
-    def solve(self, solver: FunctionSolver, derivative: bool, retry: bool = False) -> None:
-        """Run a solver on the samples that are not solved yet."""
-        open_ = [k for k, s in enumerate(self.status) if s is None or (retry and _retriable(s))]
+    def where(self, chosen: Callable[[Status | None], bool]) -> list[int]:
+        """Numbers of the samples with such a status."""
+        return [k for k, status in enumerate(self.status) if chosen(status)]
+
+    def fall_back(self, solver: FunctionSolver, derivative: bool) -> None:
+        """Run another built-in solver on the samples that the default one fails on without a verdict, each alone: where
+        a function raises an error, the sample keeps its first failure."""
+        for k in self.where(_undecided):
+            try:
+                self.solve(solver, derivative, [k], retry=True)
+            except FFOError:
+                raise
+            except Exception:
+                self.retried[k] = True
+
+    def solve(self, solver: FunctionSolver, derivative: bool, open_: list[int], retry: bool = False) -> None:
+        """Run a solver on some samples. A failure does not replace an earlier one; a verdict that there is no solution
+        does."""
         if not open_ or expired():
             return
         began = time.perf_counter()
@@ -242,8 +262,11 @@ class _FunctionRun:
         iterations = answer.iterations.cpu().numpy()
         verdicts = _verdicts(problem, points, answer, self.start[samples])
         for i, k in enumerate(open_):
+            self.retried[k] = retry
+            if retry and _undecided(verdicts[i]):
+                continue
             self.status[k], self.answered[k], self.iterations[k] = verdicts[i], solver.name, iterations[i]
-            self.retried[k], self.rescued[k] = retry, bool(rescued[i]) and verdicts[i].ok
+            self.rescued[k] = bool(rescued[i]) and verdicts[i].ok
             self.detail.pop(k, None)
             if not verdicts[i].ok and i in answer.detail:
                 self.detail[k] = answer.detail[i]
@@ -321,8 +344,17 @@ class _FunctionRun:
         return FunctionOutcome(self.problem, y, info, solved, ghost)
 
 
-def _retriable(status: Status) -> bool:
-    return not status.ok and status is not Status.INVALID_INPUT
+def _untried(status: Status | None) -> bool:
+    return status is None
+
+
+def _retriable(status: Status | None) -> bool:
+    return status is None or not (status.ok or status is Status.INVALID_INPUT)
+
+
+def _undecided(status: Status | None) -> bool:
+    """Whether a sample failed, and may have a solution."""
+    return status in (Status.INACCURATE, Status.ITERATION_LIMIT, Status.NUMERICAL)
 
 
 def _verdicts(problem: Problem, points: Polished, answer: Answer, start: Tensor) -> list[Status]:
@@ -337,7 +369,9 @@ def _verdicts(problem: Problem, points: Polished, answer: Answer, start: Tensor)
     far = largest(y) > FAR * (1 + largest(start))
     if len(failed):
         empty[failed] = infeasible(problem.take(failed), torch.where(far.unsqueeze(1), start, y)[failed])
-    found = []
+    begun = problem.constraints(start)
+    begun[:, : problem.inequalities].clamp_(min=0.0)
+    feasible, found = (begun == 0.0).all(1) & ~empty, []  # some point is: whatever a solver says
     for k, said in enumerate(answer.status):
         if bool(good[k]):
             found.append(Status.SOLVED)
@@ -345,6 +379,8 @@ def _verdicts(problem: Problem, points: Polished, answer: Answer, start: Tensor)
             found.append(Status.INFEASIBLE)
         elif bool(far[k]):
             found.append(Status.UNBOUNDED)
+        elif said is Status.INFEASIBLE and bool(feasible[k]):
+            found.append(Status.NUMERICAL)
         else:
             found.append(Status.INACCURATE if said is Status.SOLVED else said)
     return found

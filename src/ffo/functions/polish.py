@@ -16,9 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ffo.functions.active import largest
+from ffo.functions.active import generator, largest
 from ffo.functions.ghost import GhostSystem, Local
 from ffo.functions.problem import Problem, Tensor
+from ffo.functions.products import difference_step
+from ffo.functions.units import signs
 from ffo.ghost.certificate import Certificate
 from ffo.kernels.deadline import expired
 from ffo.kernels.point import WEAK
@@ -31,6 +33,11 @@ EXACT, DIFFERENCES = 1e-13, 1e-12
 PROGRESS = 0.3
 #: error of multipliers, relative to the residual, times the square of the smallest angle between rows
 AMPLIFIED = 10.0
+#: multiple of the step of differences over which the curvature should be constant, and relative change from which on it
+#: is not: differences themselves then have a hundredth of this error (if ten times smaller, rounding errors count)
+REACH, BENT = 10.0, 0.1
+#: fraction of a step that is rounding after its projection onto the held constraints
+NEGLIGIBLE = 1e-10
 #: relative violation above which constraints that count as dependent contradict each other
 CONTRADICTED = 1e-10
 
@@ -43,6 +50,7 @@ class Polished:
         natural: (batch,) relative residual of the optimality conditions.
         error: (batch,) estimated relative error of y: the residual times the amplification of the last step.
         settled: (batch,) whether the last step did not change the active set.
+        step: (batch, n) the last step, taken or not; zero if there was none.
         last: first-order information of the whole batch at exactly these points, if available.
     """
 
@@ -52,6 +60,7 @@ class Polished:
     error: Tensor
     settled: Tensor
     indefinite: Tensor
+    step: Tensor
     last: Local | None = None
 
     @classmethod
@@ -59,11 +68,11 @@ class Polished:
         """Points without evidence."""
         infinite = torch.full_like(y[:, 0], torch.inf)
         never = torch.zeros_like(infinite, dtype=torch.bool)
-        return cls(y.clone(), multipliers.clone(), infinite, infinite.clone(), never, never.clone())
+        return cls(y.clone(), multipliers.clone(), infinite, infinite.clone(), never, never.clone(), 0.0 * y)
 
     def put(self, samples: Tensor, other: Polished, chosen: Tensor) -> None:
         """Copy the `chosen` samples of another batch to `samples` of this one."""
-        for name in ("y", "multipliers", "natural", "error", "settled", "indefinite"):
+        for name in ("y", "multipliers", "natural", "error", "settled", "indefinite", "step"):
             getattr(self, name)[samples] = getattr(other, name)[chosen]
         self.last = other.last if len(samples) == len(self.y) == len(other.y) else None
 
@@ -104,7 +113,7 @@ class _PolishRun:
         best.y[mine], best.multipliers[mine] = y[better], after.active.multipliers[better]
         best.natural[mine] = after.natural[better]
         best.error[samples] = best.natural[samples] * torch.where(amplified.isfinite(), amplified, torch.inf)
-        best.settled[samples] = same
+        best.settled[samples], best.step[samples] = same, found.u
         best.indefinite[samples] |= found.indefinite
         whole = len(samples) == self.problem.batch
         best.last = after if whole and bool(better.all()) else (best.last if not bool(better.any()) else None)
@@ -127,9 +136,38 @@ def certificate(polished: Polished, system: GhostSystem) -> Certificate:
         "unsettled": ~polished.settled,
         "margin_ratio": polished.error / margin.clamp_min(1e-300),
         "weakly_active": margin <= torch.clamp(AMPLIFIED * residual / projection.least, min=WEAK),
-        "error": polished.error,
+        "error": torch.maximum(polished.error, unknown_within(system, polished.step)),
         "natural_residual": polished.natural,
         "dependent": (projection.dependent & (inequality | (defect > CONTRADICTED))) | projection.inexact,
         "indefinite": polished.indefinite,
     }
     return Certificate.before_backward(**{name: np.asarray(value.cpu()) for name, value in fields.items()})
+
+
+def unknown_within(system: GhostSystem, step: Tensor) -> Tensor:
+    """(batch,) relative distance over which the curvature along the last step (batch, n) changes; 0 if it does not.
+
+    A residual bounds the error of a minimum only where the curvature is about constant. At a flat one, such as that of
+    (y - a)^4, it is the third power of the error, and every point within the distance is as good as the answer.
+    """
+    local, y = system.local, system.local.y
+    own, random = (_free(system, v) for v in (step, local.sizes.units * signs(y, generator(y))))
+    stepped = largest(own) > 0
+    v = torch.where(stepped.unsqueeze(1), own, random)
+    near = difference_step(y, v, local.diagonal)
+    far = torch.where(stepped, torch.clamp(REACH * near, min=1.0), REACH * near)
+    rates = [_along(local, v, t.unsqueeze(1)) for t in (near, far)]
+    bent = (rates[1] - rates[0]).abs() > BENT * torch.minimum(rates[0].abs(), rates[1].abs())
+    return torch.where(bent, far * largest(v) / largest(y).clamp_min(1e-300), 0.0)
+
+
+def _free(system: GhostSystem, v: Tensor) -> Tensor:
+    """The part of v (batch, n) along the held constraints; zero where it is rounding, as at a vertex."""
+    along = system.projection.onto_rows(v, None)
+    return torch.where((largest(along) > NEGLIGIBLE * largest(v)).unsqueeze(1), along, 0.0)
+
+
+def _along(local: Local, v: Tensor, t: Tensor) -> Tensor:
+    """(batch,) v'Hv by a central difference of length t (batch, 1)."""
+    ends = [local.problem.gradient(local.y + sign * t * v, local.active.multipliers) for sign in (1.0, -1.0)]
+    return (v * (ends[0] - ends[1]) / (2 * t)).sum(1)

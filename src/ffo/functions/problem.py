@@ -61,12 +61,7 @@ class Functions:
         return {**dict(self.holder.named_parameters()), **dict(self.holder.named_buffers())}
 
     def run(
-        self,
-        which: int,
-        theta: Sequence[Tensor],
-        batched: Sequence[bool],
-        weights: Mapping[str, Tensor],
-        y: Tensor,
+        self, which: int, theta: Sequence[Tensor], batched: Sequence[bool], weights: Mapping[str, Tensor], y: Tensor
     ) -> Tensor:
         """Function number `which` at every sample: (batch,) of the objective, (batch, rows) of constraints.
 

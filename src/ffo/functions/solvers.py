@@ -333,9 +333,19 @@ def get_solver(solver: Any, settings: Mapping[str, Any]) -> FunctionSolver:
 
 def choose(problem: Problem, y: Tensor, constraints: int) -> str:
     """SLSQP for a few small problems on the CPU, the batched solver for everything else."""
-    variables, rows, samples = SMALL
-    small = y.shape[1] <= variables and constraints <= rows and problem.batch <= samples
-    return "SLSQP" if small and y.device.type == "cpu" else "AUGLAG"
+    return "SLSQP" if _is_small(y, constraints) and problem.batch <= SMALL[2] else "AUGLAG"
+
+
+def further(y: Tensor, constraints: int, first: str) -> tuple[str, ...]:
+    """Names of the solvers to try on samples that the default one fails on. SLSQP stops on absolute changes of the
+    objective: at flat minima, and if the objective is 1e-9, this is too early."""
+    suited = ("SLSQP", "AUGLAG") if _is_small(y, constraints) else ("AUGLAG",)
+    return tuple(name for name in suited if name != first)
+
+
+def _is_small(y: Tensor, constraints: int) -> bool:
+    variables, rows, _ = SMALL
+    return y.shape[1] <= variables and constraints <= rows and y.device.type == "cpu"
 
 
 def _check(name: str, settings: Mapping[str, Any], known: Any) -> None:

@@ -55,7 +55,8 @@ class FFOFunctionLayer(Reporting):
             layer.
         solver: "SLSQP", "TRUST-CONSTR" (SciPy), "IPOPT" (cyipopt), "AUGLAG" (built in: batched, first-order, on any
             device), or a function `solve(g, h, e, y0)` that returns y or (y, lam, nu) for one sample; by
-            default SLSQP for a few small problems and AUGLAG otherwise.
+            default SLSQP for a few small problems and AUGLAG otherwise; samples on which it fails go to the other one
+            (SLSQP only if they are small).
         solver_args: `eps` and `max_iters`, and the solver's own settings.
         hvp: products with the Hessian of the Lagrangian: "difference" of gradients, or "autograd", exact by
             a second backward pass.
@@ -96,7 +97,7 @@ class FFOFunctionLayer(Reporting):
         backward_solver: str | FunctionSolver | Callable[..., Any] | None = None,
         on_fail: Literal["raise", "nan"] = "raise",
         warm_start: bool = False,
-        retry: Sequence[Any] = (),
+        retry: Sequence[Any] | None = None,
         smoothing: float | Smoothing | None = None,
         time_limit: float | None = None,
     ) -> None:
@@ -110,7 +111,7 @@ class FFOFunctionLayer(Reporting):
             backward_solver=backward_solver,
             on_fail=on_fail,
             warm_start=warm_start,
-            retry=tuple(retry) if not isinstance(retry, str) else retry,
+            retry=retry,
             smoothing=smoothing,  # type: ignore[arg-type]
             time_limit=time_limit,
         )
