@@ -7,7 +7,6 @@ shows the cost of the code, the median what a user gets; the targets are for the
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from benchmarks import peers
 from benchmarks.peers import Contender, Step
 from benchmarks.problems import Array, Case
 from benchmarks.report import Figure, Suite
+from benchmarks.timing import time_once
 
 #: median milliseconds by number of variables
 TARGETS = {10: 0.5, 30: 0.5, 200: 1.2}
@@ -115,12 +115,12 @@ def time_one(label: str, contender: Contender, case: Case, rounds: int) -> Laten
         step = contender(case)
         draws = [(step.tensors(case.data(k)), torch.tensor(case.weights(k))) for k in range(DRAWS)]
         for _ in range(WARMUP):
-            _once(step, *draws[0])
+            time_once(step, *draws[0])
         times = []
         for _ in range(rounds):
             gc.collect()
             gc.disable()
-            times += [_once(step, tensors, weights) for tensors, weights in draws]
+            times += [time_once(step, tensors, weights) for tensors, weights in draws]
             gc.enable()
     except Exception as error:
         gc.enable()
@@ -129,11 +129,3 @@ def time_one(label: str, contender: Contender, case: Case, rounds: int) -> Laten
     totals = seconds.sum(axis=1)
     forward, backward = np.median(seconds, axis=0)
     return Latency(case.name, label, float(np.median(totals)), float(totals.min()), float(forward), float(backward))
-
-
-def _once(step: Step, tensors: dict[str, torch.Tensor], weights: torch.Tensor) -> tuple[float, float]:
-    start = time.perf_counter()
-    solution = step.forward(tensors)
-    middle = time.perf_counter()
-    step.backward(tensors, solution, weights)
-    return middle - start, time.perf_counter() - middle

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.peers import Contender, Step
+from benchmarks.peers import Contender, Step, Tensors
 from benchmarks.problems import Case
 
 
@@ -32,7 +32,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds, medians over the repetitions (`best`: the fastest step); `reason`: why it did not run."""
+    """Seconds, medians over the repetitions (`best`: the fastest step; `first`: of the first steps of runs, after other
+    packages have used the caches); `reason`: why it did not run."""
 
     label: str
     build: float = np.nan
@@ -40,6 +41,7 @@ class Timing:
     backward: float = np.nan
     total: float = np.nan
     best: float = np.nan
+    first: float = np.nan
     reason: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -47,9 +49,17 @@ class Timing:
 
 
 def measure(
-    entries: Sequence[Entry], repeats: int = 7, warmup: int = 2, progress: Callable[[str], None] = lambda _: None
+    entries: Sequence[Entry],
+    repeats: int = 7,
+    warmup: int = 2,
+    progress: Callable[[str], None] = lambda _: None,
+    run: int = 1,
 ) -> list[Timing]:
-    """Time every entry; failures are reported with their reason."""
+    """Time every entry; failures are reported with their reason.
+
+    Args:
+        run: how many steps in a row a package takes, each on other data, before it is another one's turn.
+    """
     steps: dict[str, Step] = {}
     builds: dict[str, float] = {}
     failures: dict[str, str] = {}
@@ -73,21 +83,27 @@ def measure(
                 continue
             progress(f"{entry.label}: repetition {repeat + 1}/{repeats}" if repeat >= 0 else f"{entry.label}: warm-up")
             try:
-                seconds = _time_once(steps[entry.label], entry.case, repeat + warmup, threads)
+                seeds = range((repeat + warmup) * run, (repeat + warmup + 1) * run)
+                seconds = _time_run(steps[entry.label], entry.case, seeds, threads)
             except Exception as error:
                 failures[entry.label] = _reason(error)
                 continue
             if repeat >= 0:
-                samples[entry.label].append(seconds)
+                samples[entry.label] += seconds
     gc.unfreeze()
-    return [_summary(entry.label, builds, samples, failures) for entry in entries]
+    return [_summary(entry.label, builds, samples, failures, run) for entry in entries]
 
 
-def _time_once(step: Step, case: Case, seed: int, threads: int) -> tuple[float, float]:
-    tensors = step.tensors(case.data(seed))
-    weights = torch.tensor(case.weights(seed))
+def _time_run(step: Step, case: Case, seeds: Sequence[int], threads: int) -> list[tuple[float, float]]:
+    """Forward and backward pass of one step per seed."""
+    data = [(step.tensors(case.data(seed)), torch.tensor(case.weights(seed))) for seed in seeds]
     gc.collect()
     torch.set_num_threads(threads)
+    return [time_once(step, *each) for each in data]
+
+
+def time_once(step: Step, tensors: Tensors, weights: torch.Tensor) -> tuple[float, float]:
+    """Seconds of the forward and of the backward pass of a step."""
     start = time.perf_counter()
     solution = step.forward(tensors)
     middle = time.perf_counter()
@@ -100,13 +116,15 @@ def _summary(
     builds: Mapping[str, float],
     samples: Mapping[str, list[tuple[float, float]]],
     failures: Mapping[str, str],
+    run: int,
 ) -> Timing:
     if label in failures:
         return Timing(label, reason=failures[label])
     times = np.array(samples[label])
     forward, backward = np.median(times, axis=0)
     totals = times.sum(axis=1)
-    return Timing(label, builds[label], float(forward), float(backward), float(np.median(totals)), float(totals.min()))
+    whole = np.median(totals), totals.min(), np.median(totals[::run])
+    return Timing(label, builds[label], float(forward), float(backward), *map(float, whole))
 
 
 def _reason(error: Exception) -> str:
