@@ -31,8 +31,8 @@ def listening() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-#: with each solver, solves until SIGINT comes, then reports: seconds until it was heard, processor time afterwards, how
-#: far the next answer is off, other threads
+#: with each solver, solves until SIGINT comes, then reports: signals sent, seconds until the last one was heard,
+#: processor time afterwards, how far the next answer is off, other threads
 SCRIPT = """
 import json, os, signal, threading, time
 import numpy as np
@@ -41,23 +41,29 @@ rng = np.random.default_rng(0)
 p, G = rng.normal(size=(6000, 60)), rng.normal(size=(30, 60))
 for solver in (None, "INTERIOR", "CLARABEL", "SCS"):
     expected = solve_qp_batch(np.eye(60), p[:8], G, np.ones(30), solver=solver).z
-    sent = []
+    sent, stop = [], threading.Event()
     def send():
-        sent.append(time.perf_counter())
-        os.kill(os.getpid(), signal.SIGINT)
-    threading.Timer(0.2, send).start()
+        pause = 0.2
+        while not stop.wait(pause):
+            sent.append(time.perf_counter())
+            os.kill(os.getpid(), signal.SIGINT)
+            pause = 10.0
+    sender = threading.Thread(target=send)
+    sender.start()
     try:
         while True:
             solve_qp_batch(np.eye(60), p, G, np.ones(30), solver=solver)
     except KeyboardInterrupt:
-        heard = time.perf_counter() - sent[0]
+        stop.set()
+        heard = time.perf_counter() - sent[-1]
+    sender.join()
     time.sleep(0.1)
     before = time.process_time()
     time.sleep(0.2)
     idle = time.process_time() - before
     found = solve_qp_batch(np.eye(60), p[:8], G, np.ones(30), solver=solver).z
     threads = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
-    print(json.dumps([solver, heard, idle, float(np.abs(found - expected).max()), threads]))
+    print(json.dumps([solver, len(sent), heard, idle, float(np.abs(found - expected).max()), threads]))
 """
 
 
@@ -69,7 +75,9 @@ def test_ctrl_c(threads: int) -> None:
     assert done.returncode == 0, done.stderr
     reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]  # SCS prints, too
     assert len(reports) == 4
-    for solver, heard, idle, error, alive in reports:
+    for solver, sent, heard, idle, error, alive in reports:
+        # SCS discards a signal that arrives while it sets up (one of forty here), and nothing shows that it did
+        assert sent == 1 or (solver == "SCS" and sent < 5), solver
         assert heard < 5.0, solver  # a chunk, however busy the machine is; the batch would take longer
         assert idle < 0.1, solver
         assert error < 1e-12, solver
