@@ -29,7 +29,7 @@ def box_and_copies(copies: int) -> tuple[kkt.Structure, Values]:
 
 def everything(S: kkt.Structure, values: Values, full: bool) -> tuple[KernelPlan, list[np.ndarray]]:
     """Solution, derivative, and null vectors."""
-    plan = KernelPlan(lambda factors: S)
+    plan = KernelPlan(lambda factors: S, curved=False)
     plan.full = full
     state = State(S, BATCH)
     x, y, s = np.zeros((BATCH, N)), np.zeros((BATCH, S.m)), np.zeros((BATCH, S.m))
@@ -81,7 +81,7 @@ def test_full_kernels_run_with_one_thread_of_blas(monkeypatch: pytest.MonkeyPatc
     S, values = box_and_copies(2)
     Pv, q, Av, b = values.arrays
     one = Values(Pv, q[:1], Av, b)
-    plan, state = KernelPlan(lambda factors: S), State(S, 1)
+    plan, state = KernelPlan(lambda factors: S, curved=False), State(S, 1)
     plan.full = True
     plan.newton(one, (np.zeros((1, N)), np.zeros((1, S.m)), np.zeros((1, S.m))), state, 10)
     assert seen == [{1}]

@@ -22,6 +22,7 @@ from ffo.ghost.direct import Compiled, Direct
 from ffo.kernels.evidence import DOUBTED, UNDOUBTED
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.epigraph import Epigraphs
+from ffo.program.plan import plan_of
 from ffo.program.presolve import MissingRows, Presolve
 from ffo.program.scaling import Scaling
 from ffo.program.substitution import Substitution
@@ -81,6 +82,7 @@ class Attempt(NamedTuple):
 
     @classmethod
     def of(cls, program: ConeProgram, solver: Solver, way: Direct) -> Attempt:
+        plan_of(program)  # so that its kernels may be compiled ahead (`kernels.ahead`) of the solver's
         answer = solve_guarded(solver, program)
         if np.count_nonzero(answer.status):
             return cls(solver, answer)

@@ -146,8 +146,7 @@ def _compile(name: str, full: bool) -> None:
 
     entry = np.zeros(1, int), np.zeros(1, int)
     row = kkt.ConeBlocks(np.array([kkt.NONNEG]), np.ones(1, int), np.zeros(1))
-    plan = batch.KernelPlan(partial(kkt.build, entry, entry, 1, 1, row))
-    plan.__dict__.update(curved=full, full=full)
+    plan = batch.KernelPlan(partial(kkt.build, entry, entry, 1, 1, row), full)
     values, (x, y, s) = Values(*np.ones((4, 1, 1))), np.zeros((3, 1, 1))
     if name == "_ghost_chunk":
         plan.judge(values, x, y, s)

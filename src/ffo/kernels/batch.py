@@ -19,7 +19,7 @@ from ffo.kernels.doubt import weak_rows
 from ffo.kernels.group import Samples, empty_group, put_sample, take_sample
 from ffo.kernels.interior import interior
 from ffo.kernels.jit import inner_kernel, kernel
-from ffo.kernels.kkt import INV, KI, KIND, LP, NONNEG, Face, Full, Structure, from_face, onto_face, part
+from ffo.kernels.kkt import INV, KI, LP, Face, Full, Structure, from_face, onto_face, part
 from ffo.kernels.lanes import LANES
 from ffo.kernels.ldl import room
 from ffo.kernels.null import amplification, null, on_other_face
@@ -100,9 +100,10 @@ class KernelPlan:
     repeated with the full kernels, which later calls then use at once.
     """
 
-    def __init__(self, build: Callable[[bool], Structure]) -> None:
-        """`build` makes the structure, with or without factors."""
-        self._build = build
+    def __init__(self, build: Callable[[bool], Structure], curved: bool) -> None:
+        """`build` makes the structure, with or without factors; `curved`: whether there are curved cones."""
+        self._build, self.curved, self.full = build, curved, curved
+        helper.expect(full=curved)
 
     @cached_property
     def structure(self) -> Structure:
@@ -120,17 +121,6 @@ class KernelPlan:
         S = self.structure
         columns = np.diff(part(S.wide, LP)).astype(float)
         return FLOP * float((columns * columns).sum() + 10 * len(part(S.slim, KI)) + 100)
-
-    @cached_property
-    def curved(self) -> bool:
-        """Whether there are curved cones."""
-        found = bool((part(self._any.wide, KIND) > NONNEG).any())
-        helper.expect(full=found)
-        return found
-
-    @cached_property
-    def full(self) -> bool:
-        return self.curved
 
     @property
     def _any(self) -> Structure:

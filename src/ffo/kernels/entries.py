@@ -1,4 +1,5 @@
-"""Products with the sparse maps from parameters to data, of small batches: one call instead of several of NumPy's."""
+"""Small tasks on the entries of sparse matrices, in one call instead of several of NumPy's: products with the maps from
+parameters to data, and the search for variables that only relax."""
 
 from __future__ import annotations
 
@@ -35,3 +36,30 @@ def add_sampled(
             for p in range(indptr[i], indptr[i + 1]):
                 e = indices[p]
                 here[i] += data[p] * a[rows[e]] * b[cols[e]]
+
+
+@kernel
+def single_upper_rows(
+    Av: Array, q: Array, b: Array, columns: Array, starts: Array, entries: Array, rows: Array, inequality: Array
+) -> Array:
+    """(m,) 1 for rows that bound one of some columns of A from above, if nothing else does, the column has no cost, and
+    all its other entries, at least one, are negative; in all samples. The entries of column i are
+    entries[starts[i] : starts[i + 1]], in these rows, which are inequalities or not."""
+    found = np.zeros(b.shape[1], np.uint8)
+    for i in range(columns.size):
+        relaxes, upper = starts[i + 1] - starts[i] > 1, -1
+        for k in range(q.shape[0]):
+            relaxes = relaxes and q[k, columns[i]] == 0.0
+        for p in range(starts[i], starts[i + 1]):
+            positive = negative = relaxes
+            for k in range(Av.shape[0]):
+                positive, negative = positive and Av[k, entries[p]] > 0.0, negative and Av[k, entries[p]] < 0.0
+            if positive and inequality[p] and upper < 0:
+                upper = rows[p]
+            else:
+                relaxes = negative
+        for k in range(b.shape[0]):
+            relaxes = relaxes and upper >= 0 and abs(b[k, upper]) < np.inf
+        if relaxes:
+            found[upper] = 1
+    return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,9 +19,8 @@ from ffo.cones import Nonneg, Product, SecondOrder, Zero
 from ffo.cones.base import Cone
 from ffo.program.cone import ConeProgram
 from ffo.program.pattern import Pattern
-from ffo.program.plan import KEPT
+from ffo.program.plan import KEPT, values_of
 from ffo.program.presolve import PresolveStep, Triple
-from ffo.program.sparse import SparseBatch
 
 Array = np.ndarray
 
@@ -65,40 +65,22 @@ def epigraphs(program: ConeProgram, hidden: Array | None) -> Epigraphs | None:
     may = _candidates(program.cones, program.P.pattern, program.A.pattern, hidden.tobytes())
     if not len(may.columns):
         return None
-    found = may.step(program.A, program.q)
-    if found is None or program.all_finite:
-        return found
-    rows = found.rows[np.isfinite(program.b[:, found.rows]).all(axis=0)]
+    from ffo.kernels.entries import single_upper_rows  # loads compiled code
+
+    _, q, Av, b = values_of(program).arrays
+    rows = single_upper_rows(Av, q, b, *may).nonzero()[0]
     return Epigraphs(rows) if len(rows) else None
 
 
-@dataclass(frozen=True)
-class _Candidates:
-    """Hidden variables that may only relax, as far as the sparsity pattern of a program determines it.
-
-    Attributes:
-        columns: (k,) their numbers; sizes: (k,) entries in their columns of A.
-        entries: positions of these entries in A; owner: which candidate they belong to; inequality: whether their row
-            is an inequality.
-    """
+class _Candidates(NamedTuple):
+    """Hidden variables that may only relax, as far as the sparsity pattern of a program determines it: arguments of
+    `single_upper_rows`."""
 
     columns: Array
-    sizes: Array
+    starts: Array
     entries: Array
-    owner: Array
+    rows: Array
     inequality: Array
-
-    def step(self, A: SparseBatch, q: Array) -> Epigraphs | None:
-        """The step for a matrix and costs (batch, n). A candidate without costs must have exactly one entry that bounds
-        it from above, and otherwise only entries that relax with it."""
-        values, costs = np.atleast_2d(A.values)[:, self.entries], q[:, self.columns].any(axis=0)
-        upper = self.inequality & (values > 0).all(axis=0)
-        count, slacker = (
-            np.bincount(self.owner[which], minlength=len(self.sizes)) for which in (upper, (values < 0).all(axis=0))
-        )
-        alone = (count == 1) & (slacker > 0) & (count + slacker == self.sizes) & ~costs
-        rows = np.unique(A.indices[self.entries[upper & alone[self.owner]]])
-        return Epigraphs(rows) if len(rows) else None
 
 
 @lru_cache(maxsize=KEPT)
@@ -110,11 +92,9 @@ def _candidates(cones: Product, P: Pattern, A: Pattern, hidden: bytes) -> _Candi
     free[A.columns[kind == _OTHER]] = False
     sizes = np.diff(A.indptr)
     columns = np.flatnonzero(free & (sizes > 1))
-    place = np.full(A.shape[1], -1)
-    place[columns] = np.arange(len(columns))
-    entries = np.flatnonzero(place[A.columns] >= 0)
-    owner = place[A.columns[entries]]
-    return _Candidates(columns, sizes[columns], entries, owner, kind[entries] == _INEQUALITY)
+    starts = np.concatenate([[0], np.cumsum(sizes[columns])])
+    entries = np.flatnonzero(np.isin(A.columns, columns))
+    return _Candidates(columns, starts, entries, A.indices[entries].astype(np.int64), kind[entries] == _INEQUALITY)
 
 
 _INEQUALITY, _TOP, _OTHER = range(3)

@@ -36,7 +36,7 @@ def structure_plan(cones: Product, P: Pattern, A: Pattern) -> KernelPlan:
     """The plan of a structure."""
     from ffo.kernels.batch import KernelPlan  # loads compiled code
 
-    return KernelPlan(partial(_build, cones, P, A))
+    return KernelPlan(partial(_build, cones, P, A), curved=any(cone.dim > 1 for cone, _ in cones.blocks))
 
 
 def _build(cones: Product, P: Pattern, A: Pattern, factors: bool) -> kkt.Structure:
