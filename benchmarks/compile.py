@@ -76,6 +76,7 @@ def measure(names: tuple[str, ...], cache: str) -> tuple[dict[str, float], str]:
     """Seconds by layer, in a fresh process; or the reason why there are none."""
     command = [sys.executable, "-m", "benchmarks.compile", *names]
     environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # pip compiles modules when it installs them: a user never waits
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         return {}, (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1][:160]

@@ -70,15 +70,39 @@ def test_a_derivative_that_depends_on_the_division_of_forces_is_flagged(name: st
 
 
 @pytest.mark.filterwarnings("ignore::ffo.errors.GradientWarning")
-@pytest.mark.parametrize("force", [1.0, 0.01])
-def test_a_large_loss_elsewhere_does_not_hide_it(force: float) -> None:
+@pytest.mark.parametrize("options", WAYS, ids=str)
+@pytest.mark.parametrize(
+    ("radius", "beyond", "cost", "loss"),
+    [(1, 1, 1, 1e6), (1, 0.01, 1, 1e6), (100, 1, 1e4, 1e6), (0.01, 100, 1e3, 1e5), (100, 0.1, 1e4, 1e5)],
+)
+def test_a_large_loss_elsewhere_does_not_hide_it(
+    radius: float, beyond: float, cost: float, loss: float, options: dict[str, str]
+) -> None:
+    """The derivative is that of the ball alone, radius / (radius + beyond)."""
     z, r = cp.Variable(), cp.Parameter()
-    made = problem(DISTANCE + 0.5 * (z - r) ** 2, cp.norm(x - [-1, 0]) <= 1, x[0] <= 0)
-    layer = FFOLayer(made, [q, r], [x, z])
-    given = torch.tensor([force, 0.0], dtype=torch.float64, requires_grad=True)
+    ball = cp.norm(x - [-radius, 0]) <= radius
+    layer = FFOLayer(problem(cost * DISTANCE + 0.5 * (z - r) ** 2, ball, x[0] <= 0), [q, r], [x, z], **options)
+    given = torch.tensor([beyond, 0.0], dtype=torch.float64, requires_grad=True)
     found, free = layer(given, torch.tensor(1.0, dtype=torch.float64, requires_grad=True))
-    (found[1] + 1e6 * free).backward()
-    assert not layer.info.certificate.good.any()
+    (found[1] + loss * free).backward()
+    assert given.grad is not None
+    right = abs(float(given.grad[1]) * (radius + beyond) / radius - 1) < 1e-6
+    assert right or not layer.info.certificate.good.any()
+
+
+@pytest.mark.parametrize("options", WAYS, ids=str)
+def test_touching_boundaries_that_no_loss_sees_are_no_reason_for_doubt(options: dict[str, str]) -> None:
+    z, r = cp.Variable(), cp.Parameter()
+    coupled = 0.1 * cp.square(z - x[0])
+    made = problem(DISTANCE + coupled + 0.5 * (z - r) ** 2, cp.norm(x - [-1, 0]) <= 1, 100 * x[0] <= 0)
+    layer = FFOLayer(made, [q, r], [x, z], **options)
+    given = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GradientWarning)
+        _, free = layer(given, torch.tensor(1.0, dtype=torch.float64, requires_grad=True))
+        (1e3 * free).backward()
+    assert layer.info.certificate.good.all()
+    torch.testing.assert_close(given.grad, torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore::ffo.errors.GradientWarning")
@@ -98,6 +122,23 @@ def test_groups_of_different_cones(options: dict[str, str]) -> None:
     assert given.grad is not None
     right = abs(float((given.grad * turn).sum()) / 2 - 0.24 / 0.74) < 1e-6
     assert right or not layer.info.certificate.good[0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("units", [0.01, 100.0])
+def test_a_matrix_inequality_in_two_units_is_good(units: float, seed: int) -> None:
+    """Forces may be divided so that one of the blocks has none, and no curvature."""
+    rng = np.random.default_rng(seed)
+    given = torch.tensor(rng.normal(size=(2, 2)) - 2 * np.eye(2), requires_grad=True)
+    weights, found = torch.tensor(rng.normal(size=(2, 2))), []
+    for constraints in ([X >> 0], [X >> 0, units * X >> 0]):
+        layer = FFOLayer(problem(10 * DISTANCES, *constraints), [Q], [X], solver="CLARABEL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", GradientWarning)
+            (solution,) = layer(given)
+            found += torch.autograd.grad((solution * weights).sum(), given)
+        assert layer.info.certificate.good.all()
+    torch.testing.assert_close(*found, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("options", WAYS[:2], ids=str)

@@ -11,8 +11,8 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from ffo.cones import Product
 from ffo.ghost.certificate import RESIDUAL, Certificate
+from ffo.ghost.division import ERRORS, change_of_system, divided_otherwise, largest, relative_residual
 from ffo.ghost.oracle import (
     BENDS,
     LARGE_U,
@@ -40,14 +40,8 @@ POLISHING, FROM_NOTHING = 10, 25
 #: relative difference below which two solutions are the same, or that of their variables relative to multipliers too;
 #: relative size below which a curved block has no effect
 SAME, UNSEEN, UNMOVED = 1e-6, 1e-9, 1e-12
-#: fraction of the forces of rows that depend on each other by which they are divided otherwise, to see whether it
-#: matters; with much more, a block could change its face
-DIVIDED = 1e-2
-#: difference of two solutions that is not rounding, relative to their size; if their systems were not solved that
-#: accurately, in units of their relative residuals; and relative to their multipliers
-ANY, ERRORS, ROUNDING = 1e-12, 30.0, 1e-13
-#: cosine from which on a direction lengthens the multipliers of a block; slight forces, relative to the largest
-PARALLEL, SLIGHT = 0.99, 1e-3
+#: change of a solution that is not rounding, relative to its size; relative to the change of its multipliers
+ANY, ROUNDING = 1e-12, 1e-11
 #: relative multiplier below which a row carries no force
 FORCELESS = 1e-9
 #: total entries of the samples' patterns above which the memory for their factors is checked first
@@ -103,7 +97,7 @@ class Compiled(Linearization):
     def with_evidence(self, samples: Array, r_x: Array, r_s: Array, u: Array, w: Array, residual: Array) -> Sensitivity:
         """Solutions of some samples' ghost systems, with the evidence about them."""
         return Sensitivity(
-            u, w, residual, self._kinked(samples, r_x, r_s, u, w), self._sees(samples, r_x, r_s, u, w, residual)
+            u, w, residual, self._kinked(samples, r_x, r_s, u, w), self._sees(samples, r_s, u, w, residual)
         )
 
     @property
@@ -171,90 +165,69 @@ class Compiled(Linearization):
         r_x, r_s, u, w = (v[near] for v in (r_x, r_s, u, w))
         weak, values = self.weak_rows[k], values_of(self.program)
         scale_u, scale_w = self.plan.scales(self.state, k)
-        size = np.maximum(_largest(u / scale_u), _largest(w / scale_w))
+        size = np.maximum(largest(u / scale_u), largest(w / scale_w))
         held = (weak & (np.abs(w) / scale_w > FORCELESS * size)).any(axis=1)
         for some, sign in ((np.arange(len(k)), 1.0), (np.flatnonzero(held), -1.0)):
             if len(some):
                 rows = sign * weak[some]
                 other, _, residual = self.plan.on_other_face(values, self.state, k[some], rows, r_x[some], r_s[some])
                 old, new = u[some] / scale_u[some], other / scale_u[some]
-                least = np.maximum(SAME * np.maximum(_largest(old), _largest(new)), UNSEEN * size[some])
+                least = np.maximum(SAME * np.maximum(largest(old), largest(new)), UNSEEN * size[some])
                 moved = (np.abs(new - old) > least).any(axis=1)
                 kinked[some] |= (residual > RESIDUAL) | moved
         curved = weak & ~self.program.cones.scalar_rows
         if curved.any():
             A = self.program.A if self.program.A.shared else self.program.A.take(k)
-            along, force = A.row_sizes * _largest(u) + np.abs(r_s), A.row_sizes * np.abs(w)
-            moved = (np.abs(A.dot(u) - r_s) > UNMOVED * along) | (force > UNMOVED * _largest(force))
+            along, force = A.row_sizes * largest(u) + np.abs(r_s), A.row_sizes * np.abs(w)
+            moved = (np.abs(A.dot(u) - r_s) > UNMOVED * along) | (force > UNMOVED * largest(force))
             kinked |= (moved & curved).any(axis=1)
         found[near] = kinked
         return found
 
-    def _sees(self, samples: Array, r_x: Array, r_s: Array, u: Array, w: Array, residual: Array) -> Array:
+    def _sees(self, samples: Array, r_s: Array, u: Array, w: Array, residual: Array) -> Array:
         """`Sensitivity.sees` of some samples' solutions."""
         flags, null = np.zeros((len(samples), SEES), dtype=bool), self.null
         if len(null.samples):
             if samples is not self.state.samples:
                 null = null.take(samples)
             k, at = samples[null.samples], null.samples
-            flags[at[self._bends(null, k, r_x[at], r_s[at], u[at], w[at], residual[at])], BENDS] = True
+            flags[at[self._bends(null, k, r_s[at], u[at], w[at], residual[at])], BENDS] = True
             scale_u, scale_w = self.plan.scales(self.state, k)
             u, w = np.abs(u[at] / scale_u), np.abs(w[at] / scale_w)
-            least = SEEN * np.maximum(_largest(u), _largest(w))
+            least = SEEN * np.maximum(largest(u), largest(w))
             for v, open_along, large, meets in ((u, null.u, LARGE_U, MEETS_U), (w, null.w, LARGE_W, MEETS_W)):
                 there = v > least
                 flags[at, large] |= there.any(axis=1)
                 flags[at, meets] |= (there & (open_along != 0)).any(axis=1)
         return flags
 
-    def _bends(
-        self, null: NullVectors, samples: Array, r_x: Array, r_s: Array, u: Array, w: Array, residual: Array
-    ) -> Array:
+    def _bends(self, null: NullVectors, samples: Array, r_s: Array, u: Array, w: Array, residual: Array) -> Array:
         """(count,) whether the solution u at a null vector, (count, n), depends on the curvature of blocks whose
         multipliers change along it, and so on how forces are divided: a ball in a half-space whose boundary it touches.
 
-        The system is solved again with multipliers a little further along the null vector, which are as good. Any
-        difference beyond the errors of both solutions counts: a null vector at random may move those that matter by a
+        Any change beyond the error of its own solution counts: a null vector at random may move those that matter by a
         small fraction of what it moves others.
         """
-        cones, found = self.program.cones, np.zeros(len(samples), dtype=bool)
-        curved = cones.block_means(1.0 * (self.state.face[1][samples] > 0)) * ~cones.scalar_rows > 0
+        program, found = self.program, np.zeros(len(samples), dtype=bool)
+        curved = program.cones.block_means(1.0 * (self.state.face[1][samples] > 0)) * ~program.cones.scalar_rows > 0
         some = (curved & (null.w != 0)).any(axis=1).nonzero()[0]
         if not len(some):
             return found
-        k = samples[some]
-        size = cones.block_means(self.program.A.row_sizes)
-        y = self.y[k] + DIVIDED * _largest_step(cones, size if len(size) == 1 else size[k], self.y[k], null.w[some])
-        there = newton(self.program.take(k), self.x[k], y, self.s[k], 0, self.state.full)
-        values, everyone = values_of(there.program), np.arange(len(k))
-        other, _, error = self.plan.on_other_face(
-            values, there.state, everyone, np.zeros(y.shape), r_x[some], r_s[some]
-        )
-        scale_u, scale_w = self.plan.scales(self.state, k)
-        moved = np.abs(other - u[some]) / scale_u
-        allowed = np.maximum(ANY, ERRORS * (residual[some] + error))[:, None] * _largest(u[some] / scale_u)
-        allowed = allowed + ROUNDING * _largest(w[some] / scale_w)
+        k, along = samples[some], null.w[some]
+        size = program.cones.block_means(program.A.row_sizes)
+        y = divided_otherwise(program.cones, size if len(size) == 1 else size[k], self.y[k], along)
+        program = program.take(k)
+        there = newton(program, self.x[k], y, self.s[k], 0, self.state.full).state
+        solution = r_s[some], u[some], w[some], residual[some]
+        change = change_of_system(program, self.plan, self.state, k, there, along, *solution)
+        d, e, _ = self.plan.on_other_face(values_of(program), there, np.arange(len(k)), np.zeros(y.shape), *change)
+        scale_u, scale_w = scales = self.plan.scales(self.state, k)
+        error = relative_residual(program, self.plan, there, scales, *change, d, e)
+        moved, forces = np.abs(d) / scale_u, largest(e / scale_w)
+        allowed = ANY * np.abs(u[some]) / scale_u + ROUNDING * forces
+        allowed = allowed + ERRORS * error[:, None] * np.maximum(largest(moved), forces)
         found[some] = (moved > allowed).any(axis=1) | ~(error <= RESIDUAL)
         return found
-
-
-def _largest_step(cones: Product, size: Array, y: Array, along: Array) -> Array:
-    """(samples, m) the longest step along a direction, or against it, until the first large force of multipliers y
-    vanishes; about so for semidefinite blocks. Zero if none does. `size`: (samples or 1, m) of the rows."""
-    force, moved = (size * np.sqrt(cones.block_means(v * v)) for v in (y, along))
-    grows = size**2 * cones.block_means(y * along) / np.where(force * moved > 0, force * moved, 1.0)
-    large = force > SLIGHT * _largest(np.where(moved > 0, force, 0.0))  # others may vanish: they are not needed
-    lasts = np.divide(force, moved, out=np.full(y.shape, np.inf), where=large & (moved > 0) & ~cones.equalities)
-    ahead, back = (
-        np.where(sign * grows > PARALLEL, np.inf, lasts).min(axis=1, keepdims=True, initial=np.inf) for sign in (1, -1)
-    )
-    ahead, back = np.where(ahead < np.inf, ahead, back), np.where(back < np.inf, back, ahead)
-    return np.where(ahead < np.inf, np.where(ahead > back, ahead, -back), 0.0) * along
-
-
-def _largest(v: Array) -> Array:
-    """(samples, 1) largest magnitudes."""
-    return np.abs(v).max(axis=1, keepdims=True, initial=0.0)
 
 
 def newton(
