@@ -23,7 +23,7 @@ from fuzz.judge import Outcome, Verdict
 Array = np.ndarray
 Random = np.random.Generator
 
-MIXES = ("cones", "cones, weak", "cones, linear")
+MIXES = ("cones", "cones, weak", "cones, linear", "cones, touching")
 NAMES = (*FAMILIES, *MIXES)
 #: steps of differences, relative to the parameters
 STEP, SMALL = 2e-4, 4e-6
@@ -66,19 +66,32 @@ def mix(rng: Random, kind: str) -> Family:
     R, A = rng.normal(size=(rank, n)), rng.normal(size=(m, n))
     q, b, x = cp.Parameter(n), cp.Parameter(m), cp.Variable(n)
     s, rows, start = b - A @ x, [], 0
-    for make, size in zip(makers, sizes, strict=True):
-        rows.append(make.constraint(s[start : start + size]))  # type: ignore[attr-defined]
+    held = [make(rng, "boundary") if kind.endswith("touching") else None for make in makers]
+    for make, size, point in zip(makers, sizes, held, strict=True):
+        part = s[start : start + size]
+        rows.append(make.constraint(part))  # type: ignore[attr-defined]
+        rows += [] if point is None else touching(rng, make, part, point[1])
         start += size
     cost = q @ x + (0.5 * cp.sum_squares(R @ x) if rank else 0.0)
     faces = ("interior", "boundary", "weak") if kind.endswith("weak") else ("interior", "boundary", "boundary")
 
     def draw(rng: Random) -> list[Array]:
-        pairs = [make(rng, str(rng.choice(faces))) for make in makers]
+        pairs = [
+            make(rng, str(rng.choice(faces))) if point is None else tuple(rng.uniform(0.3, 2) * v for v in point)
+            for make, point in zip(makers, held, strict=True)
+        ]
         slack, force = (np.concatenate([pair[k] for pair in pairs]) for k in (0, 1))
         at = rng.normal(size=n)
         return [-(R.T @ (R @ at) + A.T @ force), A @ at + slack]
 
     return Family(cp.Problem(cp.Minimize(cost), rows), [q, b], [x], draw)
+
+
+def touching(rng: Random, make: Callable, s: cp.Expression, y: Array) -> list[cp.Constraint]:
+    """Redundant constraints whose boundaries touch that of a cone at points with the multiplier y: half-spaces, and the
+    cone itself in other units. The solution and its derivative are those without them."""
+    units = 10.0 ** rng.integers(-2, 3, size=int(rng.integers(1, 3)))
+    return [make.constraint(k * s) if rng.random() < 0.3 else k * (y @ s) >= 0 for k in units]  # type: ignore[attr-defined]
 
 
 def pair(constraint: Callable[[cp.Expression], cp.Constraint]) -> Callable:
