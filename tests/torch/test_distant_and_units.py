@@ -143,6 +143,21 @@ def test_a_variable_held_at_zero_by_a_row_is_zero() -> None:
         assert (found[torch.tensor(held)] == 0.0).all()
 
 
+@pytest.mark.parametrize("side", [1e4, 1e6, 3.7e8, 1e10, 1e14])
+@pytest.mark.parametrize("solver", [None, "INTERIOR", "CLARABEL", "PIQP", "DENSE"])
+def test_distant_rows_beside_opposite_ones_change_nothing(solver: str | None, side: float) -> None:
+    """Multipliers of opposite rows are not bounded. They grew with the side, and the costs were lost in their rounding
+    errors: the solution, zero, was off by 2e-16 of the side."""
+    Q = np.array([[2.5, 1.2, -0.6, -0.9], [1.2, 2.7, -1.3, 1.7], [-0.6, -1.3, 4.0, 0.5], [-0.9, 1.7, 0.5, 3.1]])
+    G = np.array(
+        [[2, 2, 0, 0], [-2, -2, 0, 0], [1, 1, 2, 1], [2, 2, -2, -1], [-419, -419, 0, 0], [-1.3, -0.6, -1.6, 0.1]]
+    )
+    p, h = -G.T @ [0.0, 0.52, 0.0, 0.52, 0.0025, 0.0], np.append(np.zeros(5), side)
+    found = solve_qp_batch(Q + 0.2 * np.eye(4), p, G, h, solver=solver)
+    assert np.abs(found.z).max() < 1e-9
+    assert np.abs(found.lam).max() < 1e6
+
+
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("block", ["p", "h"])
 def test_units_are_not_those_of_a_refused_sample(block: str, bad: float) -> None:

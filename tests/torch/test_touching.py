@@ -124,6 +124,45 @@ def test_groups_of_different_cones(options: dict[str, str]) -> None:
     assert right or not layer.info.certificate.good[0]
 
 
+@pytest.mark.filterwarnings("ignore::ffo.errors.GradientWarning")
+@pytest.mark.parametrize("force", [0.7597857978680639, 1.0, 1.1569502149378403])
+def test_a_change_that_is_not_solved_for_accurately_tells_nothing(force: float) -> None:
+    """MINRES leaves large multiples of null vectors in multipliers, beside which a change looked like rounding."""
+    normal, slope = (
+        np.array([0.9990695061702831, -0.04312912983896822]),
+        np.array([0.09872750839104412, 2.286984305548014]),
+    )
+    radius, pull = 1 / 24.858129634955045, np.array([0.08640641385366013, -0.0037301042810318308])
+    metric = np.array([[1.475236967536119, -0.5761647241329128], [-0.5761647241329128, 1.7728223914324344]])
+    ball = cp.norm(x + radius * normal) <= radius
+    cone = cp.geo_mean(cp.hstack([1 + slope @ x, 1.0])) >= normal @ x + 1 + 0.5 * (slope @ x)
+    objective = 0.5 * cp.sum_squares(np.linalg.cholesky(metric).T @ x) - q @ x
+    layer = FFOLayer(problem(objective, ball, ball, cone), [q], [x], backward="resolve")
+    given, weights = (
+        torch.tensor(force * pull, requires_grad=True),
+        np.array([-0.05402031920257329, 0.7083199408757617]),
+    )
+    (layer(given)[0] @ torch.tensor(weights)).backward()
+    along = np.array([-normal[1], normal[0]])
+    rate = along * (along @ weights) / (along @ metric @ along + force * np.linalg.norm(pull) / radius)
+    assert given.grad is not None
+    right = np.abs(given.grad.numpy() - rate).max() < 1e-5 * np.abs(rate).max()
+    assert right or not layer.info.certificate.good[0]
+
+
+def test_one_boundary_in_two_units_is_good() -> None:
+    """Null vectors had rounding errors in variables, which counted as another solution."""
+    z, r = cp.Variable(3), cp.Parameter(3)
+    inside = [k * cp.log_sum_exp(z) <= k for k in (1.0, 10.0)]
+    layer = FFOLayer(problem(50 * cp.sum_squares(z - r), *inside), [r], [z])
+    given = torch.tensor(3 * np.random.default_rng(0).normal(size=(100, 3)), requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GradientWarning)
+        (found,) = layer(given)
+        found.square().sum().backward()
+    assert layer.info.certificate.good.all()
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("units", [0.01, 100.0])
 def test_a_matrix_inequality_in_two_units_is_good(units: float, seed: int) -> None:

@@ -8,7 +8,8 @@ to unit size and removes missing rows. Then, in each reduced program:
 - the rest, if it is light and the user named no solver, is tried by Newton's method from zero;
 - the remaining samples go to the solver, whose answers are polished and verified, and samples that fail go on to the
   next solver (`retry=`);
-- coarse and failed answers are refined on the faces of their large multipliers;
+- coarse and failed answers are refined on the faces of their large multipliers, and multipliers beside which the costs
+  are rounding are reduced;
 - Newton's method is tried from the points of failed samples, and a proof that there is no solution is looked for.
 
 The presolve is undone, and answers found in other units are judged in the given ones. Samples that failed are tried
@@ -34,7 +35,7 @@ from ffo.engine.attempt import Attempt, Reduction, what_decides
 from ffo.engine.batch import Batch
 from ffo.engine.checks import contradictions
 from ffo.engine.distant import solve_without_distant_rows
-from ffo.engine.face import refine_on_faces
+from ffo.engine.face import reduce_forces, refine_on_faces
 from ffo.engine.info import Violation
 from ffo.engine.memory import Backoff, Matrices, Memory
 from ffo.engine.notices import VERTEX
@@ -355,6 +356,7 @@ class Engine:
             self._try_newton(batch)
         ask(batch, self._in_turn(program, overrides), way, attempt)
         refine_on_faces(batch, way)
+        reduce_forces(batch, way)
         if np.count_nonzero(batch.status) > len(batch.proofs):
             rescue(batch, way)
             seek_proofs(batch)

@@ -1,4 +1,4 @@
-"""Another try for coarse and failed answers: on the face that their large multipliers determine.
+"""Other tries for coarse and failed answers: on the face that their large multipliers determine, and with smaller ones.
 
 Costs that are almost parallel to the rows of a face leave 1e-8 of their size to choose a point on it: less than the
 tolerance of solvers. The rows with large multipliers are held as equalities, what is left of the costs is scaled to
@@ -18,8 +18,9 @@ from ffo.engine.batch import ACCEPT, Batch
 from ffo.engine.stages import REPAIRABLE, accept, by_own_choice, proofs_at, unsolved
 from ffo.errors import SOLVED, Status
 from ffo.ghost.direct import Direct
-from ffo.ghost.oracle import Way
+from ffo.ghost.oracle import Linearization, Way
 from ffo.kernels.deadline import expired
+from ffo.kernels.evidence import DROWNING
 from ffo.program.cone import ConeProgram
 from ffo.program.epigraph import Epigraphs
 from ffo.program.presolve import Presolve
@@ -35,6 +36,9 @@ CLEAR = 1e-2
 FINE, CURVED = 1e-13, 1e-12
 #: faces of faces that are looked at: multipliers of three sizes
 DEPTH = 1
+#: forces relative to the costs to which those above DROWNING are reduced; if ten times smaller, Newton's method may
+#: leave the face
+MODERATE = 1e2
 
 
 class Held(NamedTuple):
@@ -99,6 +103,38 @@ def refine_on_faces(batch: Batch, way: Way, depth: int = DEPTH) -> None:
             _refine(batch, samples[[k]], Held(*(v[[k]] for v in faces)), way, depth)
 
 
+def reduce_forces(batch: Batch, way: Way) -> None:
+    """Look for smaller multipliers where the costs drown in the rounding errors of forces that cancel each other.
+
+    Where constraints leave no interior (opposite rows), multipliers are not bounded, and those of an interior-point
+    method grow with the largest right-hand side. Divided by a large number, they are still almost a null vector, and
+    Newton's method adds what the costs need. If they are unique, it finds the same ones again.
+    """
+    if not way.polishes:
+        return
+    program, (x, y, s) = batch.program, batch.point
+    force = (np.abs(y) * program.A.row_sizes).max(axis=1, initial=0.0)
+    cost = np.maximum(*(np.abs(v).max(axis=1, initial=0.0) for v in (program.q, program.P.dot(x))))
+    samples = np.flatnonzero((batch.status == SOLVED) & (cost > 0.0) & (force > DROWNING * cost))
+    if not len(samples) or expired():
+        return
+    again, smaller = Batch.of(batch.part(samples)), y[samples] * (MODERATE * cost / force)[samples, None]
+    found = again.linearized(np.arange(len(samples)), unsolved(x[samples], smaller, s[samples]), way)
+    left = (np.abs(found.y) * again.program.A.row_sizes).max(axis=1, initial=0.0)
+    residual = found.certificate.natural_residual
+    fewer = (residual <= np.maximum(batch.residual[samples], fine(program))) & (left < 0.1 * force[samples])
+    _replace(batch, samples, again, found, fewer)
+
+
+def _replace(batch: Batch, samples: Array, again: Batch, found: Linearization, better: Array) -> None:
+    """Replace the answers of some samples by those of `again` that are better, and accepted."""
+    everyone = np.arange(len(samples))
+    accept(again, everyone, found, better)
+    again.solver[:], again.iterations[:] = batch.solver[samples], batch.iterations[samples]
+    again.retried[:], again.rescued[:] = batch.retried[samples], True
+    batch.put(samples, again, final_only=True)
+
+
 def _refine(batch: Batch, sample: Array, face: Held, way: Way, depth: int) -> None:
     """Refine the answer of one sample (1,): with a step along its face, whose costs are scaled to unit size."""
     program, x = batch.part(sample), batch.point[0][sample]
@@ -123,7 +159,4 @@ def _refine(batch: Batch, sample: Array, face: Held, way: Way, depth: int) -> No
         found = again.linearized(np.arange(1), unsolved(x + dx, face.y + size * dy, s), way)
         residual, before = found.certificate.natural_residual, batch.residual[sample]
         better = (residual <= ACCEPT) & ((residual < before) | (batch.status[sample] != SOLVED))
-        accept(again, np.arange(1), found, better)
-        again.answered_by(str(batch.solver[sample[0]]), np.arange(1), batch.iterations[sample])
-        again.retried[:], again.rescued[:] = batch.retried[sample], True
-        batch.put(sample, again, final_only=True)
+        _replace(batch, sample, again, found, better)

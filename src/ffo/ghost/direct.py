@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from ffo.ghost.certificate import RESIDUAL, Certificate
-from ffo.ghost.division import ERRORS, change_of_system, divided_otherwise, largest, relative_residual
+from ffo.ghost.division import ERRORS, accuracy, change_of_system, divided_otherwise, largest
 from ffo.ghost.oracle import (
     BENDS,
     LARGE_U,
@@ -40,8 +40,9 @@ POLISHING, FROM_NOTHING = 10, 25
 #: relative difference below which two solutions are the same, or that of their variables relative to multipliers too;
 #: relative size below which a curved block has no effect
 SAME, UNSEEN, UNMOVED = 1e-6, 1e-9, 1e-12
-#: change of a solution that is not rounding, relative to its size; relative to the change of its multipliers
-ANY, ROUNDING = 1e-12, 1e-11
+#: change of a solution that is not rounding, relative to its size; relative to the change of its multipliers; relative
+#: residual of the change from which on it tells nothing
+ANY, ROUNDING, UNTOLD = 1e-12, 1e-11, 1e-9
 #: relative multiplier below which a row carries no force
 FORCELESS = 1e-9
 #: total entries of the samples' patterns above which the memory for their factors is checked first
@@ -222,11 +223,9 @@ class Compiled(Linearization):
         change = change_of_system(program, self.plan, self.state, k, there, along, *solution)
         d, e, _ = self.plan.on_other_face(values_of(program), there, np.arange(len(k)), np.zeros(y.shape), *change)
         scale_u, scale_w = scales = self.plan.scales(self.state, k)
-        error = relative_residual(program, self.plan, there, scales, *change, d, e)
-        moved, forces = np.abs(d) / scale_u, largest(e / scale_w)
-        allowed = ANY * np.abs(u[some]) / scale_u + ROUNDING * forces
-        allowed = allowed + ERRORS * error[:, None] * np.maximum(largest(moved), forces)
-        found[some] = (moved > allowed).any(axis=1) | ~(error <= RESIDUAL)
+        error, sized = accuracy(program, self.plan, there, scales, *change, d, e)
+        allowed = ANY * np.abs(u[some]) / scale_u + ROUNDING * largest(e / scale_w) + ERRORS * error[:, None] * sized
+        found[some] = (np.abs(d) / scale_u > allowed).any(axis=1) | ~(error <= UNTOLD)
         return found
 
 

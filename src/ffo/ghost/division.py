@@ -76,20 +76,22 @@ def change_of_system(
     return program.A.tdot(held), np.where(np.abs(found) * scale > rounding, found, 0.0)
 
 
-def relative_residual(
+def accuracy(
     program: ConeProgram, plan: KernelPlan, state: State, scales: tuple[Array, Array], r_x: Array, r_s: Array,
     d: Array, e: Array,
-) -> Array:  # fmt: skip
-    """(samples,) of solutions of ghost systems, in units of these scales of (d, e). (Relative errors of variables would
-    tell nothing: d is zero where the division does not matter.)"""
-    samples, (scale_u, scale_w) = np.arange(len(d)), scales
+) -> tuple[Array, Array]:  # fmt: skip
+    """Of solutions of ghost systems, in units of these scales of (d, e): relative residuals (samples,), and sizes
+    (samples, 1) of what has errors in proportion to them: d, and the multipliers in e along curved boundaries. (Those
+    along normals may contain any multiple of a null vector.)"""
+    samples, delta, (scale_u, scale_w) = np.arange(len(d)), state.face[1], scales
     rest_x = r_x - program.P.dot(d) - program.A.tdot(e)
-    rest_t = _coordinates(program.cones, plan, state, samples, r_s - program.A.dot(d), False)
-    rest_t += state.face[1] * _coordinates(program.cones, plan, state, samples, e, True)
+    t = _coordinates(program.cones, plan, state, samples, e, True)
+    rest_t = _coordinates(program.cones, plan, state, samples, r_s - program.A.dot(d), False) + delta * t
     rest, given = (
         np.maximum(largest(x * scale_u), largest(s * scale_w))[:, 0] for x, s in ((rest_x, rest_t), (r_x, r_s))
     )
-    return np.asarray(rest / np.where(given > 0.0, given, 1.0))
+    size = np.maximum(largest(d / scale_u), largest(np.where(delta > 0, t, 0.0) / scale_w))
+    return rest / np.where(given > 0.0, given, 1.0), size
 
 
 def _coordinates(cones: Product, plan: KernelPlan, state: State, samples: Array, v: Array, multiplier: bool) -> Array:

@@ -19,14 +19,14 @@ UNSETTLED, WEAKLY_ACTIVE = range(2)
 FLAGS = 7
 #: answers of `verdict`
 DOUBTED, ACCEPTED, UNDOUBTED = range(3)
-#: costs, beside the terms of Px, that no residual shows
-BURIED = 1e-12
+#: costs, beside the terms of Px, that no residual shows; forces beside which rounding hides the costs (`engine.face`)
+BURIED, DROWNING = 1e-12, 1e6
 
 
 @inner_kernel
 def reach(D: Data, x: Array, y: Array) -> float:
     """The largest entry of x and y; infinite if one is not finite, or if the costs q may be rounding beside the terms
-    of Px, which are at most max |P| |x|_1."""
+    of Px, which are at most max |P| |x|_1, or both beside multipliers."""
     cost = curvature = length = force = largest = 0.0
     for j in range(x.size):
         cost = max(cost, abs(D.q[j]))
@@ -37,7 +37,8 @@ def reach(D: Data, x: Array, y: Array) -> float:
         largest = max(largest, abs(y[i]))
     for t in range(D.Pv.size):
         curvature = max(curvature, abs(D.Pv[t]))
-    known = length + force < np.inf and not 0.0 < cost <= BURIED * curvature * length
+    bent = curvature * length
+    known = length + force < np.inf and not 0.0 < cost <= BURIED * bent and not 0.0 < DROWNING * (cost + bent) < force
     return largest if known else np.inf
 
 

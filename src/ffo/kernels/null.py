@@ -279,13 +279,14 @@ def correct(S: Structure, F: Factors, z: Array) -> float:
 
 @inner_kernel
 def _vanishes(S: Structure, F: Factors, z: Array, tolerance: float) -> bool:
-    """Whether z is a null vector. Its entries that count as rounding are removed, unless it vanishes only with them:
-    rows at an angle of 1e-9 depend on others by coefficients of 1e-9."""
+    """Whether z is a null vector. Its entries that count as rounding are removed, unless it vanishes only with those of
+    variables, or of multipliers: rows at an angle of 1e-9 depend on others by coefficients of 1e-9."""
     largest, clean = 0.0, np.empty(z.size)
     for i in range(z.size):
         largest = max(largest, abs(z[i] / F.scale[i]))
-    for dust in (DUST, FINE_DUST):
+    for own, other in ((DUST, DUST), (DUST, FINE_DUST), (FINE_DUST, DUST), (FINE_DUST, FINE_DUST)):
         for i in range(z.size):
+            dust = own if S.sign[i] > 0.0 else other
             clean[i] = z[i] if abs(z[i] / F.scale[i]) > dust * largest else 0.0
         if minres.image(S, F, clean) <= tolerance:
             copy(z, clean)
