@@ -158,6 +158,17 @@ def test_distant_rows_beside_opposite_ones_change_nothing(solver: str | None, si
     assert np.abs(found.lam).max() < 1e6
 
 
+@pytest.mark.parametrize("side", [1e9, 1e12, 8927646004037.0, 1e13, 1e14])
+@pytest.mark.parametrize("solver", [None, "CLARABEL", "PIQP"])
+def test_smaller_multipliers_do_not_move_the_solution(solver: str | None, side: float) -> None:
+    """It is zero. Newton's method from smaller multipliers moved it by rounding errors of the distant side: by 2e-7."""
+    Q = np.array([[5.3125, -2.875, -2.1875], [-2.875, 2.75, 0.25], [-2.1875, 0.25, 3.9375]])
+    rows = [[-0.5, 1, -1.25], [-1, -0.25, 2], [-1.5, -1, -1.5], [6, 4, 6], [-0.5, -1.5, 1.25], [0.5, 1.5, -1.25]]
+    G = np.array([*rows, [1.5, 4.5, -3.75], [1.75, -1.75, 0]])
+    found = solve_qp_batch(Q, np.array([1, -6.0625, 3.5]), G, np.append(np.zeros(7), side), solver=solver)
+    assert np.abs(found.z).max() < 1e-9
+
+
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("block", ["p", "h"])
 def test_units_are_not_those_of_a_refused_sample(block: str, bad: float) -> None:

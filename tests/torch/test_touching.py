@@ -150,6 +150,29 @@ def test_a_change_that_is_not_solved_for_accurately_tells_nothing(force: float) 
     assert right or not layer.info.certificate.good[0]
 
 
+@pytest.mark.filterwarnings("ignore::ffo.errors.GradientWarning")
+@pytest.mark.parametrize("options", WAYS, ids=str)
+def test_another_group_with_a_large_loss_does_not_hide_it(options: dict[str, str]) -> None:
+    """A cone twice, which does no harm, with a loss of 1e4, and a ball in another cone. The ball determines the
+    derivative."""
+    normal, slope = np.array([0.3292473748756108, 0.9442437006078034]), np.array([-33.71102823, 11.754664121])
+    inward, radius = np.array([-0.7814119384724258, -0.4954397996511314, -0.3793873842583757]), 0.0009129503466162432
+    turn, cost, force = np.array([1.9059982265, -1.0479579121, -5.6877542123]), 442.0, 1.1413537
+    z, r = cp.Variable(3), cp.Parameter(3)
+    twice = [cp.exp(slope @ x) <= 1 + slope @ x - normal @ x] * 2
+    touching = [cp.norm(z + radius * inward) <= radius, cp.norm(cp.hstack([turn @ z, 1.0])) <= 1 - inward @ z]
+    objective = cost / 2 * cp.sum_squares(cp.hstack([x, z])) - q @ x - r @ z
+    layer = FFOLayer(problem(objective, *twice, *touching), [q, r], [x, z], **options)
+    given = [torch.tensor(v, requires_grad=True) for v in (1.8366e-3 * normal, force * inward)]
+    weights = np.array([0.8198482143682693, 0.007820706760794433, -1.3829451649145739])
+    here, there = layer(*given)
+    (here @ torch.tensor([9443.7, 7026.0], dtype=torch.float64) + there @ torch.tensor(weights)).backward()
+    rate = (weights - inward * (inward @ weights)) / (cost + force / radius)
+    assert given[1].grad is not None
+    right = np.abs(given[1].grad.numpy() - rate).max() < 1e-5 * np.abs(rate).max()
+    assert right or not layer.info.certificate.good[0]
+
+
 def test_one_boundary_in_two_units_is_good() -> None:
     """Null vectors had rounding errors in variables, which counted as another solution."""
     z, r = cp.Variable(3), cp.Parameter(3)

@@ -11,11 +11,10 @@ from collections.abc import Callable
 
 import numpy as np
 from scipy.optimize import nnls
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from ffo.ghost.oracle import LARGE_U, LARGE_W, MEETS_U, MEETS_W, NullVectors
 from ffo.program.affine import DataGradient
+from ffo.program.components import Components
 from ffo.program.cone import ConeProgram
 from ffo.program.sparse import SparseBatch
 
@@ -94,12 +93,8 @@ def _tied(program: ConeProgram, sample: int, w: Array) -> bool:
 def _coupled(program: ConeProgram, null: Array, u: Array) -> Array:
     """(count, 1) whether a chain of rows, active or not, or of terms of P leads from the variables of a null vector to
     those that u moves."""
-    n, m, P, A = program.n, program.m, program.P, program.A
-    columns = [np.repeat(np.arange(n), np.diff(M.indptr)) for M in (P, A)]
-    links = np.concatenate([P.indices, n + A.indices]), np.concatenate(columns)
-    _, part = connected_components(coo_array((np.ones(len(links[0])), links), shape=(n + m, n + m)), directed=False)
-    moved = np.abs(u) > ROUNDING * _largest(u)
-    met = [np.isin(part[:n][v != 0], part[:n][at]).any() for v, at in zip(null, moved, strict=True)]
+    part, moved = Components(program).variables, np.abs(u) > ROUNDING * _largest(u)
+    met = [np.isin(part[v != 0], part[at]).any() for v, at in zip(null, moved, strict=True)]
     return np.array(met, dtype=bool)[:, None]
 
 

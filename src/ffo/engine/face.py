@@ -110,20 +110,24 @@ def reduce_forces(batch: Batch, way: Way) -> None:
     method grow with the largest right-hand side. Divided by a large number, they are still almost a null vector, and
     Newton's method adds what the costs need. If they are unique, it finds the same ones again.
     """
-    if not way.polishes:
+    if not way.polishes or expired():
         return
     program, (x, y, s) = batch.program, batch.point
-    force = (np.abs(y) * program.A.row_sizes).max(axis=1, initial=0.0)
-    cost = np.maximum(*(np.abs(v).max(axis=1, initial=0.0) for v in (program.q, program.P.dot(x))))
-    samples = np.flatnonzero((batch.status == SOLVED) & (cost > 0.0) & (force > DROWNING * cost))
-    if not len(samples) or expired():
-        return
-    again, smaller = Batch.of(batch.part(samples)), y[samples] * (MODERATE * cost / force)[samples, None]
-    found = again.linearized(np.arange(len(samples)), unsolved(x[samples], smaller, s[samples]), way)
-    left = (np.abs(found.y) * again.program.A.row_sizes).max(axis=1, initial=0.0)
-    residual = found.certificate.natural_residual
-    fewer = (residual <= np.maximum(batch.residual[samples], fine(program))) & (left < 0.1 * force[samples])
-    _replace(batch, samples, again, found, fewer)
+    with np.errstate(all="ignore"):
+        force = (np.abs(y) * program.A.row_sizes).max(axis=1, initial=0.0)
+        cost = np.maximum(*(np.abs(v).max(axis=1, initial=0.0) for v in (program.q, program.P.dot(x))))
+        samples = np.flatnonzero((batch.status == SOLVED) & (cost > 0.0) & (force > DROWNING * cost))
+        if not len(samples):
+            return
+        again, everyone = Batch.of(batch.part(samples)), np.arange(len(samples))
+        smaller = y[samples] * (MODERATE * cost / force)[samples, None]
+        for _ in range(2):  # from the given x each time: a long step moves it by rounding errors of distant rows
+            found = again.linearized(everyone, unsolved(x[samples], smaller, s[samples]), way)
+            smaller = found.y
+        left = (np.abs(found.y) * again.program.A.row_sizes).max(axis=1, initial=0.0)
+        residual = found.certificate.natural_residual
+        fewer = (residual <= np.maximum(batch.residual[samples], fine(program))) & (left < 0.1 * force[samples])
+        _replace(batch, samples, again, found, fewer)
 
 
 def _replace(batch: Batch, samples: Array, again: Batch, found: Linearization, better: Array) -> None:

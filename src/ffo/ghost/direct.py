@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from ffo.ghost.certificate import RESIDUAL, Certificate
-from ffo.ghost.division import ERRORS, accuracy, change_of_system, divided_otherwise, largest
+from ffo.ghost.division import change_of_system, divided_otherwise, errors, largest
 from ffo.ghost.oracle import (
     BENDS,
     LARGE_U,
@@ -29,6 +29,7 @@ from ffo.kernels import evidence as columns
 from ffo.kernels.batch import FACTORS, KernelPlan, State, state_bytes
 from ffo.kernels.doubt import SPECTRAL, closeness, none_close
 from ffo.kernels.kkt import Full
+from ffo.program.components import Components
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.fill import check_batch
 from ffo.program.plan import plan_of, values_of
@@ -40,9 +41,9 @@ POLISHING, FROM_NOTHING = 10, 25
 #: relative difference below which two solutions are the same, or that of their variables relative to multipliers too;
 #: relative size below which a curved block has no effect
 SAME, UNSEEN, UNMOVED = 1e-6, 1e-9, 1e-12
-#: change of a solution that is not rounding, relative to its size; relative to the change of its multipliers; relative
-#: residual of the change from which on it tells nothing
-ANY, ROUNDING, UNTOLD = 1e-12, 1e-11, 1e-9
+#: change of a solution that is not rounding, relative to its size; relative residual of the change from which on it
+#: tells nothing
+ANY, UNTOLD = 1e-12, 1e-9
 #: relative multiplier below which a row carries no force
 FORCELESS = 1e-9
 #: total entries of the samples' patterns above which the memory for their factors is checked first
@@ -219,13 +220,13 @@ class Compiled(Linearization):
         y = divided_otherwise(program.cones, size if len(size) == 1 else size[k], self.y[k], along)
         program = program.take(k)
         there = newton(program, self.x[k], y, self.s[k], 0, self.state.full).state
-        solution = r_s[some], u[some], w[some], residual[some]
-        change = change_of_system(program, self.plan, self.state, k, there, along, *solution)
+        solution, parts = (r_s[some], u[some], w[some], residual[some]), Components(program)
+        change = change_of_system(program, self.plan, self.state, k, there, along, *solution, parts)
         d, e, _ = self.plan.on_other_face(values_of(program), there, np.arange(len(k)), np.zeros(y.shape), *change)
-        scale_u, scale_w = scales = self.plan.scales(self.state, k)
-        error, sized = accuracy(program, self.plan, there, scales, *change, d, e)
-        allowed = ANY * np.abs(u[some]) / scale_u + ROUNDING * largest(e / scale_w) + ERRORS * error[:, None] * sized
-        found[some] = (np.abs(d) / scale_u > allowed).any(axis=1) | ~(error <= UNTOLD)
+        scales = self.plan.scales(self.state, k)
+        unsolved, error = errors(program, self.plan, there, scales, *change, d, e, parts)
+        moved = np.abs(d) > ANY * np.abs(u[some]) + error[:, parts.variables] * scales[0]
+        found[some] = moved.any(axis=1) | ~(unsolved <= UNTOLD).all(axis=1)
         return found
 
 

@@ -8,7 +8,8 @@ the solution (u, w) is solved for:
     K'[d; e] = r - K'[u; w],    K[u; w] = r.
 
 The right-hand side is not zero only in blocks whose multipliers moved. So what a loss sees elsewhere, however large,
-does not enter, as it would in the difference of two solutions.
+does not enter, as it would in the difference of two solutions. Errors are measured in each connected component of the
+program by itself, for the same reason.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 
 from ffo.cones import Product, SecondOrder
 from ffo.kernels.batch import KernelPlan, State
+from ffo.program.components import Components
 from ffo.program.cone import ConeProgram
 
 Array = np.ndarray
@@ -26,8 +28,9 @@ Array = np.ndarray
 DIVIDED = 1e-2
 #: cosine from which on a direction lengthens the multipliers of a block; slight forces, relative to the largest
 PARALLEL, SLIGHT = 0.99, 1e-3
-#: relative size of rounding in solutions of ghost systems; of their errors, in units of their relative residuals
-NOISE, ERRORS = 1e-12, 30.0
+#: relative size of rounding in solutions of ghost systems, and in changes of them, relative to those of multipliers; of
+#: their errors, in units of their relative residuals
+NOISE, ROUNDING, ERRORS = 1e-12, 1e-11, 30.0
 #: weight delta of a row, equilibrated, from which on its multiplier is small, and delta t is known from the row itself
 WEIGHTY = 0.1
 
@@ -53,7 +56,7 @@ def _largest_step(cones: Product, size: Array, y: Array, along: Array) -> Array:
 
 def change_of_system(
     program: ConeProgram, plan: KernelPlan, here: State, samples: Array, there: State, along: Array, r_s: Array,
-    u: Array, w: Array, residual: Array,
+    u: Array, w: Array, residual: Array, parts: Components,
 ) -> tuple[Array, Array]:  # fmt: skip
     """r - K'[u; w] for some samples of `here`, which are all samples of `there`, where multipliers have moved along a
     null vector: (samples, n), (samples, m), the latter before T is applied.
@@ -71,27 +74,28 @@ def change_of_system(
     changed = cones.block_means(1.0 * (here.face[0][samples] != there.face[0])[:, : program.m]) > 0
     left = np.where(changed, rows, plan.from_face(here, samples, np.where(delta > 0, bent, 0.0)))
     found = np.where(touched, plan.from_face(there, everyone, there.face[1] * t) - left, 0.0)
-    rounding = DIVIDED * np.maximum(NOISE, ERRORS * residual)[:, None] * largest(np.where(touched, w / scale, 0.0))
+    size = parts.largest(np.zeros_like(u), np.where(touched, w / scale, 0.0))[:, parts.rows]
+    rounding = DIVIDED * np.maximum(NOISE, ERRORS * residual)[:, None] * size
     held = np.where(touched & changed, w - plan.from_face(there, everyone, t), 0.0)
     return program.A.tdot(held), np.where(np.abs(found) * scale > rounding, found, 0.0)
 
 
-def accuracy(
+def errors(
     program: ConeProgram, plan: KernelPlan, state: State, scales: tuple[Array, Array], r_x: Array, r_s: Array,
-    d: Array, e: Array,
+    d: Array, e: Array, parts: Components,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Of solutions of ghost systems, in units of these scales of (d, e): relative residuals (samples,), and sizes
-    (samples, 1) of what has errors in proportion to them: d, and the multipliers in e along curved boundaries. (Those
-    along normals may contain any multiple of a null vector.)"""
+    """(samples, components) relative residuals of solutions d, e of ghost systems, and errors of d, in units of these
+    scales: rounding in proportion to e, and the residuals in proportion to d and to the multipliers along curved
+    boundaries. (Those along normals may contain any multiple of a null vector.)"""
     samples, delta, (scale_u, scale_w) = np.arange(len(d)), state.face[1], scales
     rest_x = r_x - program.P.dot(d) - program.A.tdot(e)
     t = _coordinates(program.cones, plan, state, samples, e, True)
     rest_t = _coordinates(program.cones, plan, state, samples, r_s - program.A.dot(d), False) + delta * t
-    rest, given = (
-        np.maximum(largest(x * scale_u), largest(s * scale_w))[:, 0] for x, s in ((rest_x, rest_t), (r_x, r_s))
-    )
-    size = np.maximum(largest(d / scale_u), largest(np.where(delta > 0, t, 0.0) / scale_w))
-    return rest / np.where(given > 0.0, given, 1.0), size
+    given = parts.largest(r_x * scale_u, r_s * scale_w)
+    residual = parts.largest(rest_x * scale_u, rest_t * scale_w) / np.where(given > 0.0, given, 1.0)
+    size = parts.largest(d / scale_u, np.where(delta > 0, t, 0.0) / scale_w)
+    rounding = ROUNDING * parts.largest(np.zeros_like(d), e / scale_w)
+    return residual, rounding + ERRORS * residual * size
 
 
 def _coordinates(cones: Product, plan: KernelPlan, state: State, samples: Array, v: Array, multiplier: bool) -> Array:
