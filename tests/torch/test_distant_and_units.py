@@ -169,6 +169,38 @@ def test_smaller_multipliers_do_not_move_the_solution(solver: str | None, side: 
     assert np.abs(found.z).max() < 1e-9
 
 
+def beside_opposite_rows(seed: int, costly: bool = True) -> Blocks:
+    """Q, p, G, h of a program whose solution is zero, with opposite rows and a distant one; `costly`: whether p is not
+    zero. Entries are multiples of a quarter."""
+    rng = np.random.default_rng(seed)
+    n, side = int(rng.integers(2, 5)), np.round(10 ** rng.uniform(12, 14))
+    row, other, far = rng.integers(-8, 9, size=(3, n)) / 4.0
+    G = np.array([row, -row * 2.0 ** int(rng.integers(-4, 5)), other])
+    G, B = G[np.abs(G).sum(axis=1) > 0], rng.integers(-8, 9, size=(n, n)) / 4.0
+    force = rng.integers(0, 5, size=len(G)) / 4.0
+    return B @ B.T + 0.25 * np.eye(n), -G.T @ force * costly, np.vstack([G, far]), np.append(np.zeros(len(G)), side)
+
+
+@pytest.mark.parametrize("solver", [None, "INTERIOR", "CLARABEL", "PIQP"])
+def test_zero_solutions_beside_distant_rows(solver: str | None) -> None:
+    """A side of 1e13 that z = 0 satisfies says nothing about the size of z, if the costs do: 3e-6 counted as zero."""
+    for seed in range(150):
+        Q, p, G, h = beside_opposite_rows(seed)
+        found = solve_qp_batch(Q, p, G, h, solver=solver)
+        assert np.abs(found.z).max() < 1e-9, seed
+        assert np.abs(found.lam).max() < 1e6, seed
+        assert np.abs(Q @ found.z + p + G.T @ found.lam).max() < 1e-9, seed
+
+
+@pytest.mark.parametrize("solver", [None, "CLARABEL", "PIQP"])
+def test_no_costs_no_multipliers(solver: str | None) -> None:
+    """Where all costs are zero, multipliers of opposite rows were as large as the distant side."""
+    for seed in range(40):
+        found = solve_qp_batch(*beside_opposite_rows(seed, costly=False), solver=solver)
+        assert np.abs(found.z).max() < 1e-9, seed
+        assert np.abs(found.lam).max() < 1e3, seed
+
+
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("block", ["p", "h"])
 def test_units_are_not_those_of_a_refused_sample(block: str, bad: float) -> None:

@@ -356,10 +356,10 @@ class Engine:
             self._try_newton(batch)
         ask(batch, self._in_turn(program, overrides), way, attempt)
         refine_on_faces(batch, way)
-        reduce_forces(batch, way)
         if np.count_nonzero(batch.status) > len(batch.proofs):
             rescue(batch, way)
             seek_proofs(batch)
+        reduce_forces(batch, way)
         if expired():
             batch.out_of_time()
 

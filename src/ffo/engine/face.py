@@ -39,6 +39,8 @@ DEPTH = 1
 #: forces relative to the costs to which those above DROWNING are reduced; if ten times smaller, Newton's method may
 #: leave the face
 MODERATE = 1e2
+#: how often Newton's method is tried with smaller multipliers; one more is not enough where several cancel each other
+TRIES = 3
 
 
 class Held(NamedTuple):
@@ -116,18 +118,21 @@ def reduce_forces(batch: Batch, way: Way) -> None:
     with np.errstate(all="ignore"):
         force = (np.abs(y) * program.A.row_sizes).max(axis=1, initial=0.0)
         cost = np.maximum(*(np.abs(v).max(axis=1, initial=0.0) for v in (program.q, program.P.dot(x))))
-        samples = np.flatnonzero((batch.status == SOLVED) & (cost > 0.0) & (force > DROWNING * cost))
+        samples = np.flatnonzero((batch.status == SOLVED) & (force > DROWNING * cost))
         if not len(samples):
             return
         again, everyone = Batch.of(batch.part(samples)), np.arange(len(samples))
-        smaller = y[samples] * (MODERATE * cost / force)[samples, None]
-        for _ in range(2):  # from the given x each time: a long step moves it by rounding errors of distant rows
-            found = again.linearized(everyone, unsolved(x[samples], smaller, s[samples]), way)
-            smaller = found.y
-        left = (np.abs(found.y) * again.program.A.row_sizes).max(axis=1, initial=0.0)
-        residual = found.certificate.natural_residual
-        fewer = (residual <= np.maximum(batch.residual[samples], fine(program))) & (left < 0.1 * force[samples])
-        _replace(batch, samples, again, found, fewer)
+        smaller, tries = y[samples] * (MODERATE * cost / force)[samples, None], []
+        for _ in range(TRIES):  # from the given x each time: a long step moves it by rounding errors of distant rows
+            tries.append(again.linearized(everyone, unsolved(x[samples], smaller, s[samples]), way))
+            smaller = tries[-1].y
+        left = np.stack([found.certificate.natural_residual for found in tries])
+        best = np.where(np.isnan(left), np.inf, left).argmin(axis=0)
+        most = np.maximum(batch.residual[samples], fine(program))
+        for k, found in enumerate(tries):
+            after = (np.abs(found.y) * again.program.A.row_sizes).max(axis=1, initial=0.0)
+            fewer = (best == k) & (left[k] <= most) & (after < 0.1 * force[samples])
+            _replace(batch, samples, again, found, fewer)
 
 
 def _replace(batch: Batch, samples: Array, again: Batch, found: Linearization, better: Array) -> None:

@@ -38,7 +38,7 @@ def reach(D: Data, x: Array, y: Array) -> float:
     for t in range(D.Pv.size):
         curvature = max(curvature, abs(D.Pv[t]))
     bent = curvature * length
-    known = length + force < np.inf and not 0.0 < cost <= BURIED * bent and not 0.0 < DROWNING * (cost + bent) < force
+    known = length + force < np.inf and not 0.0 < cost <= BURIED * bent and not DROWNING * (cost + bent) < force
     return largest if known else np.inf
 
 

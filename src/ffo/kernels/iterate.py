@@ -165,18 +165,23 @@ def own_residual(S: Structure, D: Data, at: Iterate) -> float:
 
 
 @inner_kernel
-def to_zero(S: Structure, D: Data, at: Iterate, least: float) -> None:
-    """x = 0 if the solution is zero and x is rounding of the slacks, in whose own units nothing would hold."""
-    length = slack = 0.0
+def to_zero(S: Structure, D: Data, at: Iterate) -> bool:
+    """x = 0 if x is rounding of the slacks, and the residual is not larger there, or is rounding and there are no costs
+    from which x could come; returns whether this moves x."""
+    length = slack = cost = 0.0
     for j in range(S.n):
         length = max(length, abs(at.x[j]))
+        cost = max(cost, abs(D.q[j]))
     for i in range(S.m):
         slack = max(slack, abs(at.s[i]) if D.b[i] < np.inf else 0.0)
-    if 0.0 < length <= ROUNDING * slack and own_residual(S, D, at) > least:
-        given = at.x.copy()
-        fill(at.x, 0.0)
-        if own_residual(S, D, at) > least:
-            copy(at.x, given)
+    if not 0.0 < length <= ROUNDING * slack:
+        return False
+    given, residual = at.x.copy(), own_residual(S, D, at)
+    fill(at.x, 0.0)
+    if own_residual(S, D, at) <= (residual if cost > 0.0 else max(residual, ROUNDING)):
+        return True
+    copy(at.x, given)
+    return False
 
 
 @inner_kernel

@@ -356,8 +356,8 @@ def _finish(
     anew = still or not settled or not same
     given = here.x.copy()
     held = settled and derivative and onto_bounds(S, D, here, face)
-    if held or not (settled and still):
-        to_zero(S, D, here, ROUNDING if settled else np.inf)
+    vanished = settled and to_zero(S, D, here)
+    if held or vanished or not (settled and still):
         z = sizes(S, D, here.x, here.y, here.s)
         residual = max(judge_in(S, D, z, here), known)
         if held and not residual <= max(evidence[RESIDUAL], ROUNDING):

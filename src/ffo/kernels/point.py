@@ -102,21 +102,30 @@ def row_norms(S: Structure, Av: Array, row: Array) -> None:
 
 
 @inner_kernel
-def _nearest_side(S: Structure, D: Data, row: Array) -> float:
+def _nearest_side(S: Structure, D: Data, row: Array, wanted: float) -> float:
     """The smallest distance |b_i| / |a_i| of a row from the origin, zero if all are zero.
 
-    Every solution is at least as large as that of any equality; what is rounding beside it counts as zero.
+    Every solution is at least as large as that of any equality; what is rounding beside it counts as zero. Inequalities
+    that hold at the origin only limit x: alone, they count up to FARTHEST times `wanted`, the size that the costs imply
+    (zero if none).
     """
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
-    least, side = 0.0, np.inf
+    least, forcing, limiting = 0.0, np.inf, np.inf
     for k in range(S.blocks):
         if kinds[k] == ZERO:
             for i in range(starts[k], starts[k] + dims[k]):
                 least = max(least, ROUNDING * abs(D.b[i]) / row[i])
-    for i in range(S.m):
-        distance = abs(D.b[i]) / row[i]
-        if distance > least:
-            side = min(side, distance)
+    for k in range(S.blocks):
+        for i in range(starts[k], starts[k] + dims[k]):
+            distance = abs(D.b[i]) / row[i]
+            if distance > least:
+                if kinds[k] == NONNEG and D.b[i] > 0.0:
+                    limiting = min(limiting, distance)
+                else:
+                    forcing = min(forcing, distance)
+    if forcing == np.inf and limiting < np.inf and wanted > 0.0:
+        return min(limiting, FARTHEST * wanted)
+    side = min(forcing, limiting)
     return 0.0 if side == np.inf else side
 
 
@@ -154,8 +163,9 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
         force = max(force, abs(y[i]) * row[i])
         if D.b[i] < np.inf:
             slack = max(slack, abs(s[i]) / row[i])
-    side = _nearest_side(S, D, row)
-    implied = max(gradient / curvature if curvature > 0.0 else 0.0, side)
+    wanted = gradient / curvature if curvature > 0.0 else 0.0
+    side = _nearest_side(S, D, row, wanted)
+    implied = max(wanted, side)
     reach = min(reach, FARTHEST * max(length, side)) if side > 0.0 else reach
     side = min(side, FARTHEST * length) if length > NOTHING * side else side
     least = VANISHING * max(reach, side)

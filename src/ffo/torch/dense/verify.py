@@ -178,11 +178,15 @@ class _Sides:
         """(batch,) the largest bound of an equality: every solution is at least as large."""
         return largest(only(self.upp == self.low, self.upp / self.norms))
 
-    def nearest(self, least: Tensor) -> Tensor:
-        """(batch,) the smallest bound above `least` (batch,), in units of z; infinite if there is none."""
-        both = torch.cat([self.upp.abs() / self.norms, self.low.abs() / self.norms], dim=1)
+    def nearest(self, least: Tensor, cones: int) -> Tensor:
+        """(batch, 2) the smallest bounds above `least` (batch,), in units of z: of those that z = 0 satisfies, and of
+        the others, to which the last rows, of cones, belong; infinite if there is none."""
+        both = torch.cat([self.low.abs() / self.norms, self.upp.abs() / self.norms], dim=1)
         both = torch.where(both > least.unsqueeze(1), both, INF)
-        return both.amin(dim=1) if both.shape[1] else both.new_full((len(both),), INF)
+        loose = torch.cat([self.low < 0, self.upp > 0], dim=1) & (self.low != self.upp).repeat(1, 2)
+        loose[:, loose.shape[1] - cones :] = False
+        apart = torch.stack([torch.where(loose, both, INF), torch.where(loose, INF, both)], dim=1)
+        return apart.amin(dim=2) if both.shape[1] else both.new_full((len(both), 2), INF)
 
     def force(self) -> Tensor:
         return largest(self.multiplier * self.norms)
@@ -196,10 +200,15 @@ def _sizes(program: DenseProgram, z: Tensor, curved: Tensor, sides: list[_Sides]
     reach = only(curvature > 0, force / curvature)
     slack = reduce(torch.maximum, (each.farthest() for each in sides))
     least = ROUNDING * reduce(torch.maximum, (each.known() for each in sides))
-    side = reduce(torch.minimum, (each.nearest(least) for each in sides))
+    cones = [program.curved_rows, 0]
+    nearest = (each.nearest(least, some) for each, some in zip(sides, cones, strict=False))
+    limiting, forcing = reduce(torch.minimum, nearest).unbind(dim=1)
+    wanted = only(curvature > 0, gradient / curvature)
+    alone = (forcing == INF) & (wanted > 0) & (limiting < INF)
+    side = torch.minimum(torch.where(alone, FARTHEST * wanted, forcing), limiting)
     side = only(side < INF, side)
     force = reduce(torch.maximum, (each.force() for each in sides), force)
-    implied = torch.maximum(only(curvature > 0, gradient / curvature), side)
+    implied = torch.maximum(wanted, side)
     reach = torch.where(side > 0, torch.minimum(reach, FARTHEST * torch.maximum(length, side)), reach)
     side = torch.where(length > NOTHING * side, torch.minimum(side, FARTHEST * length), side)
     least = VANISHING * torch.maximum(reach, side)
