@@ -8,14 +8,14 @@ to unit size and removes missing rows. Then, in each reduced program:
 - the rest, if it is light and the user named no solver, is tried by Newton's method from zero;
 - the remaining samples go to the solver, whose answers are polished and verified, and samples that fail go on to the
   next solver (`retry=`);
-- coarse and failed answers are refined on the faces of their large multipliers, and multipliers beside which the costs
-  are rounding are reduced;
-- Newton's method is tried from the points of failed samples, and a proof that there is no solution is looked for.
+- coarse and failed answers are refined on the faces of their large multipliers;
+- Newton's method is tried from the points of failed samples, and a proof that there is no solution is looked for;
+- multipliers beside which the costs are rounding are reduced.
 
-The presolve is undone, and answers found in other units are judged in the given ones. Samples that failed are tried
-again without rows whose right-hand sides mean infinity. Those that still failed are raised, turned into NaN or, if they
-are provably infeasible, relaxed, as the user chose. Every returned point has been through `linearize`, with or without
-gradients.
+The presolve is undone, and answers found in other units are judged in the given ones. Samples that failed, or whose
+answers are coarse, are tried again without rows whose right-hand sides mean infinity. Those that still failed are
+raised, turned into NaN or, if they are provably infeasible, relaxed, as the user chose. Every returned point has been
+through `linearize`, with or without gradients.
 """
 
 from __future__ import annotations

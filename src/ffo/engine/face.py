@@ -21,6 +21,7 @@ from ffo.ghost.direct import Direct
 from ffo.ghost.oracle import Linearization, Way
 from ffo.kernels.deadline import expired
 from ffo.kernels.evidence import DROWNING
+from ffo.kernels.point import VANISHING
 from ffo.program.cone import ConeProgram
 from ffo.program.epigraph import Epigraphs
 from ffo.program.presolve import Presolve
@@ -117,7 +118,7 @@ def reduce_forces(batch: Batch, way: Way) -> None:
     program, (x, y, s) = batch.program, batch.point
     with np.errstate(all="ignore"):
         force = (np.abs(y) * program.A.row_sizes).max(axis=1, initial=0.0)
-        cost = np.maximum(*(np.abs(v).max(axis=1, initial=0.0) for v in (program.q, program.P.dot(x))))
+        cost = _costs(program, x)
         samples = np.flatnonzero((batch.status == SOLVED) & (force > DROWNING * cost))
         if not len(samples):
             return
@@ -133,6 +134,14 @@ def reduce_forces(batch: Batch, way: Way) -> None:
             after = (np.abs(found.y) * again.program.A.row_sizes).max(axis=1, initial=0.0)
             fewer = (best == k) & (left[k] <= most) & (after < 0.1 * force[samples])
             _replace(batch, samples, again, found, fewer)
+
+
+def _costs(program: ConeProgram, x: Array) -> Array:
+    """(batch,) sizes of the terms of the objective's gradient; if q is zero, at least those of an x of VANISHING size:
+    rounding errors are left of a solution of zero."""
+    q, bent = (np.abs(v).max(axis=1, initial=0.0) for v in (program.q, program.P.dot(x)))
+    curvature = program.P.sizes.max(axis=1, initial=0.0)
+    return np.maximum(bent, np.where(q > 0.0, q, VANISHING * np.where(curvature > 0.0, curvature, 1.0)))
 
 
 def _replace(batch: Batch, samples: Array, again: Batch, found: Linearization, better: Array) -> None:

@@ -22,7 +22,7 @@ Array = np.ndarray
 
 #: natural residual in the given units above which an answer that holds in others is not one; below, it is reported (if
 #: a thousand times smaller, right answers of solvers are refused where nothing is polished)
-HELD = 1e-3
+HELD = 1e-5
 
 
 def holds(given: ConeProgram, point: Triple) -> bool:

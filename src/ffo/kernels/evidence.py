@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ffo.kernels.jit import inner_kernel, kernel
-from ffo.kernels.point import MARGIN_RATIO, WEAK, Data
+from ffo.kernels.point import MARGIN_RATIO, VANISHING, WEAK, Data
 
 Array = np.ndarray
 
@@ -20,13 +20,13 @@ FLAGS = 7
 #: answers of `verdict`
 DOUBTED, ACCEPTED, UNDOUBTED = range(3)
 #: costs, beside the terms of Px, that no residual shows; forces beside which rounding hides the costs (`engine.face`)
-BURIED, DROWNING = 1e-12, 1e6
+BURIED, DROWNING = 1e-12, 1e4
 
 
 @inner_kernel
 def reach(D: Data, x: Array, y: Array) -> float:
     """The largest entry of x and y; infinite if one is not finite, or if the costs q may be rounding beside the terms
-    of Px, which are at most max |P| |x|_1, or both beside multipliers."""
+    of Px, which are at most max |P| |x|_1, or both beside multipliers (`engine.face` also on costs of zero)."""
     cost = curvature = length = force = largest = 0.0
     for j in range(x.size):
         cost = max(cost, abs(D.q[j]))
@@ -38,7 +38,10 @@ def reach(D: Data, x: Array, y: Array) -> float:
     for t in range(D.Pv.size):
         curvature = max(curvature, abs(D.Pv[t]))
     bent = curvature * length
-    known = length + force < np.inf and not 0.0 < cost <= BURIED * bent and not DROWNING * (cost + bent) < force
+    known = length + force < np.inf and not 0.0 < cost <= BURIED * bent
+    if cost == 0.0:
+        cost = VANISHING * (curvature if curvature > 0.0 else 1.0)
+    known &= not DROWNING * (cost + bent) < force
     return largest if known else np.inf
 
 

@@ -166,9 +166,9 @@ def own_residual(S: Structure, D: Data, at: Iterate) -> float:
 
 @inner_kernel
 def to_zero(S: Structure, D: Data, at: Iterate) -> bool:
-    """x = 0 if x is rounding of the slacks, and the residual is not larger there, or is rounding and there are no costs
-    from which x could come; returns whether this moves x."""
-    length = slack = cost = 0.0
+    """x = 0 if x is rounding of the slacks, and the residual is not larger there, or is rounding and x could not come
+    from the costs, which need curvature to balance them; returns whether this moves x."""
+    length = slack = cost = curvature = 0.0
     for j in range(S.n):
         length = max(length, abs(at.x[j]))
         cost = max(cost, abs(D.q[j]))
@@ -176,9 +176,11 @@ def to_zero(S: Structure, D: Data, at: Iterate) -> bool:
         slack = max(slack, abs(at.s[i]) if D.b[i] < np.inf else 0.0)
     if not 0.0 < length <= ROUNDING * slack:
         return False
+    for v in D.Pv:
+        curvature = max(curvature, abs(v))
     given, residual = at.x.copy(), own_residual(S, D, at)
     fill(at.x, 0.0)
-    if own_residual(S, D, at) <= (residual if cost > 0.0 else max(residual, ROUNDING)):
+    if own_residual(S, D, at) <= (residual if cost * curvature > 0.0 else max(residual, ROUNDING)):
         return True
     copy(at.x, given)
     return False

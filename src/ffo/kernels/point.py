@@ -37,8 +37,9 @@ VANISHING = 1e-3
 #: slacks count for the size of x up to the first multiple of it, right-hand sides and Newton's step up to the second: a
 #: bound of 1e9 that is never active says nothing about x, nor does a step of 1e18 that constraints do not allow
 FAR, FARTHEST = 1e3, 1e6
-#: right-hand sides of this fraction of x are rounding errors of those who computed them; an x of this fraction of the
-#: right-hand sides is zero, however it was computed (not larger: sides of 1e14 that mean infinity say nothing about x)
+#: right-hand sides of this fraction of x are rounding errors of those who computed them (and without costs, the other
+#: way round); an x of this fraction of the right-hand sides is zero, however it was computed (not larger: sides of 1e14
+#: that mean infinity say nothing about x)
 ROUNDING, NOTHING = 1e-13, 1e-18
 #: fraction of the largest terms of a program by which a row with small terms of its own is judged; if ten times
 #: smaller, rounding errors of other rows count against it. These terms count up to FAR times the size that the data
@@ -106,7 +107,7 @@ def _nearest_side(S: Structure, D: Data, row: Array, wanted: float) -> float:
     """The smallest distance |b_i| / |a_i| of a row from the origin, zero if all are zero.
 
     Every solution is at least as large as that of any equality; what is rounding beside it counts as zero. Inequalities
-    that hold at the origin only limit x: alone, they count up to FARTHEST times `wanted`, the size that the costs imply
+    that hold at the origin only limit x: alone, they count up to FAR times `wanted`, the size that the costs imply
     (zero if none).
     """
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
@@ -124,7 +125,7 @@ def _nearest_side(S: Structure, D: Data, row: Array, wanted: float) -> float:
                 else:
                     forcing = min(forcing, distance)
     if forcing == np.inf and limiting < np.inf and wanted > 0.0:
-        return min(limiting, FARTHEST * wanted)
+        return min(limiting, FAR * wanted)
     side = min(forcing, limiting)
     return 0.0 if side == np.inf else side
 
@@ -164,10 +165,11 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
         if D.b[i] < np.inf:
             slack = max(slack, abs(s[i]) / row[i])
     wanted = gradient / curvature if curvature > 0.0 else 0.0
-    side = _nearest_side(S, D, row, wanted)
+    side = _nearest_side(S, D, row, wanted if gradient > 0.0 else 1.0)  # x = 0 is as good without costs
     implied = max(wanted, side)
     reach = min(reach, FARTHEST * max(length, side)) if side > 0.0 else reach
-    side = min(side, FARTHEST * length) if length > NOTHING * side else side
+    if length > (NOTHING if gradient > 0.0 else ROUNDING) * side:
+        side = min(side, FARTHEST * length)
     least = VANISHING * max(reach, side)
     if least == 0.0 or (gradient == 0.0 and side == 0.0):
         least = 1.0  # b = 0, and P = 0 or q = 0: any length will do
@@ -241,11 +243,14 @@ def _clean_scalars(equal: bool, i: int, j: int, w: Array, z: Sizes, s: Array, y:
 
 @inner_kernel
 def residuals(S: Structure, D: Data, x: Array, y: Array, s: Array, r_x: Array, r_s: Array) -> tuple[Array, Array]:
-    """r_x = -(Px + q + A'y), r_s = b - Ax - s; also the sums of the magnitudes of their terms."""
+    """r_x = -(Px + A'y + q), r_s = b - Ax - s; also the sums of the magnitudes of their terms.
+
+    q is added last: beside a large x that P does not curve, Px cancels, and q, first, would be lost in it.
+    """
     Prow, Pcol, Arow, Acol = part(S.wide, PROW), part(S.wide, PCOL), part(S.wide, AROW), part(S.wide, ACOL)
     Pv, q, Av, b, a_x, a_s = D.Pv, D.q, D.Av, D.b, np.empty(S.n), np.empty(S.m)
     for j in range(S.n):
-        r_x[j] = -q[j]
+        r_x[j] = 0.0
         a_x[j] = abs(q[j])
     for i in range(S.m):
         missing = b[i] == np.inf
@@ -274,6 +279,8 @@ def residuals(S: Structure, D: Data, x: Array, y: Array, s: Array, r_x: Array, r
             _entry(Av[t] * y[i], j, r_x, a_x)
             _entry(Av[t] * x[j], i, r_s, a_s)
             t += 1
+    for j in range(S.n):
+        r_x[j] -= q[j]
     for i in range(S.m):
         if b[i] == np.inf:
             r_s[i] = a_s[i] = 0.0

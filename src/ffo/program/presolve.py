@@ -29,6 +29,8 @@ GhostSolve = Callable[[Array, Array], tuple[Array, ...]]
 
 #: factor between right-hand sides of rows of unit size beyond which the larger ones mean infinity
 NEVER = 1e8
+#: the same for rows that another try leaves out: what it finds must satisfy them
+REMOTE = 1e4
 
 
 class PresolveStep(ABC):
@@ -201,20 +203,23 @@ class DistantRows(MissingRows):
         return DistantRows(self.present, self.program.take(samples))
 
 
-def distant_rows(program: ConeProgram) -> list[tuple[Array, DistantRows]]:
+def distant_rows(program: ConeProgram, factor: float) -> list[tuple[Array, DistantRows]]:
     """The samples by inequalities that look as if they were never active, and the step that removes these.
 
-    They are those beyond a gap in the distances |b_i| / |a_i| of all rows from the origin, by a factor of NEVER.
+    They are those beyond the first gap, by a factor, in the distances |b_i| / |a_i| of all rows from the origin and of
+    the minimum of the costs, |q| / |P|; other rows are not beyond it, since x is as large as these.
     """
     with np.errstate(all="ignore"):
         distance = np.abs(program.b) / program.cones.block_means(program.A.largest_of_rows)
+        wanted = np.abs(program.q).max(axis=1, initial=0.0) / program.P.largest
     removable = program.cones.scalar_rows & ~program.cones.equalities & (program.b > 0)
     beyond = np.zeros(program.b.shape, dtype=bool)
     for k, d in enumerate(distance):
-        known = np.sort(d[(d > 0) & (d < np.inf)])
-        gaps = np.flatnonzero(known[1:] >= NEVER * known[:-1])
-        if len(gaps):
-            beyond[k] = d > known[gaps[-1]]
-    beyond &= (removable | ~beyond).all(axis=1, keepdims=True)  # x is as large as the other rows beyond the gap
+        known = np.append(d, wanted[k])
+        known = np.sort(known[(known > 0) & (known < np.inf)])
+        for gap in np.flatnonzero(known[1:] >= factor * known[:-1]):
+            if removable[k][d > known[gap]].all():
+                beyond[k] = d > known[gap]
+                break
     found = _by_pattern(beyond)
     return [(samples, DistantRows(~rows, program.take(samples))) for samples, rows in found if rows.any()]

@@ -55,7 +55,7 @@ def judge(program: DenseProgram, point: DensePoint) -> Verdict:
     if program.bounded:
         sides.append(_Sides(program.ub - z, z - program.lb, program.ub, program.lb, mu, torch.ones_like(z[:1, :1])))
     size = _sizes(program, z, curved, sides)
-    left = curved + program.p + program.pull(lam) + mu
+    left = curved + program.pull(lam) + mu + program.p  # p last: beside a large z that Q does not curve, Qz cancels
     Q, R = program.Q.abs(), program.R.abs()
     own = program.p.abs() + (Q * z.abs() if program.diagonal else times(Q, z.abs()))
     terms = own + times(R.mT, lam.abs()) + mu.abs()
@@ -204,13 +204,15 @@ def _sizes(program: DenseProgram, z: Tensor, curved: Tensor, sides: list[_Sides]
     nearest = (each.nearest(least, some) for each, some in zip(sides, cones, strict=False))
     limiting, forcing = reduce(torch.minimum, nearest).unbind(dim=1)
     wanted = only(curvature > 0, gradient / curvature)
-    alone = (forcing == INF) & (wanted > 0) & (limiting < INF)
-    side = torch.minimum(torch.where(alone, FARTHEST * wanted, forcing), limiting)
+    most = torch.where(gradient > 0, FAR * wanted, FAR)
+    alone = (forcing == INF) & (most > 0) & (limiting < INF)
+    side = torch.minimum(torch.where(alone, most, forcing), limiting)
     side = only(side < INF, side)
     force = reduce(torch.maximum, (each.force() for each in sides), force)
     implied = torch.maximum(wanted, side)
     reach = torch.where(side > 0, torch.minimum(reach, FARTHEST * torch.maximum(length, side)), reach)
-    side = torch.where(length > NOTHING * side, torch.minimum(side, FARTHEST * length), side)
+    nothing = torch.where(gradient > 0, NOTHING, ROUNDING) * side
+    side = torch.where(length > nothing, torch.minimum(side, FARTHEST * length), side)
     least = VANISHING * torch.maximum(reach, side)
     least = torch.where((least == 0) | ((gradient == 0) & (side == 0)), 1.0, least)
     length = torch.maximum(length, least)
