@@ -163,7 +163,8 @@ def _only_limit(program: ConeProgram) -> Array:
     flat = (program.P.diagonal == 0).any(axis=0)
     rows = program.cones.scalar_rows & ~program.cones.equalities
     rows[program.A.indices[flat[program.A.columns]]] = False
-    return np.where(rows, program.b >= 0, program.b == 0).all(axis=1)
+    holds: Array = np.where(rows, program.b >= 0, program.b == 0)
+    return holds.min(axis=1, initial=True)
 
 
 def _median(b: Array) -> Array:
