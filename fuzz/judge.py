@@ -373,10 +373,8 @@ def _solution(found: Found, truth: Truth, single: bool, radius: float, off: Outc
     if not np.isfinite(found.z).all():
         return Verdict(Outcome.WRONG_SOLUTION, "solved, but not finite")
     tolerance = SOLUTION[single]
-    if not truth.strict and truth.many and _is_solution(truth, found.z, tolerance):
-        return Verdict(Outcome.RIGHT)
     error, size = float(np.abs(found.z - truth.z).max()), float(np.abs(truth.z).max())
-    if error <= tolerance * size:
+    if error <= tolerance * size or (not truth.strict and _is_solution(truth, found.z, tolerance) and truth.many):
         return Verdict(Outcome.RIGHT)
     excuse = EXCUSE if not single else 1e-6
     if error <= GRANTED * truth.moves(excuse) or error <= GRANTED * truth.reach(excuse, radius):

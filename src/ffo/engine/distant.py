@@ -22,7 +22,7 @@ def solve_without_distant_rows(batch: Batch, first: Substitution | None, stages:
     """Solve samples that failed, or whose answers are coarse, again without distant rows. Solutions that satisfy these
     and are better are kept, and proofs that the other rows contradict each other; `first`: the presolve of all samples.
     """
-    for factor in (NEVER, REMOTE):
+    for factor in (REMOTE, NEVER):
         _solve_without(batch, first, stages, factor)
 
 

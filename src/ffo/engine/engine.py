@@ -14,8 +14,7 @@ to unit size and removes missing rows. Then, in each reduced program:
 
 The presolve is undone, and answers found in other units are judged in the given ones. Samples that failed, or whose
 answers are coarse, are tried again without rows whose right-hand sides mean infinity. Those that still failed are
-raised, turned into NaN or, if they are provably infeasible, relaxed, as the user chose. Every returned point has been
-through `linearize`, with or without gradients.
+raised, turned into NaN or, if provably infeasible, relaxed, as the user chose. Every returned point has been polished.
 """
 
 from __future__ import annotations
@@ -298,6 +297,7 @@ class Engine:
             check_in_given_units(batch, self.matrices.indefinite if how.check_convexity else None)
             for samples, rows in parts:
                 solve_in_given_units(batch, samples, (first, rows, epigraph_rows), again)
+            reduce_forces(batch, self.way(given, partial(self.solver, given, how.overrides)))
         solve_without_distant_rows(batch, first, again)
         return batch
 

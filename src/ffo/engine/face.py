@@ -117,8 +117,7 @@ def reduce_forces(batch: Batch, way: Way) -> None:
         return
     program, (x, y, s) = batch.program, batch.point
     with np.errstate(all="ignore"):
-        force = (np.abs(y) * program.A.row_sizes).max(axis=1, initial=0.0)
-        cost = _costs(program, x)
+        force, cost = _forces(program, y), _costs(program, x)
         samples = np.flatnonzero((batch.status == SOLVED) & (force > DROWNING * cost))
         if not len(samples):
             return
@@ -131,9 +130,18 @@ def reduce_forces(batch: Batch, way: Way) -> None:
         best = np.where(np.isnan(left), np.inf, left).argmin(axis=0)
         most = np.maximum(batch.residual[samples], fine(program))
         for k, found in enumerate(tries):
-            after = (np.abs(found.y) * again.program.A.row_sizes).max(axis=1, initial=0.0)
-            fewer = (best == k) & (left[k] <= most) & (after < 0.1 * force[samples])
+            fewer = (best == k) & (left[k] <= most) & (_forces(again.program, found.y) < 0.1 * force[samples])
             _replace(batch, samples, again, found, fewer)
+
+
+def costs_drown(program: ConeProgram, x: Array, y: Array) -> Array:
+    """(batch,) whether costs are rounding beside multipliers."""
+    return np.asarray(_forces(program, y) > DROWNING * _costs(program, x))
+
+
+def _forces(program: ConeProgram, y: Array) -> Array:
+    """(batch,) the largest multiplier in the units of its row."""
+    return np.asarray((np.abs(y) * program.A.row_sizes).max(axis=1, initial=0.0))
 
 
 def _costs(program: ConeProgram, x: Array) -> Array:

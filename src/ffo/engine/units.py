@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ffo.engine.batch import ACCEPT, Batch
+from ffo.engine.face import costs_drown
 from ffo.engine.stages import REPAIRABLE, reject_indefinite
 from ffo.errors import SOLVED, Status
 from ffo.program.cone import ConeProgram
@@ -26,7 +27,10 @@ HELD = 1e-5
 
 
 def holds(given: ConeProgram, point: Triple) -> bool:
-    """Whether all points are solutions in the given units, to the accuracy of a polished one."""
+    """Whether all points are solutions in the given units, to the accuracy of a polished one, with moderate
+    multipliers."""
+    if costs_drown(given, *point[:2]).any():
+        return False
     return bool((plan_of(given).judge(values_of(given), *point) <= ACCEPT).all())
 
 

@@ -30,7 +30,7 @@ GhostSolve = Callable[[Array, Array], tuple[Array, ...]]
 #: factor between right-hand sides of rows of unit size beyond which the larger ones mean infinity
 NEVER = 1e8
 #: the same for rows that another try leaves out: what it finds must satisfy them
-REMOTE = 1e4
+REMOTE = 1e2
 
 
 class PresolveStep(ABC):
@@ -211,7 +211,7 @@ def distant_rows(program: ConeProgram, factor: float) -> list[tuple[Array, Dista
     """
     with np.errstate(all="ignore"):
         distance = np.abs(program.b) / program.cones.block_means(program.A.largest_of_rows)
-        wanted = np.abs(program.q).max(axis=1, initial=0.0) / program.P.largest
+        wanted = np.broadcast_to(np.abs(program.q).max(axis=1, initial=0.0) / program.P.largest, program.batch)
     removable = program.cones.scalar_rows & ~program.cones.equalities & (program.b > 0)
     beyond = np.zeros(program.b.shape, dtype=bool)
     for k, d in enumerate(distance):

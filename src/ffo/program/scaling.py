@@ -140,31 +140,16 @@ def _with_shared_P(program: ConeProgram, found: Scaling) -> Scaling:
 
 def _sizes(program: ConeProgram) -> tuple[Array, Array]:
     """(batch, 1) each: a typical right-hand side (the median, because large ones may mean infinity and tiny ones zero)
-    and the size of the gradient of the objective. Sides that only limit variables with curvature, and are far from
-    where the costs lead (without costs: above one), count as none."""
+    and the size of the gradient of the objective."""
     length = np.broadcast_to(_median(np.abs(distinct(program.b))), program.batch)
     force = np.abs(program.q).max(axis=1)
     curvature = program.P.largest
     with np.errstate(all="ignore"):
-        wanted = np.where(force > 0, force / curvature, 1.0)
-        far = (length > MODERATE * wanted) & (wanted > 0)
-        if far.any():
-            far = far & _only_limit(program)
-        length = np.where(np.isnan(length) | far, wanted, length)
+        length = np.where(np.isnan(length), force / curvature, length)
         length = np.where(np.isfinite(length) & (length > 0), length, 1.0)
         force = np.where(force > 0, force, curvature * length)
     force = np.where(np.isfinite(force) & (force > 0), force, 1.0)
     return length[:, None], force[:, None]
-
-
-def _only_limit(program: ConeProgram) -> Array:
-    """(batch,) whether the origin satisfies all inequalities with a right-hand side, which are scalar and contain only
-    variables with curvature, and there are no equalities with one."""
-    flat = (program.P.diagonal == 0).any(axis=0)
-    rows = program.cones.scalar_rows & ~program.cones.equalities
-    rows[program.A.indices[flat[program.A.columns]]] = False
-    holds: Array = np.where(rows, program.b >= 0, program.b == 0)
-    return holds.min(axis=1, initial=True)
 
 
 def _median(b: Array) -> Array:
