@@ -14,6 +14,7 @@ from fuzz.routes import Route, cvxpy_layer
 from fuzz.run import Case
 
 from ffo import solve_qp_batch
+from ffo.errors import ZeroGradientWarning
 from ffo.torch import FFOFunctionLayer, FFOLayer, FFOQPLayer
 
 Array = np.ndarray
@@ -255,6 +256,36 @@ def test_not_unbounded_beside_a_distant_row(solver: str | None, side: float) -> 
     found = solve_qp_batch(Q, p, G, h, solver=solver)
     np.testing.assert_allclose(found.z[2], z[2], rtol=1e-9)  # the others are not unique
     np.testing.assert_allclose(found.z @ Q @ found.z / 2 + p @ found.z, z @ Q @ z / 2 + p @ z, rtol=1e-9)
+
+
+@pytest.mark.parametrize("side", [1.0, 1e6, 2.0**39, 1e14])
+@pytest.mark.parametrize("solver", [None, "INTERIOR", "CLARABEL", "PIQP"])
+def test_a_vertex_at_zero_does_not_move(solver: str | None, side: float) -> None:
+    """Derivatives had the units of the distant row: 0.4 instead of zero beside 5e11."""
+    G = np.array(
+        [[-2, 0.5, 1.5, 1, 0.25], [7.998779296875, -2.00146484375, -6.001220703125, -4.001953125, -1.000732421875],
+         [2, 0.5, 1.5, 0.25, 0.5], [-1.5, -0.25, 0.75, -0.5, 1.5], [1, -0.25, -0.5, -1.25, 1.75]]
+    )  # fmt: skip
+    A, h = np.array([[0, 0.5, 1.75, 1, 2]]), np.array([0, 0, 0, 0, side])
+    p = torch.tensor(-(G.T @ [0.75, 0.1875, 1.75, 1.75, 0] + A.T @ [0.75])).requires_grad_()
+    layer = FFOQPLayer(solver=solver)
+    z = layer(None, p, *(torch.tensor(v) for v in (G, h, A, np.zeros(1))))
+    with pytest.warns(ZeroGradientWarning):
+        (z @ torch.arange(1.0, 6.0, dtype=torch.double)).backward()
+    assert z.abs().max() < 1e-12
+    assert p.grad.abs().max() < 1e-9
+    assert layer.info.certificate.good.all()
+
+
+@pytest.mark.parametrize("solver", [None, "INTERIOR", "CLARABEL", "PIQP", "DENSE"])
+def test_sides_of_all_sizes(solver: str | None) -> None:
+    """Inactive rows with sides from 1e3 to 1e12, without a gap that tells which are distant."""
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        n, m = int(rng.integers(1, 6)), int(rng.integers(1, 8))
+        R, p, G, h = rng.normal(size=(n, n)), rng.normal(size=n), rng.normal(size=(m, n)), 10 ** rng.uniform(3, 12, m)
+        Q = R @ R.T + np.eye(n)
+        np.testing.assert_allclose(solve_qp_batch(Q, p, G, h, solver=solver).z, np.linalg.solve(Q, -p), atol=1e-9)
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])

@@ -33,7 +33,7 @@ from ffo.cones import Nonneg, SecondOrder, Zero
 from ffo.engine.attempt import Attempt, Reduction, what_decides
 from ffo.engine.batch import Batch
 from ffo.engine.checks import contradictions
-from ffo.engine.distant import solve_without_distant_rows
+from ffo.engine.distant import solve_without_distant_rows, units_are_lost
 from ffo.engine.face import reduce_forces, refine_on_faces
 from ffo.engine.info import Violation
 from ffo.engine.memory import Backoff, Matrices, Memory
@@ -272,7 +272,7 @@ class Engine:
         """Whether answers that were found in other units hold in the given ones."""
         if how.check_convexity and self.matrices.indefinite(given.P):
             return False
-        return holds(given, (outcome.x, outcome.y, outcome.s))
+        return holds(given, point := (outcome.x, outcome.y, outcome.s)) and not units_are_lost(given, *point).any()
 
     def _solve(
         self, given: ConeProgram, known: tuple[Array, ...] | None, reduction: Reduction, how: _How,
@@ -364,7 +364,7 @@ class Engine:
             batch.out_of_time()
 
     def _in_turn(self, program: ConeProgram, overrides: dict[str, object] | None) -> Iterator[Solver]:
-        """The solver and those that follow it; all that the user named must support the program."""
+        """The solver and those after it; all that the user named must support the program."""
         first = self.solver(program, overrides)
         if self.options.retry is not None:
             for solver in (first, *self.others(program, first, overrides)):

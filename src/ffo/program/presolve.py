@@ -207,7 +207,8 @@ def distant_rows(program: ConeProgram, factor: float) -> list[tuple[Array, Dista
     """The samples by inequalities that look as if they were never active, and the step that removes these.
 
     They are those beyond the first gap, by a factor, in the distances |b_i| / |a_i| of all rows from the origin and of
-    the minimum of the costs, |q| / |P|; other rows are not beyond it, since x is as large as these.
+    the minimum of the costs, |q| / |P|; other rows are not beyond it, since x is as large as these. If there is no gap,
+    they are those of all rows whose side is not zero.
     """
     with np.errstate(all="ignore"):
         distance = np.abs(program.b) / program.cones.block_means(program.A.largest_of_rows)
@@ -217,9 +218,10 @@ def distant_rows(program: ConeProgram, factor: float) -> list[tuple[Array, Dista
     for k, d in enumerate(distance):
         known = np.append(d, wanted[k])
         known = np.sort(known[(known > 0) & (known < np.inf)])
-        for gap in np.flatnonzero(known[1:] >= factor * known[:-1]):
-            if removable[k][d > known[gap]].all():
-                beyond[k] = d > known[gap]
+        gaps = np.flatnonzero(known[1:] >= factor * known[:-1])
+        for nearest in [*known[gaps], 0.0]:
+            if removable[k][d > nearest].all():
+                beyond[k] = d > nearest
                 break
     found = _by_pattern(beyond)
     return [(samples, DistantRows(~rows, program.take(samples))) for samples, rows in found if rows.any()]
