@@ -207,8 +207,8 @@ def distant_rows(program: ConeProgram, factor: float) -> list[tuple[Array, Dista
     """The samples by inequalities that look as if they were never active, and the step that removes these.
 
     They are those beyond the first gap, by a factor, in the distances |b_i| / |a_i| of all rows from the origin and of
-    the minimum of the costs, |q| / |P|; other rows are not beyond it, since x is as large as these. If there is no gap,
-    they are those of all rows whose side is not zero.
+    the minimum of the costs, |q| / |P|; other rows are not beyond it, since x is as large as these. Beside rows
+    whose side is zero, the gap begins at one.
     """
     with np.errstate(all="ignore"):
         distance = np.abs(program.b) / program.cones.block_means(program.A.largest_of_rows)
@@ -219,7 +219,7 @@ def distant_rows(program: ConeProgram, factor: float) -> list[tuple[Array, Dista
         known = np.append(d, wanted[k])
         known = np.sort(known[(known > 0) & (known < np.inf)])
         gaps = np.flatnonzero(known[1:] >= factor * known[:-1])
-        for nearest in [*known[gaps], 0.0]:
+        for nearest in [*known[gaps], *([0.0] if len(known) and known[0] >= factor else [])]:
             if removable[k][d > nearest].all():
                 beyond[k] = d > nearest
                 break
