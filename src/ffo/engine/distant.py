@@ -25,15 +25,19 @@ def solve_without_distant_rows(batch: Batch, first: Substitution | None, stages:
     """Solve samples that failed, or whose answers are coarse, again without distant rows. Solutions that satisfy these
     and are better are kept, and proofs that the other rows contradict each other; `first`: the presolve of all samples.
     """
+    done = batch.proven.copy()
     for factor in (REMOTE, NEVER):
-        _solve_without(batch, first, stages, factor)
+        _solve_without(batch, first, stages, factor, done)
 
 
-def _solve_without(batch: Batch, first: Substitution | None, stages: Callable[[Batch], None], factor: float) -> None:
+def _solve_without(
+    batch: Batch, first: Substitution | None, stages: Callable[[Batch], None], factor: float, done: Array
+) -> None:
+    """One try; `done` (batch,): samples that need none, to which it adds those with a good answer."""
     solved = batch.status == SOLVED
     coarse = solved & (batch.residual > ACCEPT)
     lost = solved & units_are_lost(batch.program, *batch.point)
-    tried = np.flatnonzero((REPAIRABLE[batch.status] & ~batch.proven) | coarse | lost)
+    tried = np.flatnonzero((REPAIRABLE[batch.status] | coarse | lost) & ~done)
     if not len(tried):
         return
     origin, before = batch.part(tried), Presolve.of(first and first.take(tried))
@@ -51,6 +55,7 @@ def _solve_without(batch: Batch, first: Substitution | None, stages: Callable[[B
         for k in [k for k, proof in again.proofs.items() if proof.status is not Status.INFEASIBLE]:
             del again.proofs[k]
         batch.put(samples, again.only(kept | again.proven), final_only=True)
+        done[samples] = batch.proven[samples] | (kept & (batch.residual[samples] <= ACCEPT))
 
 
 def units_are_lost(program: ConeProgram, x: Array, y: Array, s: Array) -> Array:

@@ -40,7 +40,7 @@ DEPTH = 1
 #: forces relative to the costs to which those above DROWNING are reduced; if ten times smaller, Newton's method may
 #: leave the face
 MODERATE = 1e2
-#: how often Newton's method is tried with smaller multipliers; one more is not enough where several cancel each other
+#: how often Newton's method is tried with smaller multipliers; two are not enough where many rows cancel each other
 TRIES = 3
 
 

@@ -22,7 +22,7 @@ from ffo.program.sparse import SymmetricBatch
 Array = np.ndarray
 
 #: natural residual in the given units above which an answer that holds in others is not one; below, it is reported (if
-#: a thousand times smaller, right answers of solvers are refused where nothing is polished)
+#: ten times smaller, right answers of solvers are refused where nothing is polished)
 HELD = 1e-5
 
 
