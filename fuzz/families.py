@@ -1,12 +1,13 @@
-"""CVXPY problems through FFOLayer, judged by tight solves of two other solvers and differences of them.
+"""CVXPY problems through FFOLayer: the families of `tests/catalogue.py`, and random mixes of all cones.
 
-The families of `tests/catalogue.py`, and random mixes of all cones around a known point of a chosen face.
+They are judged by tight solves of two other solvers and differences of these, or exactly, where the solution and its
+derivative are known.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,16 +20,16 @@ from torch.autograd import forward_ad
 from ffo.errors import UnsupportedProblemError
 from ffo.torch import FFOLayer
 from fuzz.judge import Outcome, Verdict
+from fuzz.mixes import MIXES, TOUCHING, Touching, mix, mix_touching
 
 Array = np.ndarray
-Random = np.random.Generator
 
-MIXES = ("cones", "cones, weak", "cones, linear", "cones, touching")
 NAMES = (*FAMILIES, *MIXES)
 #: steps of differences, relative to the parameters
 STEP, SMALL = 2e-4, 4e-6
-#: error of a derivative that counts as wrong; half of it is the largest uncertainty with which it is judged
-WRONG = 1e-2
+#: error of a derivative that counts as wrong, and if the derivative is known exactly; half of the former is the largest
+#: uncertainty with which it is judged
+WRONG, WRONG_EXACTLY = 1e-2, 1e-5
 #: a flagged derivative is wrong if it is off by more than this much of the uncertainty, and than rounding
 BEYOND, ROUNDING = 5.0, 1e-6
 #: error of a solution on curved cones, beyond the disagreement of the other solvers
@@ -52,104 +53,6 @@ class Way:
     solver: str | None = None
     backward: str = "auto"
     derivative: str = "reverse"
-
-
-# Mixes of cones
-
-
-def mix(rng: Random, kind: str, redundant: bool = True) -> Family:
-    """A random program whose blocks s = b - Ax lie on chosen faces; each draw has its own faces, x and multipliers. If
-    boundaries touch, faces and x are always the same, and only the costs are drawn; without `redundant` constraints
-    nothing touches, and the solution and its derivative are the same."""
-    n = int(rng.integers(2, 5))
-    makers = [BLOCKS[i] for i in rng.choice(len(BLOCKS), size=int(rng.integers(1, 4)))]
-    makers = [*makers, nonneg] if n > 2 else makers
-    if kind.endswith("touching"):
-        n, makers = n + 1, [BLOCKS[i] for i in rng.choice(range(1, len(BLOCKS)), size=int(rng.integers(1, 3)))]
-    sizes = [len(make(rng, "interior")[0]) for make in makers]
-    m = sum(sizes)
-    rank = 0 if kind.endswith("linear") else n
-    R, A = rng.normal(size=(rank, n)), rng.normal(size=(m, n))
-    q, b, x = cp.Parameter(n), cp.Parameter(m), cp.Variable(n)
-    cost = q @ x + (0.5 * cp.sum_squares(R @ x) if rank else 0.0)
-    faces = ("interior", "boundary", "weak") if kind.endswith("weak") else ("interior", "boundary", "boundary")
-    if kind.endswith("touching"):
-        at, pairs = rng.normal(size=n), [make(rng, "boundary") for make in makers]
-        b = A @ at + np.concatenate([s for s, _ in pairs])
-    parts = np.split(np.arange(m), np.cumsum(sizes)[:-1])
-    rows = [make.constraint((b - A @ x)[part]) for make, part in zip(makers, parts, strict=True)]  # type: ignore[attr-defined]
-
-    def draw(rng: Random) -> list[Array]:
-        pairs = [make(rng, str(rng.choice(faces))) for make in makers]
-        slack, force = (np.concatenate([pair[k] for pair in pairs]) for k in (0, 1))
-        at = rng.normal(size=n)
-        return [-(R.T @ (R @ at) + A.T @ force), A @ at + slack]
-
-    def draw_costs(rng: Random) -> list[Array]:
-        return [-(R.T @ (R @ at) + A.T @ np.concatenate([rng.uniform(0.3, 2) * y for _, y in pairs]))]
-
-    if not kind.endswith("touching"):
-        return Family(cp.Problem(cp.Minimize(cost), rows), [q, b], [x], draw)
-    for make, part, (_, y) in zip(makers, parts, pairs, strict=True) if redundant else ():
-        rows += touching(rng, make, (b - A @ x)[part], y)
-    return Family(cp.Problem(cp.Minimize(cost), rows), [q], [x], draw_costs)
-
-
-def touching(rng: Random, make: Callable, s: cp.Expression, y: Array) -> list[cp.Constraint]:
-    """Redundant constraints whose boundaries touch that of a cone at points with the multiplier y: half-spaces, and the
-    cone itself in other units."""
-    units = 10.0 ** rng.integers(-2, 3, size=int(rng.integers(1, 3)))
-    return [make.constraint(k * s) if rng.random() < 0.3 else k * (y @ s) >= 0 for k in units]  # type: ignore[attr-defined]
-
-
-def pair(constraint: Callable[[cp.Expression], cp.Constraint]) -> Callable:
-    """A maker of (slack, multiplier) on a face, with the constraint of its cone."""
-
-    def mark(make: Callable) -> Callable:
-        def chosen(rng: Random, face: str) -> tuple[Array, Array]:
-            s, y, inside = make(rng)
-            return (s + inside, 0 * y) if face == "interior" else (s, y if face == "boundary" else 0 * y)
-
-        chosen.constraint = constraint  # type: ignore[attr-defined]
-        return chosen
-
-    return mark
-
-
-@pair(lambda s: s >= 0)
-def nonneg(rng: Random) -> tuple[Array, Array, Array]:
-    return np.zeros(2), rng.uniform(0.3, 2, 2), rng.uniform(0.3, 2, 2)
-
-
-@pair(lambda s: cp.SOC(s[0], s[1:]))
-def second_order(rng: Random) -> tuple[Array, Array, Array]:
-    u = rng.normal(size=2)
-    u /= np.linalg.norm(u)
-    return rng.uniform(0.3, 2) * np.r_[1, u], rng.uniform(0.3, 2) * np.r_[1, -u], np.r_[rng.uniform(0.3, 1), 0, 0]
-
-
-@pair(lambda s: cp.ExpCone(s[0], s[1], s[2]))
-def exponential(rng: Random) -> tuple[Array, Array, Array]:
-    r, a, m = rng.uniform(-1, 1), rng.uniform(0.3, 2), rng.uniform(0.3, 2)
-    return a * np.array([r, 1, np.exp(r)]), m * np.array([-1, r - 1, np.exp(-r)]), np.array([0, 0, rng.uniform(0.3, 1)])
-
-
-@pair(lambda s: cp.PowCone3D(s[0], s[1], s[2], 0.4))
-def power(rng: Random) -> tuple[Array, Array, Array]:
-    x, y = rng.uniform(0.3, 2, 2)
-    z = x**0.4 * y**0.6
-    return np.array([x, y, z]), rng.uniform(0.3, 2) * np.array([0.4 * z / x, 0.6 * z / y, -1]), np.array([0.5, 0.5, 0])
-
-
-@pair(lambda s: cp.bmat([[s[0], s[1]], [s[1], s[2]]]) >> 0)
-def semidefinite(rng: Random) -> tuple[Array, Array, Array]:
-    t = rng.uniform(0, np.pi)
-    c, d = np.cos(t), np.sin(t)
-    s, y = rng.uniform(0.3, 2) * np.array([c * c, c * d, d * d]), rng.uniform(0.3, 2) * np.array([d * d, -c * d, c * c])
-    return s, y * np.array([1, 2, 1]), np.array([0.5, 0, 0.5])
-
-
-BLOCKS = (nonneg, second_order, exponential, power, semidefinite)
 
 
 # References
@@ -198,19 +101,19 @@ class Reference:
         return float(self.family.problem.objective.value), max(over, default=0.0)
 
 
-def made(name: str, structure: int, redundant: bool) -> Family:
+def made(name: str, structure: int) -> Family:
     rng = np.random.default_rng([structure, *map(ord, name)])
-    return build(name) if name in FAMILIES else mix(rng, name, redundant)
+    return build(name) if name in FAMILIES else mix_touching(rng) if name == TOUCHING else mix(rng, name)
 
 
 @lru_cache(maxsize=32)
 def reference(name: str, structure: int) -> Reference:
-    return Reference(made(name, structure, redundant=False))
+    return Reference(made(name, structure))
 
 
 @lru_cache(maxsize=64)
 def layer_of(name: str, structure: int, way: Way) -> FFOLayer:
-    f = made(name, structure, redundant=True)
+    f = made(name, structure)
     options = {"backward": way.backward, "on_fail": "nan"}
     return FFOLayer(f.problem, f.parameters, f.variables, way.solver, gp=f.gp, **options)
 
@@ -264,15 +167,20 @@ def _another(truth: Reference, values: Sequence[Array], found: FoundHere, known:
 @dataclass(frozen=True)
 class Known:
     """x by both solvers (None: no solution); slopes of c'x by central differences, and the gaps between one-sided
-    ones: with the large step and the small one, then the same by the other solver."""
+    ones: with the large step and the small one, then the same by the other solver; relative error that is wrong."""
 
     x: Array | None
     other: Array | None
     slopes: tuple[float, ...] = (np.nan,) * 4
     gaps: tuple[float, ...] = (np.nan,) * 4
+    wrong: float = WRONG
 
 
 def _known(truth: Reference, values: Sequence[Array], c: Array, direction: Sequence[Array]) -> Known:
+    if isinstance(truth.family, Touching):
+        slope = float(c @ truth.family.moves(values[0], direction[0]))
+        return Known(truth.family.at, truth.family.at, (slope,) * 4, (0.0,) * 4, WRONG_EXACTLY)
+
     def at(t: float, solver: int = 0) -> Array | None:
         return truth.solve([v + t * d for v, d in zip(values, direction, strict=True)], truth.solvers[solver])
 
@@ -353,8 +261,8 @@ def judge(found: FoundHere, known: Known) -> Verdict:
         return Verdict(Outcome.UNJUDGED, f"the differences disagree{'' if found.good else FLAGGED}")
     off = abs(value - slope)
     if found.good:
-        wrong = not off <= WRONG * scale
+        wrong = not off <= known.wrong * scale
         return Verdict(Outcome.WRONG_GRADIENT if wrong else Outcome.RIGHT, f"{value:.6g} called good, {slope:.6g}")
-    if not off <= min(WRONG * scale, BEYOND * doubt + ROUNDING * scale):
+    if not off <= min(known.wrong * scale, BEYOND * doubt + ROUNDING * scale):
         return Verdict(Outcome.FLAGGED)
     return Verdict(Outcome.FALSE_ALARM, "; ".join(found.reasons))

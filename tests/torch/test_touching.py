@@ -11,6 +11,7 @@ import cvxpy as cp
 import numpy as np
 import pytest
 import torch
+from fuzz.mixes import mix_touching
 
 from ffo.errors import GradientWarning
 from ffo.torch import FFOLayer
@@ -201,6 +202,24 @@ def test_a_matrix_inequality_in_two_units_is_good(units: float, seed: int) -> No
             found += torch.autograd.grad((solution * weights).sum(), given)
         assert layer.info.certificate.good.all()
     torch.testing.assert_close(*found, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_cones_in_several_units_are_good(seed: int) -> None:
+    """The copy in large units has hardly any force, or none; which of its faces counts then depended on rounding."""
+    rng = np.random.default_rng(seed)
+    family = mix_touching(rng, copies=1.0)
+    layer = FFOLayer(family.problem, family.parameters, family.variables)
+    given = torch.tensor(np.stack([family.draw(rng)[0] for _ in range(4)]), requires_grad=True)
+    weights = rng.normal(size=given.shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GradientWarning)
+        (found,) = layer(given)
+        (gradient,) = torch.autograd.grad((found * torch.tensor(weights)).sum(), given)
+    assert layer.info.certificate.good.all()
+    # the derivative is symmetric
+    expected = [family.moves(q, c) for q, c in zip(given.detach().numpy(), weights, strict=True)]
+    torch.testing.assert_close(gradient, torch.tensor(np.stack(expected)), rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("options", WAYS[:2], ids=str)

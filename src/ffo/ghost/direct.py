@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from ffo.ghost.certificate import RESIDUAL, Certificate
-from ffo.ghost.division import change_of_system, divided_otherwise, errors, largest
+from ffo.ghost.division import change_of_system, divided_otherwise, errors, largest, with_forces
 from ffo.ghost.oracle import (
     BENDS,
     LARGE_U,
@@ -28,7 +28,7 @@ from ffo.ghost.oracle import (
 from ffo.kernels import evidence as columns
 from ffo.kernels.batch import FACTORS, KernelPlan, State, state_bytes
 from ffo.kernels.doubt import SPECTRAL, closeness, none_close
-from ffo.kernels.kkt import Full
+from ffo.kernels.kkt import KIND, NONNEG, OWNER, Full, part
 from ffo.program.components import Components
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.fill import check_batch
@@ -44,6 +44,9 @@ SAME, UNSEEN, UNMOVED = 1e-6, 1e-9, 1e-12
 #: change of a solution that is not rounding, relative to its size; relative residual of the change from which on it
 #: tells nothing
 ANY, UNTOLD = 1e-12, 1e-9
+#: relative force below which a curved block is given some of the others' forces, and how much in turn, relative to the
+#: largest: Newton's method takes it from others, which may lose all they have; residual of points where it has settled
+SLIGHT, SHARES, SETTLED = 1e-6, (1e-2, 1e-4), 1e-13
 #: relative multiplier below which a row carries no force
 FORCELESS = 1e-9
 #: total entries of the samples' patterns above which the memory for their factors is checked first
@@ -240,7 +243,31 @@ def newton(
         check_batch(program.batch, state_bytes(structure, full))
     state = State(structure, program.batch, full)
     x, y, s = plan.newton(values_of(program), (x, y, s), state, steps)
-    return Compiled(program, x, y, s, plan, state)
+    found = Compiled(program, x, y, s, plan, state)
+    for share in SHARES if steps and plan.curved else ():
+        _give_forces(found, steps, share)
+    return found
+
+
+def _give_forces(found: Compiled, steps: int, share: float) -> None:
+    """Where curved blocks on their boundary have hardly any force, but could have a share of the forces of others whose
+    boundaries touch theirs, give it to them, in place: then it is clear on which face they are."""
+    program, state, wide = found.program, found.state, found.state.structure.wide
+    curved = part(wide, KIND) > NONNEG
+    slight = (state.face[5] <= SLIGHT) & curved
+    k = np.flatnonzero(slight.any(axis=1))
+    if not len(k):
+        return
+    program, slight, point = program.take(k), slight[k], tuple(v[k] for v in (found.x, found.y, found.s))
+    y = with_forces(program, point[1], point[2], slight[:, part(wide, OWNER)], share)
+    other = State(state.structure, len(k), state.full)
+    point = found.plan.newton(values_of(program), (point[0], y, point[2]), other, steps)
+    settled = other.evidence[:, columns.RESIDUAL] <= np.maximum(state.evidence[k, columns.RESIDUAL], SETTLED)
+    better = settled & (((other.face[5] <= SLIGHT) & curved).sum(axis=1) < slight.sum(axis=1))
+    old = found.x, found.y, found.s, *state.face, *state.factors, state.evidence, state.flags
+    new = *point, *other.face, *other.factors, other.evidence, other.flags
+    for mine, others in zip(old, new, strict=True):
+        mine[k[better]] = others[better]
 
 
 def from_nothing(program: ConeProgram) -> Compiled:

@@ -26,13 +26,25 @@ Array = np.ndarray
 #: fraction of the forces of rows that depend on each other by which they are divided otherwise; with much more, a block
 #: could change its face
 DIVIDED = 1e-2
+#: step out of a cone, relative to the slack, that shows the normal
+OUTSIDE = 1e-4
 #: cosine from which on a direction lengthens the multipliers of a block; slight forces, relative to the largest
-PARALLEL, SLIGHT = 0.99, 1e-3
+PARALLEL, SLIGHT = 0.99, 1e-5
 #: relative size of rounding in solutions of ghost systems, and in changes of them, relative to those of multipliers; of
 #: their errors, in units of their relative residuals
 NOISE, ROUNDING, ERRORS = 1e-12, 1e-11, 30.0
 #: weight delta of a row, equilibrated, from which on its multiplier is small, and delta t is known from the row itself
 WEIGHTY = 0.1
+
+
+def with_forces(program: ConeProgram, y: Array, s: Array, free: Array, share: float) -> Array:
+    """(samples, m) multipliers y with small forces along the normals of the blocks in `free` (samples, m), whose slacks
+    s are on the boundary: a share of the largest force of the sample."""
+    cones, size = program.cones, program.cones.block_means(program.A.row_sizes)
+    outside = s - OUTSIDE * np.sqrt(cones.block_means(s * s)) * cones.interior
+    normal = np.where(free, cones.project(outside) - outside, 0.0)
+    force, moved = (size * np.sqrt(cones.block_means(v * v)) for v in (y, normal))
+    return np.asarray(y + np.where(moved > 0, share * largest(force) / np.where(moved > 0, moved, 1.0), 0.0) * normal)
 
 
 def divided_otherwise(cones: Product, size: Array, y: Array, along: Array) -> Array:
