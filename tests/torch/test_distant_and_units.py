@@ -277,6 +277,40 @@ def test_a_vertex_at_zero_does_not_move(solver: str | None, side: float) -> None
     assert layer.info.certificate.good.all()
 
 
+@pytest.mark.parametrize("side", [1e2, 1e6, 1e9, 1e10, 1e12, 1e14])
+@pytest.mark.parametrize("bound", [1.0, 1e-2, 1e-5])
+@pytest.mark.parametrize("curvature", [0.0, 1e-8, 1e-12])
+def test_a_vertex_beside_a_distant_row_is_good(curvature: float, bound: float, side: float) -> None:
+    """Regularisation leaves a large residual in the first step of a ghost solve; that was no reason to stop."""
+    p, h = (torch.tensor(v, dtype=torch.double, requires_grad=True) for v in ([1.0], [-bound, side]))
+    layer = FFOQPLayer()
+    z = layer(torch.tensor([[curvature]]).double(), p, torch.tensor([[-1.0], [1.0]]).double(), h)
+    z.sum().backward()
+    assert layer.info.certificate.good.all()
+    np.testing.assert_allclose(h.grad, [-1, 0], rtol=0, atol=1e-9)
+    assert abs(float(p.grad)) < 1e-9
+
+
+#: Q, p, G, h, solution: costs of 1e-9 to 1e-8 of the others along the null vector of Q
+NULL_COSTS = [
+    ([[2.25, 0], [0, 0]], [-1207959554.25, 3.75], [[-0.5, -1.5], [2, -1], [-1, 2]],
+     [-268460032, 1073725440, 536903680], [536870912, 16384]),
+    ([[3.0625, 0], [0, 0]], [3288334335.75, 1], [[0.25, -1], [-0.5, 1.25], [-0.25, -2]],
+     [-268435456, 1073741824, 4563402752], [-1073741824, 0]),
+    ([[0.0625, 0.4375], [0.4375, 3.0625]], [3669759.9375, 25688320.25], [[0.25, -1], [-1.5, 2], [1.75, 0]],
+     [8389632, 50325504, 4201472], [4096, -8388608]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("solver", [None, "CLARABEL", "PIQP", "DENSE"])
+@pytest.mark.parametrize("blocks", NULL_COSTS, ids=["two rows", "one row", "dense"])
+def test_costs_along_a_direction_without_curvature(blocks: tuple[list, ...], solver: str | None) -> None:
+    """Off by half the size of the solution: rows far from active, but with the largest multipliers, were held."""
+    *program, expected = (np.array(v, dtype=float) for v in blocks)
+    found = solve_qp_batch(*program, solver=solver)
+    np.testing.assert_allclose(found.z, expected, rtol=0, atol=1e-9 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize("solver", [None, "INTERIOR", "CLARABEL", "PIQP", "DENSE"])
 def test_sides_of_all_sizes(solver: str | None) -> None:
     """Inactive rows with sides from 1e3 to 1e12, without a gap that tells which are distant."""

@@ -66,6 +66,10 @@ class Held(NamedTuple):
         force, bent, q = np.abs(y) * program.A.row_sizes, program.P.dot(x), program.q
         most, *others = (np.abs(v).max(axis=1, initial=0.0) for v in (force, q + bent, q, bent))
         large = [CLEAR * np.maximum.reduce([most, *some]) for some in (others[:1], others[1:])]
+        length, natural = np.abs(x).max(axis=1, initial=0.0)[:, None], np.maximum.reduce([most, *others])[:, None]
+        # rows that are far from active are on no face, even if there are no larger forces than theirs
+        near = program.slack(x) * natural <= length * program.A.row_sizes * force
+        force = np.where(near | (length == 0.0), force, 0.0)
         first, second = (cls._above(program, y, q + bent, force, each) for each in large)
         better = [first.clear.reshape(-1, *[1] * (v.ndim - 1)) for v in first]
         return cls(*(np.where(*chosen) for chosen in zip(better, first, second, strict=True)))

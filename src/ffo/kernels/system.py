@@ -105,7 +105,8 @@ def refine(
     variables and in multipliers); returns both.
 
     Keeps the best iterate and its residual. The last step of refinement is as large as the error before it; after it
-    the error is smaller, by the ratio by which the residual fell.
+    the error is smaller, by the ratio by which the residual fell. The first step always counts: where rows have large
+    natural units, regularisation leaves a large residual, which the next one removes.
     """
     Kp, Lp, Ki, Li = part(S.wide, KP), part(S.wide, LP), part(S.slim, KI), part(S.slim, LI)
     scale, size = F.scale, norm(rhs, F.unit)
@@ -126,7 +127,7 @@ def refine(
         for i in range(r.size):
             r[i] = rhs[i] - r[i]
         now = norm(r, F.unit) / size
-        if not now < best:
+        if not now < (best if turn else np.inf):
             break
         shrunk = now / best
         error = shrunk if turn == 0 else shrunk * _size(step, F.unit) / max(_size(at, F.unit), 1e-300)
@@ -134,7 +135,7 @@ def refine(
         copy(z, at)
         copy(residual, r)
         done = best <= target and error <= allowed and (allowed == np.inf or small_in_parts(S, F, at, r))
-        if done or shrunk > stalled:
+        if done or (turn and shrunk > stalled):
             break
     return best, error
 
