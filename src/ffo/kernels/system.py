@@ -28,6 +28,8 @@ SHARP = (1e-7, 1e-11, 1e-14)
 REFINEMENTS, PASSES = 12, 3
 #: refinement has stalled if the residual does not shrink to this fraction; the same where it should vanish
 STALLED, STUCK = 0.3, 0.9
+#: the second step is fast if the residual shrinks to this fraction
+FAST = 1e-3
 #: relative residual and error of an exact solve; above the next two the system is solved again as a singular one: the
 #: remaining residual may be along a direction in which K nearly vanishes
 EXACT, SMALL_ERROR, DOUBTFUL, DOUBTFUL_ERROR = 1e-13, 1e-9, 1e-10, 1e-8
@@ -105,8 +107,9 @@ def refine(
     variables and in multipliers); returns both.
 
     Keeps the best iterate and its residual. The last step of refinement is as large as the error before it; after it
-    the error is smaller, by the ratio by which the residual fell. The first step always counts: where rows have large
-    natural units, regularisation leaves a large residual, which the next one removes.
+    the error is smaller, by the ratio by which the residual fell. If an error is allowed, the first step always counts:
+    where rows have large natural units, regularisation leaves a large residual, which the next one removes. If that is
+    slow too, the system may be nearly singular, and the error counts as one.
     """
     Kp, Lp, Ki, Li = part(S.wide, KP), part(S.wide, LP), part(S.slim, KI), part(S.slim, LI)
     scale, size = F.scale, norm(rhs, F.unit)
@@ -115,7 +118,7 @@ def refine(
     if size == 0.0:
         return 0.0, 0.0
     at, r, step = np.zeros(rhs.size), rhs.copy(), np.empty(rhs.size)
-    best, error = 1.0, 1.0
+    best, error, slow, patient = 1.0, 1.0, False, 0.0 < allowed < np.inf
     for turn in range(REFINEMENTS):
         for i in range(r.size):
             step[i] = r[i] * scale[i]
@@ -127,17 +130,19 @@ def refine(
         for i in range(r.size):
             r[i] = rhs[i] - r[i]
         now = norm(r, F.unit) / size
-        if not now < (best if turn else np.inf):
+        if not now < (np.inf if patient and turn == 0 else best):
             break
         shrunk = now / best
+        if turn < 2:
+            slow = shrunk > (FAST if turn else stalled) and (slow or turn == 0)
         error = shrunk if turn == 0 else shrunk * _size(step, F.unit) / max(_size(at, F.unit), 1e-300)
         best = now
         copy(z, at)
         copy(residual, r)
         done = best <= target and error <= allowed and (allowed == np.inf or small_in_parts(S, F, at, r))
-        if done or (turn and shrunk > stalled):
+        if done or (shrunk > stalled and (turn or not patient)):
             break
-    return best, error
+    return best, 1.0 if slow and patient else error
 
 
 @inner_kernel
