@@ -244,8 +244,9 @@ def newton(
     state = State(structure, program.batch, full)
     x, y, s = plan.newton(values_of(program), (x, y, s), state, steps)
     found = Compiled(program, x, y, s, plan, state)
-    for share in SHARES if steps and plan.curved else ():
-        _give_forces(found, steps, share)
+    if steps and plan.curved and state.face[5].min() <= SLIGHT:
+        for share in SHARES:
+            _give_forces(found, steps, share)
     return found
 
 
