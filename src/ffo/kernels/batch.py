@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from ffo.kernels import evidence as columns
 from ffo.kernels import newton as loop
+from ffo.kernels import system
 from ffo.kernels.ahead import helper
 from ffo.kernels.blas import SMALL
 from ffo.kernels.bundle import refer
@@ -52,13 +54,15 @@ SPARE = 2**26
 
 class State:
     """Faces, factors and evidence that Newton's method leaves for the derivatives of a batch; and how ghost systems are
-    solved. `plain`: see `ghost.direct`."""
+    solved. `plain`: see `ghost.direct`; `pending`: whether the first derivative may have to make factors, for which
+    there is a lock."""
 
     factors: tuple[Array, ...] = ()
     plain: bool = False
+    pending: bool = False
 
     def __init__(self, S: Structure, batch: int, full: Full = FACTORS) -> None:
-        self.structure, self.full, self.samples = S, full, np.arange(batch)
+        self.structure, self.full, self.samples, self.lock = S, full, np.arange(batch), Lock()
         self.evidence, self.flags = np.empty((batch, columns.EVIDENCE)), np.empty((batch, columns.FLAGS), bool)
         self.face, self.factors = _room(S, batch, full.iterations == 0)
 
@@ -143,6 +147,7 @@ class KernelPlan:
         # kernels copy the points, so that all threads, not just one, touch the memory of the new arrays first
         moved = np.empty(start[0].shape), np.empty(start[1].shape), np.empty(start[2].shape)
         taken, seconds = np.empty(len(state.samples)), 3.0 * self._seconds(state) if steps else 0.0
+        state.pending = steps > 0
         arrays, allowed = (*values.arrays, *moved, *map(ready, start)), allowed_steps(steps, seconds)
         left = self._ghost(_NEWTON, state, state.samples, state.samples, arrays, taken, allowed, seconds)
         if left:
@@ -162,7 +167,9 @@ class KernelPlan:
         u, w, doubt = np.empty(r_x.shape), np.empty(r_s.shape), np.empty(len(r_x))
         arrays = (*(_NOTHING,) * 4, u, w, _NOTHING, ready(r_x), ready(r_s), _NOTHING)
         rows = state.samples if len(r_x) == len(state.samples) else np.arange(len(r_x))
-        self._ghost(_SENSITIVITY, state, rows, samples, arrays, doubt, _NONE, 0.5 * self._seconds(state))
+        seconds = self._seconds(state) * (1.0 if state.pending else 0.5)
+        self._ghost(_SENSITIVITY, state, rows, samples, arrays, doubt, _NONE, seconds)
+        state.pending &= rows is not state.samples
         return u, w, doubt
 
     def onto_face(self, state: State, samples: Array, v: Array) -> Array:
@@ -243,16 +250,17 @@ class KernelPlan:
         left out (see `run_samples`); no other task leaves any out."""
         batch = (*arrays, *state.face, *state.factors, state.evidence, state.flags, samples, answer, allowed)
         left: list[int] = []
-        if len(rows) and not self.full and not state.full.iterations:
-            left = _run(_ghost_chunk, len(rows), seconds, state.structure, task, *batch, rows, None)
-            if left:
-                answer[left] = 0.0
-            rows = (answer == UNKNOWN).nonzero()[0]
-            self.full = len(rows) > 0
-        if len(rows):
-            with one_blas_thread():  # eigenvalues of blocks, or of singular systems
-                more = _run(_ghost_chunk, len(rows), seconds, state.structure, task, *batch, rows, state.full)
-            left += rows[more].tolist()
+        with state.lock:
+            if len(rows) and not self.full and not state.full.iterations:
+                left = _run(_ghost_chunk, len(rows), seconds, state.structure, task, *batch, rows, None)
+                if left:
+                    answer[left] = 0.0
+                rows = (answer == UNKNOWN).nonzero()[0]
+                self.full = len(rows) > 0
+            if len(rows):
+                with one_blas_thread():  # eigenvalues of blocks, or of singular systems
+                    more = _run(_ghost_chunk, len(rows), seconds, state.structure, task, *batch, rows, state.full)
+                left += rows[more].tolist()
         if left and task != _NEWTON:
             raise MemoryError("not enough memory for a derivative")
         return left
@@ -314,6 +322,14 @@ def _interior_groups(
             iterations[k] = done[lane]
 
 
+@inner_kernel
+def _with_factors(S: Structure, F: Factors, evidence: Array) -> None:
+    """Make the factors if no derivative has needed them before (128 dense programs with 30 variables, without a
+    derivative: 5.7 ms instead of 9.2)."""
+    if evidence[columns.PIVOT] == columns.PENDING:
+        evidence[columns.PIVOT] = system.factorize(S, F)
+
+
 @kernel
 def _ghost_chunk(
     start: int, stop: int, S: Structure, task: int, Pv: Array, q: Array, Av: Array, b: Array,
@@ -341,10 +357,12 @@ def _ghost_chunk(
             evidence[k, columns.REACH] = columns.reach(D, x[k], y[k])
             answer[i] = evidence[k, columns.STEPS]
         elif task == _SENSITIVITY:
+            _with_factors(S, F, evidence[k])
             answer[i] = loop.sensitivity(S, F, face, _row(r_x, i), _row(r_s, i), x[i], y[i], full)
             if np.isnan(evidence[k, columns.SINGULAR]):
                 evidence[k, columns.AMPLIFIED], evidence[k, columns.SINGULAR] = amplification(S, F, face, full)
         elif task == _NULL:
+            _with_factors(S, F, evidence[k])
             answer[i] = null(S, F, face, x[i], y[i], full)
         elif task == _OTHER:
             D = refer(Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k)))
@@ -352,6 +370,7 @@ def _ghost_chunk(
         else:
             D = refer(Data(_row(Pv, k), _row(q, k), _row(Av, k), _row(b, k)))
             residual = evidence[k, columns.RESIDUAL]
+            _with_factors(S, F, evidence[k])
             weak_rows(S, D, x[k], y[k], s[k], face, F, residual, _row(r_x, i)[0], r_s[i], full)
             answer[i] = 0.0
 

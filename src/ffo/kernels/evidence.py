@@ -10,10 +10,13 @@ from ffo.kernels.point import MARGIN_RATIO, VANISHING, WEAK, Data
 Array = np.ndarray
 
 #: columns of the evidence; the start is measured as solvers do, in the largest terms of the program; REACH is that of
-#: `reach`; SINGULAR whether the ghost system may be, AMPLIFIED the size of its solution for a random right-hand side of
-#: unit size, equilibrated; GHOST is the residual of a derivative; the last three are NaN before any
+#: `reach`; PIVOT the smallest one of the factors, or PENDING; SINGULAR whether the ghost system may be, AMPLIFIED the
+#: size of its solution for a random right-hand side of unit size, equilibrated; GHOST is the residual of a derivative;
+#: the last three are NaN before any
 RESIDUAL, START_RESIDUAL, REACH, ERROR, RATIO, NEAREST, PIVOT, STEPS, IS_SETTLED, AMPLIFIED, SINGULAR, GHOST = range(12)
 EVIDENCE = 12
+#: instead of the smallest pivot: the factors are made with the first derivative
+PENDING = -1.0
 #: columns of the flags; the others are set by derivatives, in the order of `ghost.certificate`
 UNSETTLED, WEAKLY_ACTIVE = range(2)
 FLAGS = 7

@@ -15,7 +15,7 @@ import numpy as np
 
 from ffo.kernels import minres, system
 from ffo.kernels.bundle import refer
-from ffo.kernels.evidence import ERROR, IS_SETTLED, NEAREST, PIVOT, RATIO, RESIDUAL, START_RESIDUAL, STEPS
+from ffo.kernels.evidence import ERROR, IS_SETTLED, NEAREST, PENDING, PIVOT, RATIO, RESIDUAL, START_RESIDUAL, STEPS
 from ffo.kernels.iterate import (
     Iterate,
     arrive,
@@ -350,7 +350,7 @@ def _finish(
     excuse anything); K at the final face.
 
     `known`: the residual of complementarity, if the point was not cleaned; `same`: whether the last step did not change
-    the face; `derivative`: whether factors are wanted.
+    the face; `derivative`: whether there may be one. It makes the factors, if those of the last step are others.
     """
     settled, still = evidence[IS_SETTLED] > 0.0, evidence[STEPS] == 0.0
     anew = still or not settled or not same
@@ -373,7 +373,7 @@ def _finish(
         minres.equilibrate(S, F)
         pivot = 0.0  # rows may depend on each other
     elif derivative and anew:
-        pivot = system.factorize(S, F)
+        pivot = PENDING
     evidence[PIVOT] = pivot
 
 
