@@ -195,3 +195,22 @@ def test_each_row_of_a_jacobian_counts() -> None:
     layer = FFOLayer(cp.Problem(cp.Minimize(cost), [cp.abs(x) <= 5]), [q], [x])
     torch.func.jacrev(lambda v: layer(v)[0])(torch.tensor([0.3, 0.4]))
     assert not layer.info.certificate.good.any()
+
+
+RELATIVE_ENTROPIES = {"kl_div(x, p)": lambda x, p: cp.kl_div(x, p), "rel_entr(x, p)": lambda x, p: cp.rel_entr(x, p)}
+
+
+@pytest.mark.parametrize("backward", ["direct", "iterative", "resolve"])
+@pytest.mark.parametrize("entropy", RELATIVE_ENTROPIES)
+def test_a_prior_of_zero_moves_its_exponential_cone_off_the_face(entropy: str, backward: str) -> None:
+    """x = p / sum(p): the derivative in a p of zero is one-sided, and the row of p, which has no variable, is that of a
+    cone whose other rows the loss sees."""
+    x, p = cp.Variable(3), cp.Parameter(3, nonneg=True)
+    problem = cp.Problem(cp.Minimize(cp.sum(RELATIVE_ENTROPIES[entropy](x, p))), [cp.sum(x) == 1])
+    layer = FFOLayer(problem, [p], [x], backward=backward)
+    weights = torch.tensor([1.0, 2.0, -1.0])
+    for least, good in ((0.0, False), (1e-4, True)):
+        values = torch.tensor([least, 0.5, 0.3], requires_grad=True)
+        assert verdict(layer, lambda v: v @ weights, values) == good
+        (gradient,) = torch.autograd.grad((values / values.sum()) @ weights, values)
+        torch.testing.assert_close(values.grad[1:], gradient[1:], rtol=1e-7, atol=1e-7)

@@ -200,7 +200,9 @@ class Compiled(Linearization):
             scale_u, scale_w = self.plan.scales(self.state, k)
             u, w = np.abs(u[at] / scale_u), np.abs(w[at] / scale_w)
             least = SEEN * np.maximum(largest(u), largest(w))
-            for v, open_along, large, meets in ((u, null.u, LARGE_U, MEETS_U), (w, null.w, LARGE_W, MEETS_W)):
+            # where a row cannot stay on the face, all rows of its curved block go to another one
+            blocks = self.program.cones.block_means(1.0 * (null.w != 0))
+            for v, open_along, large, meets in ((u, null.u, LARGE_U, MEETS_U), (w, blocks, LARGE_W, MEETS_W)):
                 there = v > least
                 flags[at, large] |= there.any(axis=1)
                 flags[at, meets] |= (there & (open_along != 0)).any(axis=1)
