@@ -40,6 +40,11 @@ def polished(program: ConeProgram, solution: Solution, way: Way) -> tuple[Linear
     return found, time.perf_counter() - start
 
 
+def are_finite(*parts: Array) -> Array:
+    """(batch,) whether all entries of some arrays (batch, ·) are finite."""
+    return np.logical_and.reduce([np.isfinite(v).all(axis=1) for v in parts])
+
+
 @dataclass
 class Batch:
     """All samples of a program, and what is known about each; arrays have one entry or row per sample.

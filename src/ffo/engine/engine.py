@@ -13,8 +13,8 @@ to unit size and removes missing rows. Then, in each reduced program:
 - multipliers beside which the costs are rounding are reduced.
 
 The presolve is undone, and answers found in other units are judged in the given ones. Samples that failed, or whose
-answers are coarse, are tried again without rows whose right-hand sides mean infinity. Those that still failed are
-raised, turned into NaN or, if provably infeasible, relaxed, as the user chose. Every returned point has been polished.
+answers are coarse, are tried again without rows whose right-hand sides mean infinity, and in other coordinates of
+curved cones. Those that still failed are raised, turned into NaN or, if provably infeasible, relaxed, as users choose.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import numpy as np
 
 from ffo.cones import Nonneg, SecondOrder, Zero
 from ffo.engine.attempt import Attempt, Reduction, what_decides
+from ffo.engine.balanced import solve_balanced
 from ffo.engine.batch import Batch
 from ffo.engine.checks import contradictions
 from ffo.engine.distant import solve_without_distant_rows, units_are_lost
@@ -298,7 +299,8 @@ class Engine:
             for samples, rows in parts:
                 solve_in_given_units(batch, samples, (first, rows, epigraph_rows), again)
             reduce_forces(batch, self.way(given, partial(self.solver, given, how.overrides)))
-        solve_without_distant_rows(batch, first, again)
+        for retry in (solve_without_distant_rows, solve_balanced):
+            retry(batch, first, again)
         return batch
 
     def _relax(self, batch: Batch, relax: Relax, names: Names, hidden: Array | None, how: _How) -> None:
@@ -342,11 +344,9 @@ class Engine:
         """Run the stages on a batch of reduced programs; `attempt`: the first solver's answers, if it was called."""
         program = batch.program
         find = partial(self.solver, program, overrides)
-        if overrides:
-            find()  # checks the settings, whether or not a solver will be called
+        _ = overrides and find()  # checks the settings, whether or not a solver will be called
         way = self.way(program, find)
-        # the solver detects this for free; checking dense batches first would take a tenth of a step
-        if check_convexity and recalled is None and not program.P.shared:
+        if check_convexity and recalled is None and not program.P.shared:  # checking it would take a tenth of a step
             check_convexity = not find().capabilities.convexity
         if attempt is None:
             reject_bad_data(batch, self.matrices.indefinite if check_convexity else None)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ffo.cones import Nonneg, Zero
 from ffo.engine.auxiliary import relaxed, steepest_ray, with_curvature
-from ffo.engine.batch import ACCEPT, OPEN, Batch
+from ffo.engine.batch import ACCEPT, OPEN, Batch, are_finite
 from ffo.engine.blame import NOT_FINITE
 from ffo.engine.checks import buried, contradictions, rows_hold
 from ffo.engine.proof import Proof, find_proofs, part, starts_somewhere
@@ -250,9 +250,10 @@ def _give_up(
     status[list(proofs)] = [proof.status for proof in proofs.values()]
     solved = status == SOLVED
     first = (batch.solver[mine] == "") | (VERDICTS[status] & ~VERDICTS[batch.status[mine]])
+    found = ~solved & (first | (are_finite(said.x, said.y, said.s) & ~are_finite(*(v[mine] for v in batch.point))))
+    batch.put_point(mine[found], (said.x[found], said.y[found], said.s[found]))  # it may be near the solution
     new = (first & ~solved).nonzero()[0]
     rows = mine[new]
-    batch.put_point(rows, (said.x[new], said.y[new], said.s[new]))
     batch.status[rows], batch.residual[rows] = status[new], measured[new]
     batch.solver[rows], batch.iterations[rows] = solver.name, said.iterations[new]
     batch.detail.update({int(mine[k]): text for k in new.tolist() if (text := describe(said, k, status, measured))})
@@ -383,9 +384,8 @@ def rescue(batch: Batch, way: Way) -> None:
     """Newton's method from the points of failed samples."""
     if not way.polishes or expired():
         return
-    finite = np.isfinite(np.concatenate(batch.point, axis=1)).all(axis=1)
     settled = batch.proven | (VERDICTS[batch.status] & ~(batch.residual < FAR))
-    failed = np.flatnonzero(REPAIRABLE[batch.status] & finite & ~settled)
+    failed = np.flatnonzero(REPAIRABLE[batch.status] & are_finite(*batch.point) & ~settled)
     if not len(failed):
         return
     with np.errstate(all="ignore"):

@@ -1,0 +1,200 @@
+"""Presolve: other coordinates for curved cones, in which the slack of a point close to the solution has unit size.
+
+Coordinates of a block share their units: an error of 1e-6 of the largest counts as small in all of them. The slack
+(18, 1, 1e8) of an exponential cone, for the utility 18 = log(1e8), may thus be off by 100 in its first coordinate, and
+(1e4, 2, 1e4 - 1e-4) of a second-order cone, for 1 / 1e4, in all digits. A cone has linear maps onto itself, which take
+these to points of unit size:
+
+    exponential     (s1, s2, s3) -> (s1 + s2 log a, s2, a s3)
+    power           (s1, s2, s3) -> (a s1, c s2, a^alpha c^(1 - alpha) s3)
+    second-order    s0 + sj -> (s0 + sj) / a,  s0 - sj -> a (s0 - sj)
+    semidefinite    S_ij -> a_i a_j S_ij
+
+With s' = T s, and a factor for each block that makes slack and multiplier equally large, the program has the data
+A' = TA, b' = Tb, and y' = T^-T y. Variables get the units of these rows, and other rows those of the variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import scipy.sparse as sp
+
+from ffo.cones import PSD, Exponential, Power, Product, SecondOrder
+from ffo.cones.base import Cone
+from ffo.cones.psd import triangle
+from ffo.program.cone import ConeProgram
+from ffo.program.pattern import Pattern
+from ffo.program.plan import KEPT
+from ffo.program.presolve import PresolveStep, Triple
+from ffo.program.scaling import Scaling
+from ffo.program.sparse import SparseBatch
+
+Array = np.ndarray
+
+#: largest size of blocks whose coordinates are changed, since their rows of A become dense
+LARGEST = 64
+#: factors of maps beyond which points are not trusted
+MOST = 1e12
+#: factors within which blocks are balanced
+BALANCED = 1e3
+
+
+@dataclass(frozen=True)
+class Balance(PresolveStep):
+    """T for the rows of every block, (batch, entries) row by row (`_places`), and its inverse."""
+
+    cones: Product
+    T: Array
+    inverse: Array
+
+    def take(self, samples: Array) -> Balance:
+        return Balance(self.cones, self.T[samples], self.inverse[samples])
+
+    def apply(self, program: ConeProgram) -> ConeProgram:
+        rows, columns, _ = _places(self.cones)
+        A = program.A.pattern
+        # every entry of A meets all entries of its column of T
+        order = np.argsort(columns, kind="stable")
+        first = np.searchsorted(columns[order], np.arange(program.m + 1))
+        count = np.diff(first)[A.rows]
+        source = np.repeat(np.arange(A.nnz), count)
+        within = np.arange(len(source)) - np.repeat(np.cumsum(count) - count, count)
+        factor = order[first[A.rows[source]] + within]
+        flat = rows[factor] + program.m * A.columns[source]
+        pattern, places = Pattern.covering([flat], (program.m, program.n))
+        to = np.searchsorted(places, flat)
+        add = sp.csr_array((np.ones(len(to)), (to, np.arange(len(to)))), shape=(pattern.nnz, len(to)))
+        values = np.broadcast_to(program.A.values, (program.batch, A.nnz))
+        found = (add @ (self.T[:, factor] * values[:, source]).T).T
+        return replace(program, A=SparseBatch.on(pattern, found), b=self._times(self.T, program.b)).pruned()
+
+    def inward(self, x: Array, y: Array, s: Array) -> Triple:
+        return x, self._times(self.inverse, y, transposed=True), self._times(self.T, s)
+
+    def outward(self, x: Array, y: Array, s: Array) -> Triple:
+        return x, self._times(self.T, y, transposed=True), self._times(self.inverse, s)
+
+    def reduce(self, r_x: Array, r_s: Array) -> tuple[Array, Array]:
+        return r_x, self._times(self.T, r_s)
+
+    def restore(self, u: Array, w: Array, r_x: Array, r_s: Array) -> tuple[Array, Array]:
+        return u, self._times(self.T, w, transposed=True)
+
+    def _times(self, T: Array, v: Array, transposed: bool = False) -> Array:
+        rows, columns, _ = _places(self.cones)
+        rows, columns = (columns, rows) if transposed else (rows, columns)
+        out = np.zeros((len(v), self.cones.dim))
+        np.add.at(out.T, rows, (T * v[:, columns]).T)
+        return out
+
+
+def units_of_blocks(program: ConeProgram) -> Scaling:
+    """Units of variables in which the largest entry of their rows in curved blocks is one, and of other rows."""
+    A, curved = program.A, ~program.cones.scalar_rows
+    values = np.abs(A.values if A.values.ndim > 1 else A.values[None])
+    D, E = np.zeros((len(values), program.n)), np.zeros((len(values), program.m))
+    np.maximum.at(D.T, A.columns, np.where(curved[A.indices], values, 0.0).T)
+    D = 1.0 / np.where(D > 0, D, 1.0)
+    np.maximum.at(E.T, A.indices, (values * D[:, A.columns]).T)
+    E = np.where(curved | (E == 0), 1.0, 1.0 / np.where(E > 0, E, 1.0))
+    one = np.ones((program.batch, 1))
+    return Scaling(D, E, one, one)
+
+
+@lru_cache(maxsize=KEPT)
+def _places(cones: Product) -> tuple[Array, Array, dict[int, int]]:
+    """Rows and columns of the entries of T, and where those of a block begin, by its first row."""
+    rows, columns, begin, at = [], [], {}, 0
+    changed = {int(i[0]): len(i) for g in cones.groups if _suited(g.cone) for i in g.index}
+    row = 0
+    while row < cones.dim:
+        d = changed.get(row, 1)
+        i, j = np.divmod(np.arange(d * d), d)
+        rows.append(row + i)
+        columns.append(row + j)
+        begin[row] = at
+        at, row = at + d * d, row + d
+    return np.concatenate(rows), np.concatenate(columns), begin
+
+
+def _suited(cone: Cone) -> bool:
+    return type(cone) in _MAPS and 1 < cone.dim <= LARGEST
+
+
+def balance(program: ConeProgram, y: Array, s: Array) -> tuple[Balance, Array]:
+    """Coordinates in which the slacks s of given points have unit size; and (batch,) whether any block changes much."""
+    cones = program.cones
+    rows, columns, begin = _places(cones)
+    T = np.where(rows == columns, 1.0, np.zeros((program.batch, 1)))
+    inverse, uneven = T.copy(), np.zeros(program.batch, dtype=bool)
+    with np.errstate(all="ignore"):
+        for g in cones.groups:
+            if not _suited(g.cone):
+                continue
+            d = g.cone.dim
+            at = np.array([begin[int(i[0])] for i in g.index])[:, None] + np.arange(d * d)
+            block = s[:, g.index]  # (batch, count, d)
+            maps, back = _MAPS[type(g.cone)](g.cone, block)
+            change = np.abs(maps - np.eye(d)).max(axis=(2, 3))
+            length = np.abs(np.einsum("bkij,bkj->bki", maps, block)).max(axis=2)
+            force = np.abs(np.einsum("bkji,bkj->bki", back, y[:, g.index])).max(axis=2)
+            size = np.sqrt(force / length)
+            largest = np.maximum(np.abs(maps).max(axis=(2, 3)), np.abs(back).max(axis=(2, 3)))
+            known = np.isfinite(maps).all(axis=(2, 3)) & (largest <= MOST)
+            size = np.where((size >= 1 / MOST) & (size <= MOST), size, 1.0)[..., None, None]
+            T[:, at] = np.where(known[..., None, None], size * maps, np.eye(d)).reshape(*block.shape[:2], d * d)
+            inverse[:, at] = np.where(known[..., None, None], back / size, np.eye(d)).reshape(*block.shape[:2], d * d)
+            uneven |= (known & (change > 0) & (largest > BALANCED)).any(axis=1)
+    return Balance(cones, T, inverse), uneven
+
+
+def _diagonal(v: Array) -> Array:
+    return v[..., None] * np.eye(v.shape[-1])
+
+
+def _exponential(cone: Exponential, s: Array) -> tuple[Array, Array]:
+    a = s[..., 1] / s[..., 2]
+    one = np.ones_like(a)
+    maps, back = (_diagonal(np.stack([one, one, v], -1)) for v in (a, 1 / a))
+    maps[..., 0, 1], back[..., 0, 1] = np.log(a), -np.log(a)
+    return maps, back
+
+
+def _power(cone: Power, s: Array) -> tuple[Array, Array]:
+    v = 1 / s[..., :2]
+    v = np.concatenate([v, v[..., :1] ** cone.alpha * v[..., 1:] ** (1 - cone.alpha)], -1)
+    return _diagonal(v), _diagonal(1 / v)
+
+
+def _second_order(cone: SecondOrder, s: Array) -> tuple[Array, Array]:
+    """Along the coordinate with the largest entry."""
+    j = 1 + np.abs(s[..., 1:]).argmax(axis=-1)
+    other = np.take_along_axis(s, j[..., None], -1)[..., 0]
+    a = np.sqrt((s[..., 0] + other) / (s[..., 0] - other))
+    mean, half = 0.5 * (a + 1 / a), 0.5 * (1 / a - a)
+    maps = np.broadcast_to(np.eye(cone.dim), (*s.shape, cone.dim)).copy()
+    back = maps.copy()
+    k, i = np.indices(j.shape)
+    for target, sign in ((maps, 1.0), (back, -1.0)):
+        target[..., 0, 0] = target[k, i, j, j] = mean
+        target[k, i, 0, j] = target[k, i, j, 0] = sign * half
+    return maps, back
+
+
+def _semidefinite(cone: PSD, s: Array) -> tuple[Array, Array]:
+    i, j, _ = triangle(cone.order)
+    v = 1 / np.sqrt(s[..., np.flatnonzero(i == j)])
+    scaled = v[..., i] * v[..., j]
+    return _diagonal(scaled), _diagonal(1 / scaled)
+
+
+_MAPS: dict[type, Callable[..., tuple[Array, Array]]] = {
+    Exponential: _exponential,
+    Power: _power,
+    SecondOrder: _second_order,
+    PSD: _semidefinite,
+}

@@ -1,0 +1,77 @@
+"""Curved cones whose coordinates differ by orders of magnitude at the solution, which shared units had hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+
+from ffo.errors import Status
+from ffo.torch import FFOLayer
+
+COUNT, N = 12, 4
+Utility = tuple[Callable[[cp.Variable], cp.Expression], float]
+
+#: concave utilities, and the power of c in the optimal x, under c'x <= budget
+UTILITIES: dict[str, Utility] = {"log": (cp.log, -1.0), "power": (lambda x: cp.power(x, 0.3), -1 / 0.7)}
+
+
+def spent(c: torch.Tensor, exponent: float, budget: float) -> torch.Tensor:
+    """The optimal x: proportional to a power of c."""
+    x = c**exponent
+    return budget * x / (c * x).sum(-1, keepdim=True)
+
+
+def prices(seed: int = 0) -> torch.Tensor:
+    return torch.tensor(np.random.default_rng(seed).uniform(0.1, 1.0, (COUNT, N)))
+
+
+@pytest.mark.parametrize("budget", [1e-6, 1e-3, 1e5, 1e6, 1e7, 1e8, 1e9])
+@pytest.mark.parametrize("name", UTILITIES)
+def test_utilities_of_large_and_small_budgets(name: str, budget: float) -> None:
+    """Every sample had an answer off by up to a factor of three, with a residual of 1e-6, or was refused."""
+    utility, exponent = UTILITIES[name]
+    c, x = cp.Parameter(N), cp.Variable(N)
+    layer = FFOLayer(cp.Problem(cp.Maximize(cp.sum(utility(x))), [c @ x <= budget]), [c], [x])
+    given = prices().requires_grad_()
+    (found,) = layer(given)
+    expected = spent(given, exponent, budget)
+    torch.testing.assert_close(found / expected, torch.ones_like(found), rtol=0.0, atol=1e-6)
+    weights = torch.tensor([1.0, 2.0, -1.0, 0.5]).to(given)
+    ((found / budget) @ weights).sum().backward()
+    (exact,) = torch.autograd.grad(((expected / budget) @ weights).sum(), given)
+    good = torch.tensor(layer.info.certificate.good)
+    torch.testing.assert_close(given.grad[good], exact[good], rtol=1e-6, atol=1e-6)
+
+
+def test_without_gradients_too() -> None:
+    c, x = cp.Parameter(N), cp.Variable(N)
+    layer = FFOLayer(cp.Problem(cp.Maximize(cp.sum(cp.log(x))), [c @ x <= 1e8]), [c], [x])
+    with torch.no_grad():
+        (found,) = layer(prices(1))
+    torch.testing.assert_close(found / spent(prices(1), -1.0, 1e8), torch.ones_like(found), rtol=0.0, atol=1e-10)
+    assert layer.info.residual.max() <= 1e-10
+
+
+@pytest.mark.parametrize("side", [1e3, 1e4])
+def test_cubes_are_not_called_infeasible(side: float) -> None:
+    c, x = cp.Parameter(N, nonneg=True), cp.Variable(N)
+    layer = FFOLayer(cp.Problem(cp.Minimize(cp.sum(cp.power(x, 3))), [c @ x >= side, x >= 0]), [c], [x])
+    (found,) = layer(prices())
+    torch.testing.assert_close(found / spent(prices(), 0.5, side), torch.ones_like(found), rtol=0.0, atol=1e-9)
+
+
+@pytest.mark.parametrize("budget", [1e3, 1e4, 1e5, 1e7])
+def test_reciprocals_are_right_or_refused(budget: float) -> None:
+    """1 / x is an entry of (x + t, 2, x - t), which has no digits of it from 1e8 on."""
+    c, x = cp.Parameter(N), cp.Variable(N)
+    layer = FFOLayer(cp.Problem(cp.Minimize(cp.sum(cp.inv_pos(x))), [c @ x <= budget]), [c], [x], on_fail="nan")
+    (found,) = layer(prices())
+    solved = torch.tensor([status is Status.SOLVED for status in layer.info.status])
+    if budget <= 1e4:
+        assert solved.all()
+    ratio = (found / spent(prices(), -0.5, budget))[solved]
+    torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0.0, atol=1e-4)
