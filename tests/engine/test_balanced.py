@@ -75,3 +75,23 @@ def test_reciprocals_are_right_or_refused(budget: float) -> None:
         assert solved.all()
     ratio = (found / spent(prices(), -0.5, budget))[solved]
     torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0.0, atol=1e-4)
+
+
+@pytest.mark.parametrize("least", [1e-7, 1e-8, 1e-10, 1e-12])
+@pytest.mark.parametrize("scale", [1.0, 0.1])
+def test_small_priors_of_relative_entropies(scale: float, least: float) -> None:
+    """x = p / sum(p); nearly all samples had been refused, or flagged with an error of 1e-6."""
+    x, p = cp.Variable(N), cp.Parameter(N, nonneg=True)
+    layer = FFOLayer(cp.Problem(cp.Minimize(cp.sum(cp.kl_div(x, p))), [cp.sum(x) == 1]), [p], [x])
+    given = prices(2)
+    given[:, 0] = least
+    given = (scale * given).requires_grad_()
+    (found,) = layer(given)
+    expected = given / given.sum(-1, keepdim=True)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-14)
+    weights = torch.tensor([1.0, 2.0, -1.0, 0.5]).to(given)
+    (found @ weights).sum().backward()
+    (exact,) = torch.autograd.grad((expected @ weights).sum(), given)
+    good = torch.tensor(layer.info.certificate.good)
+    assert good.float().mean() >= 0.75
+    torch.testing.assert_close(given.grad[good], exact[good], rtol=1e-6, atol=1e-6)

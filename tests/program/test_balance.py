@@ -52,8 +52,8 @@ def step_for(cone: Cone, s: np.ndarray, y: np.ndarray) -> Balance:
     program = ConeProgram.from_matrices(
         np.eye(2), np.zeros((len(s), 2)), np.ones((cone.dim, 2)), np.zeros((len(s), cone.dim)), Product([(cone, 1)])
     )
-    found, uneven = balance(program, y, s)
-    assert uneven.any()
+    found, skewed, _ = balance(program, y, s)
+    assert skewed.any()
     return found
 
 
@@ -104,7 +104,7 @@ def test_derivatives_come_back(cone: str, case: str) -> None:
     known = with_pair(known, known.s, known.y)
     program = known.program
     inside = known.s + 1e-3 * program.cones.interior  # the point of an interior-point method
-    step, _ = balance(program, known.y, inside)
+    step, *_ = balance(program, known.y, inside)
     reduced = step.apply(program)
     presolve = Presolve.of(step, units_of_blocks(reduced))
     reduced = presolve.apply(program)
@@ -125,6 +125,6 @@ def test_points_on_a_face_change_nothing() -> None:
     cones = Product([(Exponential(), 1), (PSD(2), 1)])
     program = ConeProgram.from_matrices(np.eye(2), np.zeros(2), np.ones((6, 2)), np.zeros(6), cones)
     s = np.array([[-1.0, 0.0, 0.0, 1.0, 0.0, 0.0]])
-    step, uneven = balance(program, np.zeros((1, 6)), s)
-    assert not uneven.any()
+    step, skewed, uneven = balance(program, np.zeros((1, 6)), s)
+    assert not (skewed | uneven).any()
     np.testing.assert_array_equal(step.apply(program).A.matrix().toarray(), np.ones((6, 2)))

@@ -42,22 +42,26 @@ def solve_balanced(batch: Batch, first: Substitution | None, stages: Callable[[B
             return
         before = Presolve.of(first and first.take(tried))
         _, y, s = before.inward(*(v[tried] for v in batch.point))
-        step, uneven = balance(before.apply(batch.part(tried)), y, s)
-        some = uneven.nonzero()[0]
+        step, skewed, uneven = balance(before.apply(batch.part(tried)), y, s)
+        some = (skewed | uneven).nonzero()[0]
         if not len(some):
             return
-        _solve_again(batch, tried[some], before.take(some).then(Presolve.of(step.take(some))), stages)
+        presolve = before.take(some).then(Presolve.of(step.take(some)))
+        _solve_again(batch, tried[some], presolve, skewed[some], stages)
 
 
-def _solve_again(batch: Batch, samples: Array, presolve: Presolve, stages: Callable[[Batch], None]) -> None:
-    """Solve some samples after this presolve. Better answers replace those so far, which are judged there, too."""
+def _solve_again(
+    batch: Batch, samples: Array, presolve: Presolve, skewed: Array, stages: Callable[[Batch], None]
+) -> None:
+    """Solve some samples after this presolve. Better answers replace those so far, which are judged there, too, where
+    coordinates of a block are `skewed`: another block's size excuses no error."""
     origin, point = batch.part(samples), tuple(v[samples] for v in batch.point)
     program = presolve.apply(origin)
     for units in (units_of_blocks, scaling):
         step = Presolve.of(units(program))
         presolve, program = presolve.then(step), step.apply(program)
     again = Batch.of(program)
-    there = plan_of(program).judge(values_of(program), *presolve.inward(*point))
+    there = np.where(skewed, plan_of(program).judge(values_of(program), *presolve.inward(*point)), 0.0)
     stages(again)
     again.undo(presolve, origin)
     check_in_given_units(again, None)

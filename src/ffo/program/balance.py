@@ -40,7 +40,7 @@ LARGEST = 64
 #: factors of maps beyond which points are not trusted
 MOST = 1e12
 #: factors within which blocks are balanced
-BALANCED = 1e3
+BALANCED = 1e2
 
 
 @dataclass(frozen=True)
@@ -125,31 +125,39 @@ def _suited(cone: Cone) -> bool:
     return type(cone) in _MAPS and 1 < cone.dim <= LARGEST
 
 
-def balance(program: ConeProgram, y: Array, s: Array) -> tuple[Balance, Array]:
-    """Coordinates in which the slacks s of given points have unit size; and (batch,) whether any block changes much."""
-    cones = program.cones
-    rows, columns, begin = _places(cones)
+def balance(program: ConeProgram, y: Array, s: Array) -> tuple[Balance, Array, Array]:
+    """Coordinates in which the slacks s of given points have unit size; and (batch,) whether coordinates of a block
+    change by very different factors, and whether blocks do."""
+    rows, columns, begin = _places(program.cones)
     T = np.where(rows == columns, 1.0, np.zeros((program.batch, 1)))
-    inverse, uneven = T.copy(), np.zeros(program.batch, dtype=bool)
+    inverse, skewed, stretches = T.copy(), np.zeros(program.batch, dtype=bool), [np.full((program.batch, 1), np.nan)]
+    for g in program.cones.groups:
+        if _suited(g.cone):
+            maps, back, stretch = _maps_of(g.cone, s[:, g.index], y[:, g.index])
+            at = np.array([begin[int(i[0])] for i in g.index])[:, None] + np.arange(g.cone.dim**2)
+            T[:, at], inverse[:, at] = (v.reshape(*stretch.shape, -1) for v in (maps, back))
+            size = np.abs(np.einsum("bkii->bki", maps))
+            skewed |= (size.max(axis=2) > BALANCED * size.min(axis=2)).any(axis=1)
+            stretches.append(stretch)
+    stretch = np.concatenate(stretches, axis=1)
+    least, most = np.fmin.reduce(stretch, axis=1), np.fmax.reduce(stretch, axis=1)
+    return Balance(program.cones, T, inverse), skewed, most > BALANCED * least
+
+
+def _maps_of(cone: Cone, s: Array, y: Array) -> tuple[Array, Array, Array]:
+    """(batch, count, d, d) maps of blocks with these slacks and multipliers (batch, count, d), and their inverses; and
+    by how much they stretch the slacks, NaN where there is none."""
+    one = np.eye(cone.dim)
     with np.errstate(all="ignore"):
-        for g in cones.groups:
-            if not _suited(g.cone):
-                continue
-            d = g.cone.dim
-            at = np.array([begin[int(i[0])] for i in g.index])[:, None] + np.arange(d * d)
-            block = s[:, g.index]  # (batch, count, d)
-            maps, back = _MAPS[type(g.cone)](g.cone, block)
-            change = np.abs(maps - np.eye(d)).max(axis=(2, 3))
-            length = np.abs(np.einsum("bkij,bkj->bki", maps, block)).max(axis=2)
-            force = np.abs(np.einsum("bkji,bkj->bki", back, y[:, g.index])).max(axis=2)
-            size = np.sqrt(force / length)
-            largest = np.maximum(np.abs(maps).max(axis=(2, 3)), np.abs(back).max(axis=(2, 3)))
-            known = np.isfinite(maps).all(axis=(2, 3)) & (largest <= MOST)
-            size = np.where((size >= 1 / MOST) & (size <= MOST), size, 1.0)[..., None, None]
-            T[:, at] = np.where(known[..., None, None], size * maps, np.eye(d)).reshape(*block.shape[:2], d * d)
-            inverse[:, at] = np.where(known[..., None, None], back / size, np.eye(d)).reshape(*block.shape[:2], d * d)
-            uneven |= (known & (change > 0) & (largest > BALANCED)).any(axis=1)
-    return Balance(cones, T, inverse), uneven
+        maps, back = _MAPS[type(cone)](cone, s)
+        largest = np.maximum(np.abs(maps).max(axis=(2, 3)), np.abs(back).max(axis=(2, 3)))
+        known = (np.isfinite(maps).all(axis=(2, 3)) & (largest <= MOST))[..., None, None]
+        maps, back = np.where(known, maps, one), np.where(known, back, one)
+        length = np.abs(np.einsum("bkij,bkj->bki", maps, s)).max(axis=2)
+        size = np.sqrt(np.abs(np.einsum("bkji,bkj->bki", back, y)).max(axis=2) / length)
+        size = np.where((size >= 1 / MOST) & (size <= MOST), size, np.nan)
+        stretch, size = size * length / np.abs(s).max(axis=2), np.where(np.isnan(size), 1.0, size)[..., None, None]
+    return size * maps, back / size, stretch
 
 
 def _diagonal(v: Array) -> Array:
