@@ -158,6 +158,11 @@ class GoldsteinDescent(Optimizer):
                 "GoldsteinDescent takes the gradient at a random point along each step: pass step() a closure "
                 "that calls zero_grad(), evaluates the loss, calls backward() and returns the loss"
             )
+        if torch.is_inference_mode_enabled():
+            raise InputError(
+                "there are no gradients in inference mode, and enable_grad() does not bring them back: call this "
+                "outside of it, or inside torch.inference_mode(False)"
+            )
         self.to_random_point()
         try:
             with torch.enable_grad():

@@ -132,6 +132,8 @@ def _is_data_problem(error: Exception) -> bool:
 
 def _complaint(which: int, error: RuntimeError) -> str:
     text = f"{NAMES[which]} failed: {error}."
+    if "Inference tensors" in str(error):
+        return f"{text} Pass the tensor as theta, or give its module in modules=: the layer copies these"
     if "dtype" in str(error) or "scalar type" in str(error):
         text += (
             " Functions are evaluated in double precision: pass the tensors they use as theta, give their modules in "

@@ -27,6 +27,11 @@ Found = TypeVar("Found")
 Layer = TypeVar("Layer", bound="Reporting")
 
 
+def ordinary(t: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy of one made in inference mode, which autograd cannot save for the backward pass."""
+    return t.clone() if t.is_inference() else t
+
+
 class Report(Protocol):
     """The findings of a call, from which an `Info` can be made."""
 
@@ -134,6 +139,8 @@ class OptimizationLayer(Reporting):
             outputs, _ = call.solve([])
             return tuple(torch.from_numpy(v).to(torch.get_default_dtype()) for v in outputs)
         function = Solve if inside_transform() else SolveOutside
+        if torch.is_grad_enabled():
+            params = [ordinary(p) for p in params]
         return function.apply(Slot(call), *params)
 
     @staticmethod

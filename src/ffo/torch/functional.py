@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
 
 from ffo.engine import Options, Smoothing
-from ffo.engine.call import call_keys, warn_of_doubt
+from ffo.engine.call import call_keys
 from ffo.errors import DerivativeError, InputError
-from ffo.functions.outcome import FunctionOutcome, Runner
-from ffo.functions.problem import Functions, Problem, graph_nodes
+from ffo.functions.outcome import Runner
+from ffo.functions.problem import Functions
 from ffo.functions.solvers import FunctionSolver
-from ffo.torch.base import Reporting, reporting
-from ffo.torch.function import Once, check_kinds, inside_transform, kinds_of
+from ffo.torch.base import Reporting, ordinary, reporting
+from ffo.torch.function import check_kinds, inside_transform, kinds_of
+from ffo.torch.function_call import CallLayout, FunctionCall, SolveFunctions
 from ffo.torch.graph import outside_graphs
 
 Tensor = torch.Tensor
 Function = Callable[..., Tensor]
 
 HVP, BACKWARDS = ("difference", "autograd"), ("auto", "resolve")
-_UNKNOWN = (
-    "the functions use a tensor that requires gradients and is not known to the layer{shape}: pass it as theta, "
-    "or give its module in modules=, or detach it"
-)
 _TRANSFORMED = (
     "FFOFunctionLayer does not run inside torch.func transforms: pass a batch, and take Jacobians row by row with "
     "torch.autograd.functional.jacobian"
@@ -181,17 +178,22 @@ class FFOFunctionLayer(Reporting):
     ) -> Tensor:
         if inside_transform():
             raise DerivativeError(_TRANSFORMED)
+        if torch.is_inference_mode_enabled():
+            # The functions are differentiated in every call, and enable_grad() has no effect in inference mode.
+            with torch.inference_mode(False), torch.no_grad():
+                found = self._solve(theta, y0, solver_args, keys, warm_start)
+            return found.clone()
         layout = self._layout(theta, y0)
         weights = self.functions.weights
         given = call_keys(keys, warm_start, self.runner.options.warm_start, layout.batch)
-        inputs = [*theta, *weights.values()]
+        inputs = [ordinary(t) for t in (*theta, *weights.values())]
         derivative = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-        call = _Call(self, layout, tuple(weights), derivative, given, dict(solver_args or {}))
-        return _Solve.apply(call, *inputs)
+        call = FunctionCall(self, layout, tuple(weights), derivative, given, dict(solver_args or {}))
+        return SolveFunctions.apply(call, *inputs)
 
     _outside = outside_graphs(_solve)
 
-    def _layout(self, theta: Sequence[Tensor], y0: Tensor | None) -> _CallLayout:
+    def _layout(self, theta: Sequence[Tensor], y0: Tensor | None) -> CallLayout:
         """Check the tensors of a call against each other and against the layer's arguments."""
         names = [f"theta {i}" for i in range(len(theta))]
         check_kinds(kinds_of(theta, names), names, names)
@@ -220,7 +222,7 @@ class FFOFunctionLayer(Reporting):
         like = next((t for t in (*theta, y0, *self.functions.weights.values()) if t is not None), None)
         if like is None:
             raise InputError("nothing to solve for: pass theta or y0")
-        return _CallLayout(batched, batch, shape, y0, like.dtype, like.device)
+        return CallLayout(batched, batch, shape, y0, like.dtype, like.device)
 
     def extra_repr(self) -> str:
         return f"shape={self.shape}, dims={self.dims}, solver={self.runner.options.solver or 'auto'}"
@@ -246,134 +248,3 @@ def _batched(theta: Sequence[Tensor], dims: Sequence[int] | None, nowhere: bool,
         if t.ndim not in (d, d + 1):
             raise InputError(f"theta {i} must have {d} dimensions, or {d + 1} with a batch; got {tuple(t.shape)}")
     return tuple(t.ndim > d for t, d in zip(theta, dims, strict=True))
-
-
-@dataclass(frozen=True)
-class _CallLayout:
-    """How to interpret the tensors of a call; `batch` is None for a single sample."""
-
-    batched: tuple[bool, ...]
-    batch: int | None
-    shape: tuple[int, ...]
-    y0: Tensor | None
-    dtype: torch.dtype
-    device: torch.device
-
-    def start(self) -> Tensor:
-        """(batch, n) in double precision."""
-        batch, n = self.batch or 1, int(np.prod(self.shape))
-        if self.y0 is None:
-            return torch.zeros(batch, n, dtype=torch.float64, device=self.device)
-        given = self.y0.detach().to(self.device, torch.float64)
-        return given.reshape(-1, n).expand(batch, n).clone()
-
-
-@dataclass(frozen=True)
-class _Call:
-    """One call of a layer."""
-
-    layer: FFOFunctionLayer
-    layout: _CallLayout
-    names: tuple[str, ...]
-    derivative: bool
-    keys: list[Hashable] | None
-    overrides: dict[str, Any]
-
-    @property
-    def draws(self) -> int:
-        smoothing = self.layer.runner.options.smoothing
-        return smoothing.draws if smoothing else 1
-
-    @property
-    def averages(self) -> bool:
-        smoothing = self.layer.runner.options.smoothing
-        return smoothing is None or smoothing.average
-
-    def solve(self, tensors: Sequence[Tensor]) -> tuple[Tensor, FunctionOutcome]:
-        """y as the caller gets it, and what backward needs."""
-        layout, draws = self.layout, self.draws
-        wide = [t.detach().to(torch.float64) if t.is_floating_point() else t.detach() for t in tensors]
-        count = len(layout.batched)
-        weights = dict(zip(self.names, wide[count:], strict=True))
-        functions = self.layer.functions
-        problem = Problem(functions, tuple(wide[:count]), layout.batched, weights, layout.batch or 1, layout.shape)
-        y0 = layout.start()
-        with torch.no_grad():
-            rows = functions.run(1, problem.theta, problem.batched, weights, y0.reshape(-1, *layout.shape)).shape[1]
-        problem = replace(problem, inequalities=rows)
-        if self.derivative:
-            _refuse_unknown_leaves(problem, y0)
-        keys = self.keys
-        if self.layer._random is not None:
-            problem, y0 = self._perturbed(problem), y0.repeat_interleave(draws, 0)
-            keys = None if keys is None else [(k, d) for k in keys for d in range(draws)]
-        outcome = self.layer.runner.run(problem, y0, self.derivative, keys, self.overrides, draws)
-        self.layer._receive(outcome.info)
-        y = outcome.y.reshape(-1, draws, *layout.shape)
-        if self.averages:
-            y = y.mean(1)
-            return (y if layout.batch is not None else y[0]).to(layout.dtype), outcome
-        y = y.transpose(0, 1)  # (draws, batch, ...)
-        return (y if layout.batch is not None else y[:, 0]).to(layout.dtype, copy=True), outcome
-
-    def _perturbed(self, problem: Problem) -> Problem:
-        """Every sample `draws` times, the right-hand sides of its inequalities perturbed."""
-        smoothing, source = self.layer.runner.options.smoothing, self.layer._random
-        if not problem.inequalities:
-            raise InputError("smoothing perturbs the inequalities, of which this problem has none: omit smoothing=")
-        assert smoothing is not None
-        assert source is not None
-        shift = source.uniform(-smoothing.radius, smoothing.radius, (problem.batch * self.draws, problem.inequalities))
-        return replace(problem.repeated(self.draws), shift=torch.tensor(shift, device=self.layout.device))
-
-    def adjoint(self, outcome: FunctionOutcome, gradient: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
-        draws = self.draws
-        batch = self.layout.batch or 1
-        c = gradient.to(torch.float64)
-        if self.averages:
-            c = (c.reshape(batch, -1) / draws).repeat_interleave(draws, 0)
-        else:
-            c = c.reshape(draws, batch, -1).transpose(0, 1).reshape(batch * draws, -1)
-        # If one draw of a sample failed, the sample has no mean, and so no gradient.
-        ok = torch.tensor(outcome.info.ok, device=c.device).reshape(-1, draws).all(1).repeat_interleave(draws)
-        found = outcome.adjoint(torch.where(ok.unsqueeze(1), c, 0.0), wanted, self.layer.runner.options.delta, ok)
-        warn_of_doubt(outcome.info)
-        if draws > 1:
-            for k, batched in enumerate(self.layout.batched):
-                g = found[k]
-                if batched and g is not None:
-                    found[k] = g.reshape(-1, draws, *g.shape[1:]).sum(1)
-        return found
-
-
-class _Solve(torch.autograd.Function):
-    """(call, *theta, *weights) -> y."""
-
-    @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Tensor:
-        y, ctx.outcome = call.solve(tensors)
-        ctx.call = call
-        ctx.save_for_backward(*tensors)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = tuple(ctx.needs_input_grad[1:])
-        tensors = ctx.saved_tensors
-        with torch.no_grad():
-            found = ctx.call.adjoint(ctx.outcome, gradient.detach(), wanted)
-        result = [None if g is None else g.to(t.dtype) for g, t in zip(found, tensors, strict=True)]
-        if torch.is_grad_enabled():  # create_graph=True
-            result = [None if r is None else Once.apply(r, *tensors, gradient) for r in result]
-        return (None, *result)
-
-
-def _refuse_unknown_leaves(problem: Problem, y: Tensor) -> None:
-    """Raise if the functions close over tensors that require gradients: these would silently get none."""
-    with torch.enable_grad():
-        at = y.detach().requires_grad_()
-        value = problem.objective(at).sum() + problem.constraints(at).sum()
-    for node in graph_nodes(value):
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and leaf is not at:
-            raise InputError(_UNKNOWN.format(shape=f" (shape {tuple(leaf.shape)})"))
