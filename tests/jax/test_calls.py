@@ -15,7 +15,7 @@ import zoo
 from front_ends import jax_loss, make_jax_layer, with_jax, with_torch
 from layers import loss_of, make_layer, relative_error, tensors
 
-from ffo.errors import DerivativeError, InfeasibleError, InputError, Status
+from ffo.errors import DerivativeError, InfeasibleError, InputError, InvalidDataError, Status
 from ffo.jax import FFOLayer, Relax, Smoothing
 
 peer = pytest.mark.skipif(importlib.util.find_spec("cvxpylayers") is None, reason="cvxpylayers is not installed")
@@ -269,3 +269,10 @@ def test_problems_without_parameters() -> None:
     (found,), report = jax.jit(layer.call)()
     np.testing.assert_allclose(found, [1.0, 1.0])
     assert report.ok.all()
+
+
+def test_values_that_break_a_declaration_are_refused() -> None:
+    x, p = cp.Variable(), cp.Parameter(boolean=True, name="slope")
+    layer = FFOLayer(cp.Problem(cp.Maximize(x), [x + p * cp.abs(x) <= 1, x <= 9]), [p], [x])
+    with pytest.raises((InvalidDataError, jax.errors.JaxRuntimeError), match="was declared boolean but has the entry"):
+        jax.block_until_ready(layer(jnp.array(-0.5)))

@@ -6,11 +6,13 @@ the declaration gives a different problem, which may not be convex.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy import sparse
 
 if TYPE_CHECKING:
     import cvxpy as cp
@@ -29,6 +31,8 @@ class Declaration:
         parameter: its position in the user's list; name: as in the problem; shape: its shape.
         signs: whether entries must be nonnegative (+1) or nonpositive (-1), and the name of that attribute.
         bounds: lower and upper bounds of the entries, or None.
+        entries: numbers of the entries that must be 0 or 1 ("boolean"), whole ("integer"), or zero, being outside the
+            declared pattern ("sparse"), by that word.
         symmetric, diagonal: whether it must be.
         definite: +1 if it must be positive semidefinite, -1 if negative, 0 if neither, or if that is checked elsewhere.
             For asymmetric values the symmetric part is checked.
@@ -45,6 +49,7 @@ class Declaration:
     symmetric: bool
     diagonal: bool
     definite: int
+    entries: tuple[tuple[str, Array], ...] = ()
     positive: bool = False
     derived: bool = False
 
@@ -57,7 +62,7 @@ class Declaration:
             for k in np.flatnonzero(~(value > 0.0).all(axis=1)):
                 found[int(k)] = self._not_positive(value[k])
             wrong = []
-        if not (wrong or matrix or self.bounds is not None):
+        if not (wrong or matrix or self.entries or self.bounds is not None):
             return found
         size = np.abs(value).max(axis=1, initial=0.0)
         least = -TOLERANCE * size
@@ -70,9 +75,20 @@ class Declaration:
             beyond = np.maximum(low - value, value - high).max(axis=1, initial=-np.inf)
             for k in np.flatnonzero(beyond > -least):
                 found[int(k)] = self._text("bounded", f"is outside its bounds by {beyond[k]:.4g}")
+        for word, which in self.entries:
+            self._refuse_entries(word, value[:, which], size, found)
         if matrix:
             self._refuse_matrices(value.reshape(-1, *self.shape[-2:]), size, found)
         return found
+
+    def _refuse_entries(self, word: str, value: Array, size: Array, found: dict[int, str]) -> None:
+        where = " outside its pattern" if word == "sparse" else ""
+        with np.errstate(invalid="ignore"):  # infinite entries are refused elsewhere
+            distance = np.abs(value - nearest(word, value))
+            wrong = distance > (TOLERANCE * unit(word, size))[:, None]
+        for k in np.flatnonzero(wrong.any(axis=1)):
+            worst = value[k, np.nanargmax(distance[k])]
+            found[int(k)] = self._text(word, f"has the entry {worst:.4g}{where}")
 
     def _refuse_matrices(self, value: Array, size: Array, found: dict[int, str]) -> None:
         off = value[:, ~np.eye(value.shape[1], dtype=bool)] if self.diagonal else np.zeros((len(value), 0))
@@ -107,6 +123,19 @@ class Declaration:
         return f"parameter {self.parameter} ({self.name}) was declared {declared} but {fact}"
 
 
+def nearest(word: str, value: Array) -> Array:
+    """The nearest values that are declared with this word (see `Declaration.entries`)."""
+    if word == "sparse":
+        return np.zeros_like(value)
+    whole = np.round(value)
+    return np.clip(whole, 0.0, 1.0) if word == "boolean" else whole
+
+
+def unit(word: str, size: Array) -> Array:
+    """What tolerances of entries are relative to: whole numbers are at least 1 apart, however small the values are."""
+    return size if word == "sparse" else np.maximum(size, 1.0)
+
+
 def _have_factors(matrices: Array) -> bool:
     try:
         np.linalg.cholesky(matrices)
@@ -131,15 +160,53 @@ def declarations(
         signs = tuple(
             (s, w) for s, words in ((1, ("nonneg", "pos")), (-1, ("nonpos", "neg"))) for w in words if said[w]
         )
-        bounds = said.get("bounds")
         definite = 0 if quadratic else int(bool(said["PSD"])) - int(bool(said["NSD"]))
         one = Declaration(
-            i, parameter.name(), parameter.shape, signs, None if bounds is None else tuple(bounds),
-            bool(said["symmetric"]), bool(said["diag"]), definite, i in logged, i >= given,
+            i, parameter.name(), parameter.shape, signs, _bounds(parameter), bool(said["symmetric"]),
+            bool(said["diag"]), definite, _entries(parameter), i in logged, i >= given,
         )  # fmt: skip
-        if one.positive or signs or bounds is not None or one.symmetric or one.diagonal or definite:
+        stated = one.positive or signs or one.bounds is not None or one.entries
+        if stated or one.symmetric or one.diagonal or definite:
             found.append(one)
     return tuple(found)
+
+
+def _bounds(parameter: cp.Parameter) -> tuple[Array, Array] | None:
+    given = parameter.attributes.get("bounds")
+    if given is None:
+        return None
+    low, high = (v.toarray() if sparse.issparse(v) else np.asarray(v) for v in given)
+    return low, high
+
+
+def _entries(parameter: cp.Parameter) -> tuple[tuple[str, Array], ...]:
+    said, shape = parameter.attributes, parameter.shape
+    found = [
+        (word, numbers_of(said[word], index, shape))
+        for word, index in (("boolean", parameter.boolean_idx), ("integer", parameter.integer_idx))
+        if said[word] is not False
+    ]
+    if said.get("sparsity"):
+        inside = numbers_of(said["sparsity"], parameter.sparse_idx, shape)
+        found.append(("sparse", np.setdiff1d(np.arange(math.prod(shape)), inside)))
+    return tuple(found)
+
+
+def numbers_of(declared: Any, index: Any, shape: tuple[int, ...]) -> Array:
+    """Numbers of the declared entries of a parameter or variable, by rows.
+
+    CVXPY's solvers read `index` as one sequence of coordinates per dimension. What cannot be read that way is taken as
+    a list of entries, which CVXPY accepts for parameters.
+    """
+    every = np.arange(math.prod(shape)).reshape(shape)
+    if declared is True:
+        return every.ravel()
+    try:
+        if len(index) == len(shape):
+            return every[tuple(np.asarray(one, dtype=int) for one in index)].ravel()
+    except (IndexError, TypeError, ValueError):
+        pass
+    return np.array([every[one] for one in index]).ravel()
 
 
 def refused(declared: Sequence[Declaration], values: Sequence[Array], batch: int) -> dict[int, str]:

@@ -27,6 +27,12 @@ def _breaks(one: Declaration, value: Tensor) -> Tensor:
         low, high = (torch.as_tensor(v, dtype=value.dtype, device=value.device) for v in one.bounds)
         low, high = (v.expand(one.shape).reshape(1, -1) for v in (low, high))
         bad = bad | (torch.maximum(low - value, value - high).amax(dim=1) > TOLERANCE * size)
+    for word, which in one.entries:
+        part = value[:, torch.as_tensor(which, device=value.device)]
+        whole = part.round().clamp(0.0, 1.0) if word == "boolean" else part.round()
+        distance = part.abs() if word == "sparse" else (part - whole).abs()
+        limit = TOLERANCE * (size if word == "sparse" else size.clamp_min(1.0))
+        bad = bad | (distance > limit.unsqueeze(1)).any(dim=1)
     if not (one.symmetric or one.diagonal or one.definite):
         return bad
     matrix = value.reshape(len(value), -1, *one.shape[-2:])
