@@ -19,7 +19,7 @@ from ffo.functions.solvers import FunctionSolver
 from ffo.torch.base import Reporting, ordinary, reporting
 from ffo.torch.function import check_kinds, inside_transform, kinds_of
 from ffo.torch.function_call import CallLayout, FunctionCall, SolveFunctions
-from ffo.torch.graph import outside_graphs
+from ffo.torch.graph import outside_graphs, traced
 
 Tensor = torch.Tensor
 Function = Callable[..., Tensor]
@@ -160,7 +160,7 @@ class FFOFunctionLayer(Reporting):
             y (*batch, *shape).
         """
         arguments = (theta, y0, solver_args, keys, warm_start)
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or traced():
             return self._outside(*arguments)
         return self._solve(*arguments)
 

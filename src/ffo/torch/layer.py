@@ -24,7 +24,7 @@ from ffo.torch.dense.parts import solve_in_parts
 from ffo.torch.dense.warm import ActiveSets, Remembered
 from ffo.torch.expressions import with_expressions
 from ffo.torch.function import Kind, check_kinds, have_kinds, in_one_dtype, kinds_of
-from ffo.torch.graph import fits_into_graphs, outside_graphs, solve_in_graph
+from ffo.torch.graph import fits_into_graphs, outside_graphs, solve_in_graph, traced
 
 
 class FFOLayer(OptimizationLayer):
@@ -158,7 +158,7 @@ class FFOLayer(OptimizationLayer):
         Returns:
             One tensor per variable, (*batch, *variable.shape), in the (promoted) dtype of the parameters.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or traced():
             plain = solver_args is None and keys is None and warm_start is None and start is None
             if plain and params and fits_into_graphs(params):
                 return tuple(solve_in_graph(self._number, list(params)))

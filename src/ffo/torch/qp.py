@@ -26,7 +26,7 @@ from ffo.torch.dense.layer import DensePlan, accessible
 from ffo.torch.dense.parts import solve_in_parts
 from ffo.torch.dense.warm import ActiveSets, Remembered
 from ffo.torch.function import in_one_dtype
-from ffo.torch.graph import fits_into_graphs, outside_graphs, solve_in_graph
+from ffo.torch.graph import fits_into_graphs, outside_graphs, solve_in_graph, traced
 
 Found = TypeVar("Found", bound="torch.Tensor | QPSolution[torch.Tensor]", default=torch.Tensor)
 
@@ -173,7 +173,7 @@ class FFOQPLayer(OptimizationLayer, Generic[Found]):
         """
         blocks: dict[Name, torch.Tensor | None]
         blocks = {"Q": Q, "p": p, "G": G, "h": h, "A": A, "b": b, "lb": lb, "ub": ub, "lower": lower}
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or traced():
             plain = solver_args is None and keys is None and warm_start is None and start is None
             given = list(blocks.values())
             if plain and fits_into_graphs(given):

@@ -16,6 +16,7 @@ from ffo.engine.call import read_batch
 from ffo.engine.notices import VERTEX
 from ffo.errors import InputError, ZeroGradientWarning
 from ffo.torch.decision.integers import MixedInteger
+from ffo.torch.graph import traced
 from ffo.torch.layer import FFOLayer
 
 
@@ -128,6 +129,11 @@ class FixedRegion(torch.nn.Module):
         with torch.no_grad():
             if isinstance(self.inner, FFOLayer):
                 return self.inner(costs)[0]
+            if traced():
+                raise InputError(
+                    "decisions with integers cannot be part of a graph (make_fx, torch.func.linearize, "
+                    "FakeTensorMode): call the region outside of it"
+                )
             values = costs.detach().cpu().double().numpy()
             return torch.from_numpy(self.inner.solve(values)).to(costs)
 
