@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 from function_problems import D, distance, gradients, leaves, quadratic, quadratic_layer, tensor
 
 from ffo.errors import DerivativeError, InfeasibleError, InputError
@@ -154,6 +155,39 @@ def test_a_second_derivative_is_refused(hvp: str) -> None:
     (g,) = torch.autograd.grad(projection(hvp=hvp)(a).square().sum(), a, create_graph=True)
     with pytest.raises(DerivativeError, match="differentiable once"):
         torch.autograd.grad(g.sum(), a)
+
+
+@pytest.mark.parametrize("part", ["objective", "inequality"])
+def test_tensors_in_closures_are_refused_where_no_theta_needs_a_gradient(part: str) -> None:
+    hidden = torch.ones(3, dtype=D, requires_grad=True)
+    if part == "objective":
+        layer = FFOFunctionLayer(lambda a, y: (hidden * (y - a).square()).sum(), shape=3, dims=(1,))
+    else:
+        layer = FFOFunctionLayer(lambda a, y: (y - a).square().sum(), lambda a, y: y - hidden, shape=3, dims=(1,))
+    for _ in range(2):
+        with pytest.raises(InputError, match="not known to the layer"):
+            layer(A)
+    with torch.no_grad():
+        assert layer(A).isfinite().all()
+
+
+@pytest.mark.parametrize("needs", [False, True])
+def test_tensors_on_branches_not_taken_at_the_start_are_refused(needs: bool) -> None:
+    hidden = torch.tensor(1.0, dtype=D, requires_grad=True)
+
+    def objective(a: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        near = (y - a).square().sum()
+        return near + hidden * y.sum() if float(y.detach().sum()) > 0.5 else near
+
+    layer = FFOFunctionLayer(objective, shape=2, dims=(1,))
+    with pytest.raises(InputError, match="not known to the layer"):
+        layer(torch.full((2,), 5.0, dtype=D, requires_grad=needs))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # of forward mode
+def test_forward_mode_is_refused_in_words() -> None:
+    with forward_ad.dual_level(), pytest.raises(DerivativeError, match="no forward mode: take gradients by backward"):
+        projection()(forward_ad.make_dual(A, torch.ones_like(A)))
 
 
 def test_torch_func_is_refused_in_words() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 
 from ffo.engine.call import warn_of_doubt
-from ffo.errors import InputError
+from ffo.errors import DerivativeError, InputError
 from ffo.functions.outcome import FunctionOutcome
 from ffo.functions.problem import Problem, graph_nodes
 from ffo.torch.function import Once
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
+_FORWARD = (
+    "FFOFunctionLayer has no forward mode: take gradients by backward(), or Jacobians row by row with "
+    "torch.autograd.functional.jacobian"
+)
 _UNKNOWN = (
     "the functions use a tensor that requires gradients and is not known to the layer{shape}: pass it as theta, "
     "or give its module in modules=, or detach it"
@@ -48,12 +52,17 @@ class CallLayout:
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """One call of a layer."""
+    """One call of a layer.
+
+    Attributes:
+        names: of the weights; derivative: whether any input needs a gradient; watched: whether gradients are enabled.
+    """
 
     layer: FFOFunctionLayer
     layout: CallLayout
     names: tuple[str, ...]
     derivative: bool
+    watched: bool
     keys: list[Hashable] | None
     overrides: dict[str, Any]
 
@@ -79,13 +88,17 @@ class FunctionCall:
         with torch.no_grad():
             rows = functions.run(1, problem.theta, problem.batched, weights, y0.reshape(-1, *layout.shape)).shape[1]
         problem = replace(problem, inequalities=rows)
-        if self.derivative:
+        if self.derivative:  # now, not after the solve
             _refuse_unknown_leaves(problem, y0)
         keys = self.keys
         if self.layer._random is not None:
             problem, y0 = self._perturbed(problem), y0.repeat_interleave(draws, 0)
             keys = None if keys is None else [(k, d) for k in keys for d in range(draws)]
         outcome = self.layer.runner.run(problem, y0, self.derivative, keys, self.overrides, draws)
+        if self.watched and len(outcome.solved):
+            # Also if no input needs a gradient, and again at the solution: functions may take another branch there.
+            # This is one more evaluation, where a solve has dozens.
+            _refuse_unknown_leaves(outcome.problem.take(outcome.solved), outcome.y[outcome.solved])
         self.layer._receive(outcome.info)
         y = outcome.y.reshape(-1, draws, *layout.shape)
         if self.averages:
@@ -144,6 +157,10 @@ class SolveFunctions(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True
             result = [None if r is None else Once.apply(r, *tensors, gradient) for r in result]
         return (None, *result)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        raise DerivativeError(_FORWARD)
 
 
 def _refuse_unknown_leaves(problem: Problem, y: Tensor) -> None:

@@ -187,8 +187,9 @@ class FFOFunctionLayer(Reporting):
         weights = self.functions.weights
         given = call_keys(keys, warm_start, self.runner.options.warm_start, layout.batch)
         inputs = [ordinary(t) for t in (*theta, *weights.values())]
-        derivative = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-        call = FunctionCall(self, layout, tuple(weights), derivative, given, dict(solver_args or {}))
+        watched = torch.is_grad_enabled()
+        derivative = watched and any(t.requires_grad for t in inputs)
+        call = FunctionCall(self, layout, tuple(weights), derivative, watched, given, dict(solver_args or {}))
         return SolveFunctions.apply(call, *inputs)
 
     _outside = outside_graphs(_solve)
