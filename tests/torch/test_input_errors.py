@@ -21,7 +21,7 @@ from ffo.errors import (
     UnknownSettingError,
     UnsupportedProblemError,
 )
-from ffo.torch import FFOLayer, FFOQPLayer
+from ffo.torch import FFOLayer, FFOQPLayer, Relax
 
 peer = pytest.mark.skipif(importlib.util.find_spec("cvxpylayers") is None, reason="cvxpylayers is not installed")
 
@@ -302,3 +302,43 @@ def test_wrong_keys(case: zoo.Case, keys: list[object], text: str) -> None:
     values = case.batch(3, np.random.default_rng(0))
     with pytest.raises(InputError, match=text):
         make_layer(case)(*tensors(values), keys=keys)
+
+
+def _projection(**options: object) -> FFOLayer:
+    x, b = cp.Variable(2), cp.Parameter(2)
+    return FFOLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - b)), [x <= 5]), [b], [x], **options)
+
+
+WRONG_ARGUMENTS: dict[str, tuple[Callable[[], object], str]] = {
+    "keys: a number": (lambda: _projection()(torch.ones(3, 2), keys=5), "sequence with one hashable per sample, not 5"),
+    "keys: a text": (lambda: _projection()(torch.ones(3, 2), keys="abc"), "sequence with one hashable per sample"),
+    "keys: a scalar": (lambda: _projection()(torch.ones(1, 2), keys=torch.tensor(3)), "one hashable per sample"),
+    "mapped keys": (
+        lambda: torch.func.vmap(lambda v, k: _projection()(v, keys=k)[0])(torch.ones(3, 2, 2), torch.ones(3, 2)),
+        "no values inside a transform",
+    ),
+    "verbose": (lambda: _projection(verbose="x"), "verbose must be true or false, not 'x'"),
+    "verbose of programs": (lambda: FFOQPLayer(verbose="x"), "verbose must be true or false"),
+    "warm_start": (lambda: _projection(warm_start="yes"), "warm_start must be true or false"),
+    "warm_start of a call": (
+        lambda: _projection()(torch.ones(2), warm_start="yes"),
+        "warm_start must be true or false",
+    ),
+    "time_limit": (lambda: _projection(solver_args={"time_limit": -1})(torch.ones(2)), "time_limit must be a positive"),
+    "nothing to relax": (lambda: Relax(constraints=[]), "nothing that may be violated"),
+}
+
+
+@pytest.mark.parametrize(("call", "words"), WRONG_ARGUMENTS.values(), ids=WRONG_ARGUMENTS.keys())
+def test_wrong_arguments(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        call()
+
+
+def test_a_single_constraint_may_be_relaxed() -> None:
+    x, b = cp.Variable(), cp.Parameter()
+    upper = x <= b
+    problem = cp.Problem(cp.Minimize(x**2), [x >= 1, upper])
+    one, several = (FFOLayer(problem, [b], [x], on_fail=Relax(constraints=c)) for c in (upper, [upper]))
+    below = torch.tensor(0.0, dtype=torch.float64)
+    torch.testing.assert_close(one(below)[0], several(below)[0], rtol=0, atol=0)

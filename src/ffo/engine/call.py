@@ -351,6 +351,8 @@ def call_keys(
     Args:
         keys, warm_start: as in `FFOLayer.forward`; by_position: the layer's own `warm_start`.
     """
+    if warm_start not in (None, True, False):
+        raise InputError(f"warm_start must be true or false, not {warm_start!r}")
     given = None if keys is None or warm_start is False else sample_keys(keys, batch)
     if given is None and (by_position if warm_start is None else warm_start):
         return list(range(batch or 1))
@@ -361,7 +363,14 @@ def sample_keys(keys: Iterable[Hashable] | None, batch: int | None) -> list[Hash
     """The keys of a call (a sequence, array or tensor) as a list, checked: one per sample, distinct."""
     if keys is None:
         return None
-    listed = keys.tolist() if hasattr(keys, "tolist") else list(keys)
+    try:
+        listed = keys.tolist() if hasattr(keys, "tolist") else list(keys)
+    except RuntimeError as error:
+        raise InputError(f"keys have no values inside a transform: pass the keys of a whole batch ({error})") from None
+    except TypeError:
+        listed = keys
+    if isinstance(keys, str) or not isinstance(listed, list):
+        raise InputError(f"keys must be a sequence with one hashable per sample, not {keys!r}")
     if len(listed) != (batch or 1):
         raise InputError(f"keys must name every sample: got {len(listed)} keys for a batch of {batch or 1}")
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal
@@ -80,14 +80,14 @@ class Relax:
     point with that violation. Samples with a feasible point are solved unchanged.
 
     Attributes:
-        constraints: those that may be violated; None: all that the user wrote (declared attributes of variables always
-            hold). In `FFOLayer` constraints of the problem, or their numbers; in quadratic programs "b", "h",
-            "lower", "ub", "lb".
+        constraints: those that may be violated, or a single one; None: all that the user wrote (declared attributes of
+            variables always hold). In `FFOLayer` constraints of the problem, or their numbers; in quadratic programs
+            "b", "h", "lower", "ub", "lb".
         weight: in units of the objective per squared unit of the constraints.
         rest: "raise" or "nan", for other failures and for samples that stay infeasible.
     """
 
-    constraints: Sequence[Any] | None = None
+    constraints: Any = None
     weight: float = 1e4
     rest: Literal["raise", "nan"] = "raise"
 
@@ -99,7 +99,10 @@ class Relax:
         if isinstance(self.constraints, str):
             raise InputError(f"constraints must be a list, such as constraints=[{self.constraints!r}]")
         if self.constraints is not None:
-            object.__setattr__(self, "constraints", tuple(self.constraints))
+            several = isinstance(self.constraints, Iterable)
+            object.__setattr__(self, "constraints", tuple(self.constraints) if several else (self.constraints,))
+        if self.constraints == ():
+            raise InputError("constraints=[] leaves nothing that may be violated: omit it for all, or omit Relax")
 
 
 #: names of the constraints of quadratic programs
@@ -138,7 +141,9 @@ class Options:
     time_limit: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "verbose", self.verbose > 0)
+        object.__setattr__(self, "verbose", _positive_number("verbose", self.verbose))
+        if not isinstance(self.warm_start, (bool, np.bool_)):
+            raise InputError(f"warm_start must be true or false, not {self.warm_start!r}")
         if not isinstance(self.backward, Way) and self.backward not in BACKWARDS:
             raise InputError(f"backward must be one of {', '.join(BACKWARDS)} or a Way, not {self.backward!r}")
         if self.on_fail == "relax":
@@ -191,8 +196,14 @@ def from_qpth(
     return {
         "solver": None if type(solver).__name__ == "QPSolvers" else solver,
         "solver_args": {**({} if eps is None else {"eps": eps}), **(solver_args or {})},
-        "verbose": verbose > 0,
+        "verbose": _positive_number("verbose", verbose),
     }
+
+
+def _positive_number(name: str, value: Any) -> bool:
+    if not isinstance(value, (bool, int, float, np.bool_)):
+        raise InputError(f"{name} must be true or false, not {value!r}")
+    return bool(value > 0)
 
 
 def numbered_relaxation(options: Options, names: Names, constraints: Sequence[Any]) -> Options:

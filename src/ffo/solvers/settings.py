@@ -57,13 +57,16 @@ def resolve(solver: type[Solver] | Solver, settings: Mapping[str, Any] | None) -
         ("max_iters", solver.iteration_limit, given.pop("max_iters", None), int),
         ("time_limit", solver.time_limit, given.pop("time_limit", None), float),
     ]
-    verbose = given.pop("verbose", False) > 0
+    verbose = given.pop("verbose", False)
+    if not isinstance(verbose, (bool, int, float)):
+        raise InputError(f"verbose must be true or false, not {verbose!r}")
     native: dict[str, Any] = dict(solver.defaults)
     native.update(dict.fromkeys(solver.tolerances, eps))
     for name, own, value, kind in limits:
         if value is not None:
+            checked = _positive(name, value, kind)
             if own:
-                native[own] = _positive(name, value, kind)
+                native[own] = checked
             else:
                 _warn(solver, name)
     for name, value in given.items():
@@ -74,7 +77,7 @@ def resolve(solver: type[Solver] | Solver, settings: Mapping[str, Any] | None) -
         else:
             raise UnknownSettingError(_unknown(solver, name))
     asked = [native[t] for t in solver.tolerances if isinstance(native.get(t), (int, float))]
-    return Resolved(native, float(max(asked, default=eps)), verbose)
+    return Resolved(native, float(max(asked, default=eps)), verbose > 0)
 
 
 def _translated(solver: type[Solver] | Solver, settings: Mapping[str, Any]) -> dict[str, Any]:
