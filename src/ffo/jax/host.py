@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ffo.engine.call import LayerCall, sample_keys
+from ffo.engine.call import LayerCall
 from ffo.engine.info import Info
+from ffo.engine.keys import sample_keys
 from ffo.engine.records import GONE, NOTHING, Records
 from ffo.engine.report import EngineReport
 from ffo.errors import DerivativeError

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ffo.engine import Options, Smoothing
-from ffo.engine.call import call_keys
+from ffo.engine.keys import call_keys
 from ffo.errors import DerivativeError, InputError
 from ffo.functions.outcome import Runner
 from ffo.functions.problem import Functions

@@ -10,7 +10,8 @@ import cvxpy as cp
 import torch
 
 from ffo.engine import Info, Options, Smoothing
-from ffo.engine.call import call_keys, read_batch
+from ffo.engine.call import read_batch
+from ffo.engine.keys import call_keys
 from ffo.engine.memory import Backoff
 from ffo.engine.options import OnFail, numbered_relaxation
 from ffo.ghost.oracle import Way

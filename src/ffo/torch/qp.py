@@ -10,7 +10,7 @@ import torch
 from typing_extensions import TypeVar  # torch requires it; typing's has no default before Python 3.13
 
 from ffo.engine import Info, Options, Smoothing
-from ffo.engine.call import call_keys
+from ffo.engine.keys import call_keys
 from ffo.engine.options import OnFail, check_relaxed, from_qpth
 from ffo.errors import InputError
 from ffo.ghost.oracle import Way
