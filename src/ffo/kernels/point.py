@@ -137,7 +137,7 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
         l = max(|x|, |s_i| / |a_i|),   f = max(|q|, |Px|, |y_i| |a_i|).
 
     If a solution vanishes, only noise would be left to measure with: a fraction of the sizes that the data implies
-    bounds both from below.
+    bounds both from below, and so do the slacks of curved blocks that hold x (P >> 0 and P + S >> 0 at P = 0).
     """
     Prow, Pcol = part(S.wide, PROW), part(S.wide, PCOL)
     row, tau, Px = np.empty(S.m), np.empty(S.m), np.zeros(S.n)
@@ -174,7 +174,7 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
     if least == 0.0 or (gradient == 0.0 and side == 0.0):
         least = 1.0  # b = 0, and P = 0 or q = 0: any length will do
     length = max(length, least)
-    length = max(length, min(slack, FAR * length))
+    length = max(length, min(slack, FAR * length), _held_length(S, row, y, s, force))
     least = VANISHING * max(gradient, curvature * length)
     force = max(force, least if least > 0.0 else 1.0)
     for i in range(S.m):
@@ -183,6 +183,21 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
     return Sizes(
         length, force, tau, row, implied if implied > 0.0 else np.inf, implied_force if implied_force > 0.0 else np.inf
     )
+
+
+@inner_kernel
+def _held_length(S: Structure, row: Array, y: Array, s: Array, force: float) -> float:
+    """The largest slack |s_i| / |a_i| of curved blocks with a force, and so on their boundary: unlike that of an
+    inactive row, however far away, it says in which units x is known."""
+    kinds, starts, dims, length = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), 0.0
+    for k in range(S.blocks):
+        if kinds[k] > NONNEG:
+            mine = slack = 0.0
+            for i in range(starts[k], starts[k] + dims[k]):
+                mine, slack = max(mine, abs(y[i]) * row[i]), max(slack, abs(s[i]) / row[i])
+            if mine >= VANISHING * force:
+                length = max(length, slack)
+    return length
 
 
 @inner_kernel

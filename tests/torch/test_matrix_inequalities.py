@@ -1,0 +1,50 @@
+"""Several matrix inequalities at once: solutions at the vertex of a cone. References are closed forms."""
+
+from __future__ import annotations
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+
+from ffo.torch import FFOLayer
+
+COUNT = 20
+
+
+def of_rank(rank: int, order: int, rng: np.random.Generator) -> torch.Tensor:
+    factor = rng.normal(size=(COUNT, order, rank))
+    return torch.tensor(factor @ factor.transpose(0, 2, 1))
+
+
+@pytest.mark.filterwarnings("ignore::ffo.errors.GradientWarning")
+@pytest.mark.parametrize("options", [{}, {"solver": "CLARABEL"}, {"solver": "SCS"}], ids=str)
+@pytest.mark.parametrize(("order", "rank"), [(2, 1), (3, 1), (3, 2)])
+def test_two_inequalities_whose_boundaries_meet_at_zero(order: int, rank: int, options: dict[str, str]) -> None:
+    """P >> 0 and P + S >> 0 with a singular S: both hold P at zero, and its size says nothing about its units."""
+    P, S = cp.Variable((order, order), symmetric=True), cp.Parameter((order, order), symmetric=True)
+    made = cp.Problem(cp.Minimize(cp.trace(P)), [P >> 0, P + S >> 0])
+    layer = FFOLayer(made, [S], [P], **options)
+    (found,) = layer(of_rank(rank, order, np.random.default_rng(0)))
+    assert layer.info.ok.all()
+    assert layer.info.residual.max() <= 1e-10
+    assert abs(found).max() <= 1e-15
+
+
+@pytest.mark.filterwarnings("ignore::ffo.errors.GradientWarning")
+def test_a_lyapunov_inequality_that_zero_meets() -> None:
+    """A'P + PA << vv' for a stable A: P = 0."""
+    A = np.array([[-1.0, 1.0, 0.0], [0.0, -1.0, 1.0], [0.0, 0.0, -1.0]])
+    P, S = cp.Variable((3, 3), symmetric=True), cp.Parameter((3, 3), symmetric=True)
+    layer = FFOLayer(cp.Problem(cp.Minimize(cp.trace(P)), [A.T @ P + P @ A << S, P >> 0]), [S], [P])
+    (found,) = layer(of_rank(1, 3, np.random.default_rng(0)))
+    assert abs(found).max() <= 1e-15
+
+
+def test_a_distant_inequality_without_a_force_says_nothing_about_the_size() -> None:
+    """P = -M's positive part, about 1e-6, in a ball of radius 1e9."""
+    P, M = cp.Variable((2, 2), symmetric=True), cp.Parameter((2, 2), symmetric=True)
+    ball = 1e9 * np.eye(2) - P >> 0
+    layer = FFOLayer(cp.Problem(cp.Minimize(0.5 * cp.sum_squares(P + M)), [P >> 0, ball]), [M], [P])
+    (found,) = layer(1e-6 * torch.tensor([[-2.0, 0.0], [0.0, 1.0]]))
+    assert torch.allclose(found, 1e-6 * torch.tensor([[2.0, 0.0], [0.0, 0.0]], dtype=found.dtype), atol=1e-14)
