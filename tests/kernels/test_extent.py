@@ -8,7 +8,7 @@ from tests.outer import outer
 
 from ffo.kernels import evidence
 from ffo.kernels.extent import matrix_extent
-from ffo.kernels.point import Data
+from ffo.kernels.residuals import Data
 
 reach = outer(evidence.reach)
 

@@ -48,3 +48,29 @@ def test_a_distant_inequality_without_a_force_says_nothing_about_the_size() -> N
     layer = FFOLayer(cp.Problem(cp.Minimize(0.5 * cp.sum_squares(P + M)), [P >> 0, ball]), [M], [P])
     (found,) = layer(1e-6 * torch.tensor([[-2.0, 0.0], [0.0, 1.0]]))
     assert torch.allclose(found, 1e-6 * torch.tensor([[2.0, 0.0], [0.0, 0.0]], dtype=found.dtype), atol=1e-14)
+
+
+def projected(C: np.ndarray) -> np.ndarray:
+    """The density matrix nearest to -C."""
+    value, V = np.linalg.eigh(-C)
+    falling = np.sort(value)[::-1]
+    shifts = (np.cumsum(falling) - 1) / np.arange(1, len(C) + 1)
+    return (V * np.maximum(value - shifts[falling > shifts][-1], 0)) @ V.T
+
+
+def test_an_inactive_row_raises_no_alarm_where_boundaries_touch() -> None:
+    """The nuclear norm of a density matrix: the boundaries of both matrix inequalities touch at the solution."""
+    C, X = cp.Parameter((4, 4)), cp.Variable((4, 4), PSD=True)
+    cost = cp.trace(C @ X) + 0.5 * cp.sum_squares(X) + 0.2 * cp.normNuc(X)
+    rng, step = np.random.default_rng(0), 1e-6
+    M, D, W = (rng.normal(size=(COUNT, 4, 4)) for _ in range(3))
+    M, D = M + M.transpose(0, 2, 1), D + D.transpose(0, 2, 1)
+    layer = FFOLayer(cp.Problem(cp.Minimize(cost), [cp.trace(X) == 1, X <= 1.5]), [C], [X])
+    data = torch.tensor(M / 2, requires_grad=True)
+    (found,) = layer(data)
+    (found * torch.tensor(W)).sum().backward()
+    ahead, back = (np.array([projected(m / 2 + h * d) for m, d in zip(M, D, strict=True)]) for h in (step, -step))
+    expected = ((ahead - back) * W).sum(axis=(1, 2)) / (2 * step)
+    assert layer.info.certificate.good.all()
+    assert np.allclose(found.detach(), [projected(m / 2) for m in M], atol=1e-13)
+    assert np.allclose((data.grad.numpy() * D).sum(axis=(1, 2)), expected, atol=1e-6)

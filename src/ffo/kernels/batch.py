@@ -25,8 +25,8 @@ from ffo.kernels.kkt import INV, KI, LP, Face, Full, Structure, from_face, onto_
 from ffo.kernels.lanes import LANES
 from ffo.kernels.ldl import room
 from ffo.kernels.null import amplification, null, on_other_face
-from ffo.kernels.point import Data
 from ffo.kernels.pool import one_blas_thread, run_samples
+from ffo.kernels.residuals import Data
 from ffo.kernels.system import UNKNOWN, Factors
 from ffo.kernels.values import Values, ready
 from ffo.kernels.vectors import copy, fill

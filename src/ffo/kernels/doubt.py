@@ -15,7 +15,8 @@ from ffo.kernels.evidence import AMPLIFIED, NEAREST, RESIDUAL, SINGULAR, WEAKLY_
 from ffo.kernels.jit import inner_kernel, kernel
 from ffo.kernels.kkt import ACOL, AROW, DIM, INV, KIND, NONNEG, START, ZERO, Face, Full, Structure, part
 from ffo.kernels.null import VANISHED, correct
-from ffo.kernels.point import MARGIN_RATIO, WEAK, Data, residuals, sizes
+from ffo.kernels.point import MARGIN_RATIO, WEAK, sizes
+from ffo.kernels.residuals import Data, residuals
 from ffo.kernels.system import EPS, Factors
 from ffo.kernels.vectors import fill
 

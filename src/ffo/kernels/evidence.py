@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from ffo.kernels.jit import inner_kernel, kernel
-from ffo.kernels.point import MARGIN_RATIO, VANISHING, WEAK, Data
+from ffo.kernels.point import MARGIN_RATIO, VANISHING, WEAK
+from ffo.kernels.residuals import Data
 
 Array = np.ndarray
 

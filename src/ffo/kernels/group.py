@@ -35,7 +35,8 @@ from ffo.kernels.kkt import (
     part,
 )  # fmt: skip  # isort: skip
 from ffo.kernels.lanes import LANES, any_below, choose, clear, largest, load, magnitude, spread, sqrt, store
-from ffo.kernels.point import FLOOR, Data
+from ffo.kernels.point import FLOOR
+from ffo.kernels.residuals import Data
 
 Array = np.ndarray
 

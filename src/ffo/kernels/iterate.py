@@ -27,7 +27,8 @@ from ffo.kernels.kkt import (
     Structure,
     part,
 )
-from ffo.kernels.point import WEAK, Data, Sizes, clean, judge, larger, sizes
+from ffo.kernels.point import WEAK, Sizes, clean, judge, larger, sizes
+from ffo.kernels.residuals import Data
 from ffo.kernels.vectors import copy, fill
 
 Array = np.ndarray

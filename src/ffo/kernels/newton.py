@@ -15,6 +15,7 @@ import numpy as np
 
 from ffo.kernels import minres, system
 from ffo.kernels.bundle import refer
+from ffo.kernels.direction import ROUNDING, damped, direction, gather, scatter
 from ffo.kernels.evidence import ERROR, IS_SETTLED, NEAREST, PENDING, PIVOT, RATIO, RESIDUAL, START_RESIDUAL, STEPS
 from ffo.kernels.iterate import (
     Iterate,
@@ -47,11 +48,10 @@ from ffo.kernels.kkt import (
     Full,
     Structure,
     assemble,
-    from_face,
-    onto_face,
     part,
 )
-from ffo.kernels.point import FAR, MARGIN_RATIO, WEAK, Data, Sizes, distance, judge, sizes
+from ffo.kernels.point import FAR, MARGIN_RATIO, WEAK, Sizes, distance, judge, sizes
+from ffo.kernels.residuals import Data
 from ffo.kernels.system import UNKNOWN, Factors
 from ffo.kernels.vectors import copy, fill
 
@@ -62,17 +62,13 @@ SETTLED, STILL = 1e-7, 1e-14
 #: natural residual that Newton's method reaches unless the face is wrong or its equations have no solution; with 1e-8,
 #: three lines of the plane that do not meet in a point count as a vertex
 CONVERGED = 1e-10
-#: natural residual below which rounding decides whether a step was an improvement; residual that a settled step may
-#: leave although it was smaller before (matrices of order 5 leave up to 4e-13, by chance 1e-13)
-ROUNDING, NOISE = 1e-13, 1e-12
+#: residual that a settled step may leave although it was smaller before (matrices of order 5 leave up to 4e-13, by
+#: chance 1e-13)
+NOISE = 1e-12
 #: largest fraction of the residual that a step should leave; if it leaves more, shorter ones are tried
 FALLING = 0.9
 #: fraction of the residual above which a step may converge to a ray; if ten times smaller, ordinary steps are included
 SLOW = 0.05
-#: relative residual that the previous point's factors must reach; else new ones are made
-BORROWED = 1e-6
-#: estimated relative error of a step above which sharper factors are used if a pivot is small
-ROUGH = 1e-3
 #: consecutive steps without a new best merit after which to give up, as a fraction of those allowed
 PATIENCE = 0.4
 
@@ -118,71 +114,6 @@ def _alike(S: Structure, z: Sizes, a: Face, b: Face, w: Array, near: float) -> b
                 if a.on[i] != b.on[i] and abs(w[i]) > near * z.row[i] * z.primal:
                     return False
     return True
-
-
-@inner_kernel
-def _gather(S: Structure, face: Face, r_x: Array, r_s: Array, rhs: Array) -> None:
-    """rhs := [r_x; T r_s] in K's order; entries of auxiliary unknowns are unchanged."""
-    inv, t = part(S.wide, INV), np.empty(S.m)
-    onto_face(S, face, r_s, t)
-    for j in range(S.n):
-        rhs[inv[j]] = r_x[j]
-    for i in range(S.m):
-        rhs[inv[S.n + i]] = t[i]
-
-
-@inner_kernel
-def scatter(S: Structure, face: Face, z: Array, u: Array, w: Array) -> None:
-    """u and w = T't of unknowns z in K's order."""
-    inv, t = part(S.wide, INV), np.empty(S.m)
-    for j in range(S.n):
-        u[j] = z[inv[j]]
-    for i in range(S.m):
-        t[i] = z[inv[S.n + i]]
-    from_face(S, face, t, w)
-
-
-@inner_kernel
-def _direction(
-    S: Structure,
-    F: Factors,
-    face: Face,
-    r_x: Array,
-    r_s: Array,
-    old: float,
-    borrowed: bool,
-    dx: Array,
-    dy: Array,
-    full: Full | None,
-) -> tuple[float, float, bool]:
-    """Newton's direction; returns the relative residual of its system, the smallest pivot if it was factorized
-    (else inf), and whether it was. The residual is UNKNOWN where the system is singular, and `full` None.
-
-    `old` is the natural residual here: the system's own residual need not be smaller than rounding."""
-    size, rounding = S.sign.size, ROUNDING / max(old, ROUNDING)
-    target = min(max(rounding, system.EXACT), 1e-3)
-    rhs, z, left = np.zeros(size), np.empty(size), np.empty(size)
-    _gather(S, face, r_x, r_s, rhs)
-    if full is not None and full.iterations > 0:
-        minres.equilibrate(S, F)
-        relative, _ = minres.solve(S, F, rhs, z, max(target, full.rtol), full)
-        scatter(S, face, z, dx, dy)
-        return relative, 0.0, True
-    pivot, fresh = np.inf, not borrowed
-    if fresh:
-        pivot = system.factorize(S, F)
-    relative, error = system.refine(S, F, rhs, z, left, target, np.inf, system.STALLED)
-    if borrowed and not relative <= max(target, BORROWED):
-        pivot, fresh = system.factorize(S, F), True
-        relative, error = system.refine(S, F, rhs, z, left, target, np.inf, system.STALLED)
-    if fresh and pivot <= system.SMALL_PIVOT and not error <= ROUGH:
-        relative, error = system.without_null(S, F, rhs, z, left)
-        if not (error <= ROUGH and relative <= rounding):
-            if full is None:
-                return UNKNOWN, pivot, fresh
-            relative, _ = system.least_squares(S, F, rhs, z, left)
-    scatter(S, face, z, dx, dy)
-    return relative, pivot, fresh
 
 
 @inner_kernel
@@ -305,7 +236,7 @@ def _newton(
         chord = full is not None and slow and through_rays(S, face, here)
         assemble(S, D.Pv, D.Av, face, face.u, np.zeros(S.aux), F.Kx)
         copy(face.delta, tangent)
-        unsolved, new_pivot, fresh = _direction(S, F, face, here.r_x, here.r_s, old, borrowed, dx, dy, full)
+        unsolved, new_pivot, fresh = direction(S, F, face, here.r_x, here.r_s, old, borrowed, dx, dy, full)
         if full is None and unsolved == UNKNOWN:
             copy_point(given, here)
             evidence[STEPS] = UNKNOWN
@@ -317,7 +248,9 @@ def _newton(
             evidence[IS_SETTLED] = 1.0
         elif old > ROUNDING and not (new < np.inf and (chord or merit_of(S, z, there) <= FALLING * merit)):
             freed = new < np.inf and _same(S, face, other) and let_go(S, D, z, F.scale, there, other)
-            if not freed and not shorten(S, D, z, here, dx, dy, new < np.inf, there, other, full):
+            held = not freed and pivot <= system.SMALL_PIVOT
+            held = held and _hold_multipliers(S, D, z, F, merit, here, face, dx, dy, there, other, full)
+            if not freed and not held and not shorten(S, D, z, here, dx, dy, new < np.inf, there, other, full):
                 break
             new = arrive(S, D, z, there, other, full)
         borrowed = _same(S, face, other) and not chord
@@ -339,6 +272,31 @@ def _newton(
         arrive(S, D, z, here, face, full)
         known = go_back(S, D, z, given, as_given, here, face, there, other, full)
     _finish(S, D, here, face, F, evidence, pivot, known, borrowed, steps > 0, full)
+
+
+@inner_kernel
+def _hold_multipliers(
+    S: Structure, D: Data, z: Sizes, F: Factors, merit: float, here: Iterate, face: Face, dx: Array, dy: Array,
+    there: Iterate, other: Face, full: Full | None,
+) -> bool:  # fmt: skip
+    """Move to `there` by a step that keeps multipliers where K nearly vanishes; returns whether it is good: else, and
+    where there are no factors, `there` is again where the step dx, dy leads.
+
+    Boundaries that touch at the solution have normals that nearly depend on each other at a point close to it. An exact
+    step moves their multipliers by an error over an angle, from the centre of those that are possible to their edge or
+    beyond.
+    """
+    if full is None or full.iterations > 0:
+        return False
+    du, dv = np.zeros(S.n), np.zeros(S.m)
+    damped(S, F, face, here.r_x, here.r_s, du, dv)
+    good = move(S, D, z, here, du, dv, 1.0, there)
+    if good:
+        arrive(S, D, z, there, other, full)
+        good = merit_of(S, z, there) <= FALLING * merit
+    if not good and move(S, D, z, here, dx, dy, 1.0, there):
+        arrive(S, D, z, there, other, full)
+    return bool(good)
 
 
 @inner_kernel
@@ -387,7 +345,7 @@ def sensitivity(
     tangent (dP, dq, dA, db)           r_x = -(dP x + dq + dA'y),  r_s = db - dA x
     """
     rhs, z = np.zeros(S.sign.size), np.empty(S.sign.size)
-    _gather(S, face, r_x, r_s, rhs)
+    gather(S, face, r_x, r_s, rhs)
     doubt = _solve(S, F, rhs, z, full)
     scatter(S, face, z, u, w)
     return doubt

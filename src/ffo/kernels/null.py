@@ -10,10 +10,11 @@ import numpy as np
 
 from ffo.kernels import ldl, minres, system
 from ffo.kernels.bundle import refer
+from ffo.kernels.direction import scatter
 from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import DIM, INV, KI, KIND, KP, LI, LP, NONNEG, START, Face, Full, Structure, assemble, part
-from ffo.kernels.newton import scatter, sensitivity
-from ffo.kernels.point import Data
+from ffo.kernels.newton import sensitivity
+from ffo.kernels.residuals import Data
 from ffo.kernels.system import UNKNOWN, Factors, norm
 from ffo.kernels.vectors import copy, fill
 

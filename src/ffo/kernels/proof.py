@@ -14,8 +14,8 @@ import numpy as np
 
 from ffo.kernels.bundle import refer
 from ffo.kernels.jit import inner_kernel, inner_reducing_kernel, kernel
-from ffo.kernels.point import Data
 from ffo.kernels.pool import run_samples
+from ffo.kernels.residuals import Data
 from ffo.kernels.values import Values
 from ffo.kernels.vectors import copy
 
