@@ -74,3 +74,20 @@ def test_an_inactive_row_raises_no_alarm_where_boundaries_touch() -> None:
     assert layer.info.certificate.good.all()
     assert np.allclose(found.detach(), [projected(m / 2) for m in M], atol=1e-13)
     assert np.allclose((data.grad.numpy() * D).sum(axis=(1, 2)), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("declared", [{"PSD": True}, {"symmetric": True}], ids=str)
+def test_an_implied_matrix_inequality_is_good(declared: dict[str, bool]) -> None:
+    """P >> 0 follows from that of the Schur complement, whose other rows, where q enters, have no part in it."""
+    q, x, P = cp.Parameter(3), cp.Variable(3), cp.Variable((3, 3), **declared)
+    made = cp.Problem(cp.Minimize(cp.matrix_frac(x - q, P) + cp.trace(P) + cp.sum_squares(x)))
+    rng = np.random.default_rng(0)
+    values, W = (torch.tensor(rng.normal(size=(COUNT, 3))) for _ in range(2))
+    layer, data, same = FFOLayer(made, [q], [x]), *(values.clone().requires_grad_() for _ in range(2))
+    (found,) = layer(data)
+    expected = same / same.norm(dim=1, keepdim=True).clamp(min=1)
+    for out in (found, expected):
+        (out * W).sum().backward()
+    assert layer.info.certificate.good.all()
+    assert torch.allclose(found, expected, atol=1e-13)
+    assert torch.allclose(data.grad, same.grad, atol=1e-9)

@@ -47,6 +47,9 @@ ANY, UNTOLD = 1e-12, 1e-9
 #: relative force below which a curved block is given some of the others' forces, and how much in turn, relative to the
 #: largest: Newton's method takes it from others, which may lose all they have; residual of points where it has settled
 SLIGHT, SHARES, SETTLED = 1e-6, (1e-2, 1e-4), 1e-13
+#: entries of a null vector, relative to its largest, that are rounding errors, and relative size of A'w that vanishes;
+#: if ten times smaller, errors of eigenvectors count
+DUST, VANISHED = 1e-13, 1e-12
 #: relative multiplier below which a row carries no force
 FORCELESS = 1e-9
 #: total entries of the samples' patterns above which the memory for their factors is checked first
@@ -140,7 +143,20 @@ class Compiled(Linearization):
             rows = self.weak_rows[near]
             held = (rows & (self.state.face[0][near, : self.program.m] > 0)).any(axis=1)
             near, weak = np.concatenate([near, near[held]]), np.concatenate([1.0 * rows, -1.0 * rows[held]])
-        return NullVectors(*self.plan.null(values_of(self.program), self.state, near, weak))
+        samples, u, w = self.plan.null(values_of(self.program), self.state, near, weak)
+        return NullVectors(samples, u, self._without_dust(samples, w))
+
+    def _without_dust(self, samples: Array, w: Array) -> Array:
+        """Null vectors of multipliers without the rounding errors of turning them into the rows of curved blocks, if
+        they remain null vectors: others feel these, however small, in rows that are not among those that depend on each
+        other."""
+        if self.program.cones.scalar_rows.all() or not len(samples):
+            return w
+        A = self.program.A if self.program.A.shared else self.program.A.take(samples)
+        size = A.row_sizes * np.abs(w)
+        clean = np.where((size > DUST * largest(size)) | self.program.cones.scalar_rows, w, 0.0)
+        vanishes = np.abs(A.tdot(clean)) <= VANISHED * A.magnitudes.tdot(np.abs(clean))
+        return np.where(vanishes.all(axis=1)[:, None], clean, w)
 
     @cached_property
     def weak_rows(self) -> Array:
