@@ -12,10 +12,10 @@ import pytest
 from tests.outer import outer
 
 import ffo.kernels
-from ffo.kernels import ldl, point
+from ffo.kernels import ldl, residuals
 
 KERNELS = sorted(Path(ffo.kernels.__file__).parent.rglob("*.py"))
-multiply, full_column = outer(ldl.multiply), outer(point._full_column)
+multiply, full_column = outer(ldl.multiply), outer(residuals._full_column)
 
 
 def placed(arrays: list[np.ndarray], order: tuple[int, ...], gap: int) -> list[np.ndarray]:

@@ -7,8 +7,9 @@ import pytest
 from tests.outer import outer
 
 from ffo.kernels import kkt, point
+from ffo.kernels import residuals as terms
 
-residuals = outer(point.residuals)
+residuals = outer(terms.residuals)
 sizes = outer(point.sizes)
 
 
@@ -26,7 +27,7 @@ def test_residuals_are_those_of_dense_matrices(n: int, m: int, kind: str) -> Non
     q, b, x, y, s = (rng.standard_normal(k) for k in (n, m, n, m, m))
     b[::3] = np.inf
     r_x, r_s = np.empty(n), np.empty(m)
-    a_x, a_s = residuals(S, point.Data(upper[Pr, Pc], q, A[Ar, Ac], b), x, y, s, r_x, r_s)
+    a_x, a_s = residuals(S, terms.Data(upper[Pr, Pc], q, A[Ar, Ac], b), x, y, s, r_x, r_s)
     P, there = upper + np.triu(upper, 1).T, b < np.inf
     np.testing.assert_allclose(r_x, -(P @ x + q + A.T @ y), atol=1e-12)
     np.testing.assert_allclose(a_x, np.abs(P) @ np.abs(x) + np.abs(q) + np.abs(A.T) @ np.abs(y), atol=1e-12)
@@ -49,6 +50,6 @@ def test_rounding_errors_of_a_right_hand_side_are_not_the_size_of_the_data(noise
     entries = (np.array([0, 1, 1, 2]), np.array([0, 0, 1, 1]))
     blocks = kkt.ConeBlocks(np.array([kkt.ZERO, kkt.NONNEG]), np.array([2, 1]), np.zeros(2))
     S = kkt.build((np.arange(2), np.arange(2)), entries, 2, 3, blocks)
-    data = point.Data(np.ones(2), np.zeros(2), np.array([1.0, -1.0, 1.0, 1.0]), np.array([15.0, noise, 3.0]))
+    data = terms.Data(np.ones(2), np.zeros(2), np.array([1.0, -1.0, 1.0, 1.0]), np.array([15.0, noise, 3.0]))
     found = sizes(S, data, np.full(2, 15.0), np.zeros(3), np.zeros(3))
     assert found.implied_primal == pytest.approx(implied)
