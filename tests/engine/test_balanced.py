@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from ffo.errors import Status
 from ffo.torch import FFOLayer
 
 COUNT, N = 12, 4
@@ -64,17 +63,37 @@ def test_cubes_are_not_called_infeasible(side: float) -> None:
     torch.testing.assert_close(found / spent(prices(), 0.5, side), torch.ones_like(found), rtol=0.0, atol=1e-9)
 
 
-@pytest.mark.parametrize("budget", [1e3, 1e4, 1e5, 1e7])
-def test_reciprocals_are_right_or_refused(budget: float) -> None:
-    """1 / x is an entry of (x + t, 2, x - t), which has no digits of it from 1e8 on."""
+@pytest.mark.parametrize("budget", [1e3, 1e4])
+def test_reciprocals(budget: float) -> None:
+    """1 / x is an entry of (x + t, 2, x - t), which soon has no digits of it."""
     c, x = cp.Parameter(N), cp.Variable(N)
-    layer = FFOLayer(cp.Problem(cp.Minimize(cp.sum(cp.inv_pos(x))), [c @ x <= budget]), [c], [x], on_fail="nan")
+    layer = FFOLayer(cp.Problem(cp.Minimize(cp.sum(cp.inv_pos(x))), [c @ x <= budget]), [c], [x])
     (found,) = layer(prices())
-    solved = torch.tensor([status is Status.SOLVED for status in layer.info.status])
-    if budget <= 1e4:
-        assert solved.all()
-    ratio = (found / spent(prices(), -0.5, budget))[solved]
-    torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0.0, atol=1e-4)
+    torch.testing.assert_close(found / spent(prices(), -0.5, budget), torch.ones_like(found), rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e5, 1e6, 1e7, 1e8])
+@pytest.mark.parametrize("linear", [False, True])
+def test_slacks_without_digits_refuse_nothing(linear: bool, size: float) -> None:
+    """On the ball, beside one large entry: s = (1, 1 - 1e-13, ..), whose difference is rounding."""
+    x, a = cp.Variable(N), cp.Parameter(N)
+    objective = cp.Maximize(a @ x) if linear else cp.Minimize(cp.sum_squares(x - a))
+    layer = FFOLayer(cp.Problem(objective, [cp.norm(x) <= 1]), [a], [x])
+    given = prices(3)
+    given[:, 0] *= size
+    with torch.no_grad():
+        (found,) = layer(given)
+    torch.testing.assert_close(found, given / given.norm(dim=1, keepdim=True), rtol=0.0, atol=1e-9)
+
+
+def test_remembered_solutions_prove_nothing() -> None:
+    """Points with entries of 1e15 looked like proofs that there is no solution."""
+    c, x = cp.Parameter(N, nonneg=True), cp.Variable(N)
+    layer = FFOLayer(cp.Problem(cp.Minimize(cp.sum(cp.power(x, 3))), [c @ x >= 1e5, x >= 0]), [c], [x])
+    for _ in range(3):
+        with torch.no_grad():
+            (found,) = layer(prices(21), keys=list(range(COUNT)))
+        torch.testing.assert_close(found / spent(prices(21), 0.5, 1e5), torch.ones_like(found), rtol=0.0, atol=1e-9)
 
 
 @pytest.mark.parametrize("least", [1e-7, 1e-8, 1e-10, 1e-12])

@@ -214,3 +214,18 @@ def test_a_prior_of_zero_moves_its_exponential_cone_off_the_face(entropy: str, b
         assert verdict(layer, lambda v: v @ weights, values) == good
         (gradient,) = torch.autograd.grad((values / values.sum()) @ weights, values)
         torch.testing.assert_close(values.grad[1:], gradient[1:], rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("backward", ["direct", "iterative"])
+@pytest.mark.parametrize("entropy", [cp.kl_div, lambda r, y: cp.rel_entr(r, y) + y])
+def test_a_first_argument_of_zero_of_a_relative_entropy(entropy: Callable[..., cp.Expression], backward: str) -> None:
+    """The multiplier of r grows without bound as r tends to zero, and the derivative there was zero and called good."""
+    y, r, s = cp.Variable(), cp.Parameter(nonneg=True), cp.Parameter()
+    layer = FFOLayer(cp.Problem(cp.Minimize(entropy(r, y) + cp.square(y - s))), [r, s], [y], backward=backward)
+    target = torch.linspace(0.6, 3.0, 8)
+    assert not verdict(layer, lambda v: v.sum(), torch.zeros(8, requires_grad=True), target)
+    assert not layer.info.certificate.good.any()
+    fixed = target.clone().requires_grad_()
+    assert verdict(layer, lambda v: v.sum(), torch.zeros(8), fixed)  # nobody asks for the derivative in r
+    torch.testing.assert_close(fixed.grad, torch.ones(8), rtol=1e-6, atol=1e-6)
+    assert verdict(layer, lambda v: v.sum(), torch.full((8,), 1e-3, requires_grad=True), target)

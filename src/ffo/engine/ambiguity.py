@@ -118,8 +118,8 @@ def clashing(null: NullVectors, program: ConeProgram, x: Array, s: Array) -> Arr
     if not relaxable.any():
         return np.asarray(relaxable)
     program, x, s = program.take(k), x[k], s[k]
-    left, size = (np.where(used, v, 0.0) for v in (program.slack(x) - s, np.abs(program.b) + np.abs(s)))
-    size = size + program.A.magnitudes.dot(np.abs(x))
+    left = np.where(used, program.slack(x) - s, 0.0)
+    size = program.cones.block_means(np.abs(program.b) + np.abs(s) + program.A.magnitudes.dot(np.abs(x)))
     inconsistent = np.abs(_inner(w, left)) > MET * _inner(np.abs(w), size)
     return np.asarray(inconsistent & relaxable)
 

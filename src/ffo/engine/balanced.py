@@ -30,47 +30,56 @@ TRIES = 3
 
 
 def solve_balanced(batch: Batch, first: Substitution | None, stages: Callable[[Batch], None]) -> None:
-    """Solve such samples again where coordinates of a block differ much in size; `first`: the presolve of all
-    samples."""
+    """Solve such samples again where coordinates, or blocks, differ much in size; `first`: the presolve of all samples.
+
+    A sample is tried again while its answer gets better."""
     if batch.program.cones.kinds <= {Zero, Nonneg}:
         return
+    tried = np.arange(batch.program.batch)
     for _ in range(TRIES):
         coarse = (batch.status == SOLVED) & (batch.residual > fine(batch.program))
-        tried = np.flatnonzero((coarse | REPAIRABLE[batch.status]) & ~batch.proven)
-        tried = tried[are_finite(*(v[tried] for v in batch.point))]
+        poor = (coarse | REPAIRABLE[batch.status]) & ~batch.proven
+        tried = tried[poor[tried] & are_finite(*(v[tried] for v in batch.point))]
         if not len(tried) or expired():
             return
         before = Presolve.of(first and first.take(tried))
         _, y, s = before.inward(*(v[tried] for v in batch.point))
-        step, skewed, uneven = balance(before.apply(batch.part(tried)), y, s)
-        some = (skewed | uneven).nonzero()[0]
+        found = balance(before.apply(batch.part(tried)), y, s)
+        some = found.uneven.nonzero()[0]
         if not len(some):
             return
-        presolve = before.take(some).then(Presolve.of(step.take(some)))
-        _solve_again(batch, tried[some], presolve, skewed[some], stages)
+        presolve = before.take(some).then(Presolve.of(found.step.take(some)))
+        tried = _solve_again(batch, tried[some], presolve, found.skewed[some], stages)
 
 
 def _solve_again(
     batch: Batch, samples: Array, presolve: Presolve, skewed: Array, stages: Callable[[Batch], None]
-) -> None:
-    """Solve some samples after this presolve. Better answers replace those so far, which are judged there, too, where
-    coordinates of a block are `skewed`: another block's size excuses no error."""
-    origin, point = batch.part(samples), tuple(v[samples] for v in batch.point)
+) -> Array:
+    """Solve some samples after this presolve; returns those whose answer is better. Where coordinates of a block are
+    `skewed`, answers so far are judged in the new ones, too: another coordinate's size excuses no error."""
+    origin = batch.part(samples)
     program = presolve.apply(origin)
     for units in (units_of_blocks, scaling):
         step = Presolve.of(units(program))
         presolve, program = presolve.then(step), step.apply(program)
-    again = Batch.of(program)
-    there = np.where(skewed, plan_of(program).judge(values_of(program), *presolve.inward(*point)), 0.0)
+    solved, residual = batch.status[samples] == SOLVED, batch.residual[samples]
+    there = plan_of(program).judge(values_of(program), *presolve.inward(*(v[samples] for v in batch.point)))
+    residual = np.where(skewed, np.fmax(residual, there), residual)
+    wanted = (~solved | ~(residual <= fine(program))).nonzero()[0]
+    samples, solved, residual = samples[wanted], solved[wanted], residual[wanted]
+    presolve, origin, again = presolve.take(wanted), origin.take(wanted), Batch.of(program.take(wanted))
+    if not len(samples):
+        return samples
     stages(again)
     again.undo(presolve, origin)
     check_in_given_units(again, None)
-    solved = batch.status[samples] == SOLVED
-    better = (again.status == SOLVED) & (~solved | (again.residual < np.fmax(batch.residual[samples], there)))
-    batch.put(samples, again.only(better | again.proven), final_only=True)
-    kept = solved & ~better & ~again.proven
-    batch.residual[samples[kept]] = np.fmax(batch.residual[samples[kept]], there[kept])
-    wrong = samples[kept & ~(there <= HELD)]
+    better = (again.status == SOLVED) & (~solved | (again.residual < residual))
+    again.proofs.clear()  # a proof is one in the given coordinates
+    batch.put(samples, again.only(better), final_only=True)
+    kept = solved & ~better
+    batch.residual[samples[kept]] = residual[kept]
+    wrong = samples[kept & skewed[wanted] & ~(residual <= HELD)]
     if len(wrong):
         batch.withdraw(wrong)
         batch.status[wrong] = Status.INACCURATE
+    return samples[better]

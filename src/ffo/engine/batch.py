@@ -190,6 +190,13 @@ class Batch:
         self.proofs.update(proofs)
         self.status[mine] = [proof.status for proof in proofs.values()]
 
+    def reopen(self, samples: Array) -> None:
+        """Forget everything about some samples but their points."""
+        self.status[samples] = OPEN
+        for k in samples.tolist():
+            self.proofs.pop(k, None)
+        self._forget_details(samples)
+
     def out_of_time(self) -> None:
         """Give unfinished samples that might have been solved the status TIME_LIMIT."""
         late = np.flatnonzero(UNFINISHED[self.status])

@@ -84,14 +84,14 @@ def from_memory(batch: Batch, way: Way, known: Array, point: Triple) -> None:
     """Newton's method from remembered or guessed solutions of some samples; results that are solutions are kept."""
     fresh = batch.status[known] == OPEN
     known, x, y, s = (v if fresh.all() else v[fresh] for v in (known, *point))
-    if not len(known) or not way.polishes:
+    if not (len(known) and way.polishes):
         return
     with np.errstate(all="ignore"):
         found = batch.linearized(known, unsolved(x, y, s), way)
         good = (found.certificate.natural_residual <= ACCEPT) & ~found.certificate.unsettled
         hit = accept(batch, known, found, good)
-    batch.iterations[known[hit]] = 0
-    batch.hits = int(hit.sum())
+        batch.reopen(known[~hit])  # a guess proves nothing
+    batch.iterations[known[hit]], batch.hits = 0, int(hit.sum())
 
 
 def solve_from_nothing(batch: Batch) -> None:

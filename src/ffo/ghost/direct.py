@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from ffo.cones import Exponential, Product
 from ffo.ghost.certificate import RESIDUAL, Certificate
 from ffo.ghost.division import change_of_system, divided_otherwise, errors, largest, with_forces
 from ffo.ghost.oracle import (
@@ -50,6 +51,8 @@ SLIGHT, SHARES, SETTLED = 1e-6, (1e-2, 1e-4), 1e-13
 #: entries of a null vector, relative to its largest, that are rounding errors, and relative size of A'w that vanishes;
 #: if ten times smaller, errors of eigenvectors count
 DUST, VANISHED = 1e-13, 1e-12
+#: slack of an exponential cone, relative to the others, that is zero
+NO_SLACK = 1e-13
 #: relative multiplier below which a row carries no force
 FORCELESS = 1e-9
 #: total entries of the samples' patterns above which the memory for their factors is checked first
@@ -114,9 +117,10 @@ class Compiled(Linearization):
         change."""
         state = self.state
         if not state.plain:
-            state.plain = none_close(state.evidence, state.flags, self._spectral) or not (
+            regular = none_close(state.evidence, state.flags, self._spectral) or not (
                 np.count_nonzero(self._weak) or np.count_nonzero(state.evidence[:, columns.SINGULAR])
             )
+            state.plain = regular and self._pinned is None
         return state.plain
 
     @property
@@ -137,14 +141,35 @@ class Compiled(Linearization):
     @cached_property
     def null(self) -> NullVectors:
         near, weak = self._weak.nonzero()[0], self.y[:0]
-        if not len(near) and not np.count_nonzero(self.state.evidence[:, columns.SINGULAR]):
+        if self._pinned is None and not len(near) and not np.count_nonzero(self.state.evidence[:, columns.SINGULAR]):
             return NullVectors(near, self.x[:0], weak)
         if len(near):  # with all weak rows held, rows may be dependent; with none, the solution may not be unique
             rows = self.weak_rows[near]
             held = (rows & (self.state.face[0][near, : self.program.m] > 0)).any(axis=1)
             near, weak = np.concatenate([near, near[held]]), np.concatenate([1.0 * rows, -1.0 * rows[held]])
         samples, u, w = self.plan.null(values_of(self.program), self.state, near, weak)
-        return NullVectors(samples, u, self._without_dust(samples, w))
+        w = self._without_dust(samples, w)
+        if self._pinned is not None:
+            k, row = self._pinned.nonzero()
+            samples, u = np.concatenate([samples, k]), np.concatenate([u, np.zeros((len(k), u.shape[1]))])
+            w = np.concatenate([w, 1.0 * (row[:, None] == np.arange(w.shape[1]))])
+        return NullVectors(samples, u, w)
+
+    @cached_property
+    def _pinned(self) -> Array | None:
+        """(batch, m) rows of exponential cones without a variable, whose slack s2 is zero: kl_div(p, x) with p = 0. The
+        multiplier of such a row has no bound, and may be any number; None if there are none."""
+        rows = second_rows(self.program.cones)
+        empty = self.program.A.empty_rows if len(rows) else None
+        if empty is None:
+            return None
+        size = np.abs(self.s[:, rows - 1]) + np.abs(self.s[:, rows + 1])
+        zero = empty[:, rows] & (self.s[:, rows] <= NO_SLACK * size)
+        if not np.count_nonzero(zero):
+            return None
+        found = np.zeros(self.y.shape, dtype=bool)
+        found[:, rows] = zero
+        return found
 
     def _without_dust(self, samples: Array, w: Array) -> Array:
         """Null vectors of multipliers without the rounding errors of turning them into the rows of curved blocks, if
@@ -213,6 +238,11 @@ class Compiled(Linearization):
                 null = null.take(samples)
             k, at = samples[null.samples], null.samples
             flags[at[self._bends(null, k, r_s[at], u[at], w[at], residual[at])], BENDS] = True
+            if self._pinned is not None:  # seen if the loss moves another row of the block
+                A = self.program.A if self.program.A.shared else self.program.A.take(k)
+                moved = np.abs(A.dot(u[at]) - r_s[at]) > SEEN * A.row_sizes * largest(u[at])
+                pinned = self.program.cones.block_means(1.0 * (self._pinned[k] & (null.w != 0))) > 0
+                flags[at, MEETS_W] |= (moved & pinned).any(axis=1)
             scale_u, scale_w = self.plan.scales(self.state, k)
             u, w = np.abs(u[at] / scale_u), np.abs(w[at] / scale_w)
             least = SEEN * np.maximum(largest(u), largest(w))
@@ -293,6 +323,13 @@ def from_nothing(program: ConeProgram) -> Compiled:
     """Newton steps from x = 0, y = 0: a primal-dual active-set method."""
     s = program.cones.project(np.ascontiguousarray(program.b))
     return newton(program, np.zeros(program.q.shape), np.zeros(s.shape), s, FROM_NOTHING)
+
+
+@lru_cache(maxsize=64)
+def second_rows(cones: Product) -> Array:
+    """The second rows of all exponential cones."""
+    found = [g.index[:, 1] for g in cones.groups if isinstance(g.cone, Exponential)]
+    return np.concatenate(found) if found else np.zeros(0, dtype=int)
 
 
 @lru_cache(maxsize=8)

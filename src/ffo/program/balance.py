@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -37,10 +38,13 @@ Array = np.ndarray
 
 #: largest size of blocks whose coordinates are changed, since their rows of A become dense
 LARGEST = 64
-#: factors of maps beyond which points are not trusted
-MOST = 1e12
+#: largest factors of maps, and of those along an axis of second-order cones, which have no more digits
+MOST, ALONG = 1e30, 1e8
 #: factors within which blocks are balanced
 BALANCED = 1e2
+#: rounding errors; share of a slack that they may be in the new coordinates, for answers to be judged there: in
+#: (1, 1 - 1e-13), 1 - s2 has three digits
+EPS, KNOWN = 2.2e-16, 1e-8
 
 
 @dataclass(frozen=True)
@@ -125,34 +129,49 @@ def _suited(cone: Cone) -> bool:
     return type(cone) in _MAPS and 1 < cone.dim <= LARGEST
 
 
-def balance(program: ConeProgram, y: Array, s: Array) -> tuple[Balance, Array, Array]:
-    """Coordinates in which the slacks s of given points have unit size; and (batch,) whether coordinates of a block
-    change by very different factors, and whether blocks do."""
+class Balanced(NamedTuple):
+    """Coordinates in which the slacks s of some points have unit size.
+
+    Attributes:
+        step: into these coordinates.
+        skewed: (batch,) whether coordinates of a block change by very different factors, and s is known in all of them.
+        uneven: (batch,) whether these, or units of blocks, change much.
+    """
+
+    step: Balance
+    skewed: Array
+    uneven: Array
+
+
+def balance(program: ConeProgram, y: Array, s: Array) -> Balanced:
+    """Coordinates for points with these multipliers and slacks, (batch, m)."""
     rows, columns, begin = _places(program.cones)
     T = np.where(rows == columns, 1.0, np.zeros((program.batch, 1)))
-    inverse, skewed, stretches = T.copy(), np.zeros(program.batch, dtype=bool), [np.full((program.batch, 1), np.nan)]
+    inverse, stretches = T.copy(), [np.full((program.batch, 1), np.nan)]
+    skewed = uneven = np.zeros(program.batch, dtype=bool)
     for g in program.cones.groups:
         if _suited(g.cone):
-            maps, back, stretch = _maps_of(g.cone, s[:, g.index], y[:, g.index])
+            block = s[:, g.index]
+            maps, back, stretch = _maps_of(g.cone, block, y[:, g.index])
             at = np.array([begin[int(i[0])] for i in g.index])[:, None] + np.arange(g.cone.dim**2)
             T[:, at], inverse[:, at] = (v.reshape(*stretch.shape, -1) for v in (maps, back))
             size = np.abs(np.einsum("bkii->bki", maps))
-            skewed |= (size.max(axis=2) > BALANCED * size.min(axis=2)).any(axis=1)
+            change = size.max(axis=2) > BALANCED * size.min(axis=2)
+            lost = EPS * np.einsum("bkij,bkj->bki", np.abs(maps), np.abs(block)).max(axis=2)
+            known = lost <= KNOWN * np.abs(np.einsum("bkij,bkj->bki", maps, block)).max(axis=2)
+            skewed = skewed | (change & known & (not isinstance(g.cone, PSD))).any(axis=1)
+            uneven = uneven | change.any(axis=1)
             stretches.append(stretch)
     stretch = np.concatenate(stretches, axis=1)
     least, most = np.fmin.reduce(stretch, axis=1), np.fmax.reduce(stretch, axis=1)
-    return Balance(program.cones, T, inverse), skewed, most > BALANCED * least
+    return Balanced(Balance(program.cones, T, inverse), skewed, uneven | (most > BALANCED * least))
 
 
 def _maps_of(cone: Cone, s: Array, y: Array) -> tuple[Array, Array, Array]:
     """(batch, count, d, d) maps of blocks with these slacks and multipliers (batch, count, d), and their inverses; and
     by how much they stretch the slacks, NaN where there is none."""
-    one = np.eye(cone.dim)
     with np.errstate(all="ignore"):
         maps, back = _MAPS[type(cone)](cone, s)
-        largest = np.maximum(np.abs(maps).max(axis=(2, 3)), np.abs(back).max(axis=(2, 3)))
-        known = (np.isfinite(maps).all(axis=(2, 3)) & (largest <= MOST))[..., None, None]
-        maps, back = np.where(known, maps, one), np.where(known, back, one)
         length = np.abs(np.einsum("bkij,bkj->bki", maps, s)).max(axis=2)
         size = np.sqrt(np.abs(np.einsum("bkji,bkj->bki", back, y)).max(axis=2) / length)
         size = np.where((size >= 1 / MOST) & (size <= MOST), size, np.nan)
@@ -160,12 +179,17 @@ def _maps_of(cone: Cone, s: Array, y: Array) -> tuple[Array, Array, Array]:
     return size * maps, back / size, stretch
 
 
+def _limited(a: Array, most: float) -> Array:
+    """Factors up to a limit; one where a slack has no sign or is zero."""
+    return np.where((a > 0) & (a < np.inf), np.clip(a, 1 / most, most), 1.0)
+
+
 def _diagonal(v: Array) -> Array:
     return v[..., None] * np.eye(v.shape[-1])
 
 
 def _exponential(cone: Exponential, s: Array) -> tuple[Array, Array]:
-    a = s[..., 1] / s[..., 2]
+    a = _limited(s[..., 1] / s[..., 2], MOST)
     one = np.ones_like(a)
     maps, back = (_diagonal(np.stack([one, one, v], -1)) for v in (a, 1 / a))
     maps[..., 0, 1], back[..., 0, 1] = np.log(a), -np.log(a)
@@ -173,7 +197,7 @@ def _exponential(cone: Exponential, s: Array) -> tuple[Array, Array]:
 
 
 def _power(cone: Power, s: Array) -> tuple[Array, Array]:
-    v = 1 / s[..., :2]
+    v = _limited(1 / s[..., :2], MOST)
     v = np.concatenate([v, v[..., :1] ** cone.alpha * v[..., 1:] ** (1 - cone.alpha)], -1)
     return _diagonal(v), _diagonal(1 / v)
 
@@ -182,7 +206,7 @@ def _second_order(cone: SecondOrder, s: Array) -> tuple[Array, Array]:
     """Along the coordinate with the largest entry."""
     j = 1 + np.abs(s[..., 1:]).argmax(axis=-1)
     other = np.take_along_axis(s, j[..., None], -1)[..., 0]
-    a = np.sqrt((s[..., 0] + other) / (s[..., 0] - other))
+    a = _limited(np.sqrt((s[..., 0] + other) / (s[..., 0] - other)), ALONG)
     mean, half = 0.5 * (a + 1 / a), 0.5 * (1 / a - a)
     maps = np.broadcast_to(np.eye(cone.dim), (*s.shape, cone.dim)).copy()
     back = maps.copy()
@@ -195,7 +219,7 @@ def _second_order(cone: SecondOrder, s: Array) -> tuple[Array, Array]:
 
 def _semidefinite(cone: PSD, s: Array) -> tuple[Array, Array]:
     i, j, _ = triangle(cone.order)
-    v = 1 / np.sqrt(s[..., np.flatnonzero(i == j)])
+    v = _limited(1 / np.sqrt(s[..., np.flatnonzero(i == j)]), np.sqrt(MOST))
     scaled = v[..., i] * v[..., j]
     return _diagonal(scaled), _diagonal(1 / scaled)
 
