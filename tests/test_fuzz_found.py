@@ -333,6 +333,8 @@ REPLAYED = {
     ("large forces, scaled", 20261404, 582),
     # a factorization without room for it: `iterative`, and neither active rows nor curvature
     ("vertex", 20261501, 725),
+    # forward mode: a variable at its bound moved by 1e-14 of what another one did
+    ("scaled all", 20261910, 1394),
 }
 
 

@@ -29,7 +29,7 @@ from ffo.ghost.oracle import (
 from ffo.kernels import evidence as columns
 from ffo.kernels.batch import FACTORS, KernelPlan, State, state_bytes
 from ffo.kernels.doubt import SPECTRAL, closeness, none_close
-from ffo.kernels.kkt import KIND, NONNEG, OWNER, Full, part
+from ffo.kernels.kkt import BOUND, KIND, NONNEG, OWNER, Full, part
 from ffo.program.components import Components
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.fill import check_batch
@@ -101,9 +101,23 @@ class Compiled(Linearization):
     def sensitivity(self, r_x: Array, r_s: Array, samples: Array | None = None) -> Sensitivity:
         mine = self.state.samples if samples is None else samples
         u, w, residual = self.plan.sensitivity(self.state, mine, r_x, r_s)
+        if np.count_nonzero(r_s):
+            self._follow_bounds(mine, r_s, u)
         if self._plain:
             return Sensitivity(u, w, residual, *_nothing(len(mine)))
         return self.with_evidence(mine, r_x, r_s, u, w, residual)
+
+    def _follow_bounds(self, samples: Array, r_s: Array, u: Array) -> None:
+        """Variables at their bounds move exactly as these do, in place. Where others move by 1e6 of their size, rounding
+        errors of that size would be left."""
+        entry = part(self.state.structure.wide, BOUND)
+        rows = np.flatnonzero(entry >= 0)
+        k, i = (self.state.face[0][samples][:, rows] > 0).nonzero()
+        row, at = rows[i], entry[rows[i]]
+        A = self.program.A
+        size = A.values[at] if A.shared else A.values[samples[k], at]
+        held = size != 0.0
+        u[k[held], A.columns[at[held]]] = r_s[k[held], row[held]] / size[held]
 
     def with_evidence(self, samples: Array, r_x: Array, r_s: Array, u: Array, w: Array, residual: Array) -> Sensitivity:
         """Solutions of some samples' ghost systems, with the evidence about them."""
