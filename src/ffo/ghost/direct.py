@@ -108,8 +108,8 @@ class Compiled(Linearization):
         return self.with_evidence(mine, r_x, r_s, u, w, residual)
 
     def _follow_bounds(self, samples: Array, r_s: Array, u: Array) -> None:
-        """Variables at their bounds move exactly as these do, in place. Where others move by 1e6 of their size, rounding
-        errors of that size would be left."""
+        """Variables at their bounds move exactly as these do, in place. Beside others that move by 1e6 of their size,
+        rounding errors of that size would be left."""
         entry = part(self.state.structure.wide, BOUND)
         rows = np.flatnonzero(entry >= 0)
         k, i = (self.state.face[0][samples][:, rows] > 0).nonzero()
