@@ -100,6 +100,8 @@ def wrong(found: torch.Tensor, solved: torch.Tensor) -> torch.Tensor:
 # Training
 # --------
 # The loss compares the completed board with the solution. Its gradient updates A and b.
+# It is clipped: where rows of A nearly depend on each other, in the entries of y that are
+# not zero, it is large, and a single step along it could undo epochs of training.
 
 optimizer = torch.optim.Adam([A, log_z], lr=0.03)
 schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [32], gamma=0.1)
@@ -117,6 +119,7 @@ for epoch in range(EPOCHS + 1):
         loss = (complete(train[0][batch]) - train[1][batch]).square().sum(1).mean()
         optimizer.zero_grad()
         loss.backward()
+        torch.nn.utils.clip_grad_norm_([A, log_z], 1.0)
         optimizer.step()
     schedule.step()
 print(
