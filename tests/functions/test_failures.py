@@ -251,3 +251,17 @@ def test_a_claim_that_there_is_no_feasible_point_is_refuted_by_the_start() -> No
     )
     layer(torch.tensor([[0.5], [2.0]], dtype=torch.float64))
     assert Status.INFEASIBLE not in layer.info.status
+
+
+@pytest.mark.parametrize("solver", [None, "AUGLAG", "SLSQP"])
+def test_solutions_that_are_zero(solver: str | None) -> None:
+    """Solvers leave rounding errors, beside which no multiplier, slack or residual is small."""
+    theta = leaves(1.5 * torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64))[0]
+    layer = FFOFunctionLayer(
+        lambda a, y: (y - a).exp().sum() + y.square().sum(), lambda a, y: -y, shape=3, dims=(1,), solver=solver
+    )
+    y = layer(theta)
+    assert not y.detach().abs().max() > 1e-12
+    y.sum().backward()
+    assert not theta.grad.any()
+    assert layer.info.certificate.good.all()

@@ -69,3 +69,30 @@ def test_curvature_that_only_vanishes_elsewhere_is_no_reason_for_doubt(solver: s
         lambda a, y: 1e-6 * (y[0] - a[0]).square() + (y[1] - a[1]).cosh(), shape=2, dims=(1,), solver=solver
     )
     assert good(badly_scaled, tensor([0.3, -1.2]))
+
+
+def cubic(a: Tensor, y: Tensor) -> Tensor:
+    return 0.5 * (y - a).square().sum() + y.abs().pow(3).sum()
+
+
+def steep(a: Tensor, y: Tensor) -> Tensor:
+    """Steps of differences at y = 0, where nothing says how long they should be, overflow."""
+    return torch.cosh(1e9 * y).sum() - 1e9 * a @ y
+
+
+@doubtful
+@pytest.mark.parametrize(("objective", "derivative"), [(cubic, 1.0), (steep, 1e-9)])
+def test_differences_that_are_coarse_at_zero_are_flagged(objective: Callable[..., Tensor], derivative: float) -> None:
+    layer, a = FFOFunctionLayer(objective, shape=3, dims=(1,)), torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    y = layer(a)
+    y.sum().backward()
+    assert not y.any()
+    assert a.grad is not None
+    assert (a.grad / derivative - 1).abs().max() > 1e-6  # else this test says nothing
+    assert not layer.info.certificate.good.any()
+
+
+@pytest.mark.parametrize("scale", [1e-5, 1e-9, 1e-11])
+def test_a_bound_at_zero_with_a_small_force_is_active(scale: float) -> None:
+    layer = FFOFunctionLayer(lambda a, y: 0.5 * (y - scale * a).square().sum(), lambda a, y: y, shape=3, dims=(1,))
+    assert good(layer, tensor([0.5, 0.5, 0.5]))

@@ -24,6 +24,8 @@ from ffo.probes import PROBE
 PROBES = 8
 #: least assumed size of the solution, relative to that of all slacks
 VANISHING = 1e-3
+#: length of a Newton step from y = 0 that may be due to rounding errors of a gradient that vanishes
+NOTHING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -72,15 +74,15 @@ def scale(
     """Sizes at a point; `gradient` of the objective (batch, n), `curvature` |DHD| (batch,), units d (batch, n).
 
     Where y vanishes, slacks replace it, up to the length of a Newton step, or FAR times y if there is none: a single
-    distant constraint must not set the scale.
+    distant constraint must not set the scale. Where these vanish too, it is the step itself, unless that is rounding.
     """
     rows = row_norms(constraints, y, units)
     y, gradient = y / units, gradient * units
     slack, length = VANISHING * largest(constraints.value / rows), largest(y)
-    reach = largest(gradient) / curvature
-    reach = torch.where(reach > 0, reach, FAR * length)
+    step = largest(gradient) / curvature
+    reach = torch.where(step > 0, step, FAR * length)
     primal = torch.maximum(length, torch.where(reach > 0, torch.minimum(slack, reach), slack))
-    primal = torch.where(primal > 0, primal, torch.ones_like(primal))
+    primal = torch.where(primal > 0, primal, torch.where(step > NOTHING, step, 1.0))
     dual = torch.maximum(largest(gradient), largest(multipliers * rows))
     dual = torch.maximum(dual, curvature * primal)
     return Scale(rows, primal, torch.where(dual > 0, dual, torch.ones_like(dual)), units)

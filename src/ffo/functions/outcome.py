@@ -28,7 +28,7 @@ from ffo.functions.feasibility import contradicting, infeasible
 from ffo.functions.ghost import GhostSystem, Local
 from ffo.functions.multipliers import recover
 from ffo.functions.oracle import LinearGhost, SolvedGhost
-from ffo.functions.polish import Polished, polish
+from ffo.functions.polish import Polished, at_origin, polish
 from ffo.functions.problem import Problem, Tensor
 from ffo.functions.resolve import ACCURACY, ResolvedGhost
 from ffo.functions.solvers import FunctionSolver, choose, further, get_solver
@@ -253,6 +253,8 @@ class _FunctionRun:
         answer = solver.solve(problem, self.start[samples], self.exact)
         solved = time.perf_counter()
         points, rescued = self._judged(problem, answer, derivative)
+        if self.polishes:
+            rescued |= at_origin(problem, points, ~(points.natural <= SOLVED), POLISHED, self.exact)
         points.last = points.last or Local(problem, points.y, points.multipliers, self.exact)
         done = time.perf_counter()
         self.times = replace(

@@ -18,6 +18,7 @@ import torch
 
 from ffo.functions.active import generator, largest
 from ffo.functions.ghost import GhostSystem, Local
+from ffo.functions.multipliers import recover
 from ffo.functions.problem import Problem, Tensor
 from ffo.functions.products import difference_step
 from ffo.functions.units import signs
@@ -29,6 +30,8 @@ from ffo.kernels.system import EPS
 STEPS = 12
 #: natural residuals at which a point counts as exact, with exact Hessian products and with differences
 EXACT, DIFFERENCES = 1e-13, 1e-12
+#: size of y from which on it is not tried to be zero
+NOTHING = 1e-8
 #: reduction of the natural residual by a step; a weaker one ends the steps
 PROGRESS = 0.3
 #: error of multipliers, relative to the residual, times the square of the smallest angle between rows
@@ -85,6 +88,19 @@ def polish(problem: Problem, y: Tensor, multipliers: Tensor, exact: bool, steps:
         if not len(run.pending) or expired():
             break
     return run.best
+
+
+def at_origin(problem: Problem, points: Polished, failed: Tensor, accepted: float, exact: bool) -> np.ndarray:
+    """Try y = 0 for failed samples that are about zero: with nothing but rounding errors to measure it, no such point
+    holds. Returns which samples (batch,) this solves, to the accepted natural residual."""
+    tried = (failed & (largest(points.y) <= NOTHING)).nonzero().squeeze(1)
+    if len(tried):
+        mine, origin = problem.take(tried), torch.zeros_like(points.y[tried])
+        found = polish(mine, origin, recover(mine, origin), exact)
+        solved = found.natural <= accepted
+        points.put(tried[solved], found, solved)
+        tried = tried[solved]
+    return np.isin(np.arange(problem.batch), tried.cpu().numpy())
 
 
 class _PolishRun:
@@ -145,7 +161,8 @@ def certificate(polished: Polished, system: GhostSystem) -> Certificate:
 
 
 def unknown_within(system: GhostSystem, step: Tensor) -> Tensor:
-    """(batch,) relative distance over which the curvature along the last step (batch, n) changes; 0 if it does not.
+    """(batch,) relative distance over which the curvature along the last step (batch, n) changes much; else by how
+    much it does over REACH steps of differences.
 
     A residual bounds the error of a minimum only where the curvature is about constant. At a flat one, such as that of
     (y - a)^4, it is the third power of the error, and every point within the distance is as good as the answer.
@@ -157,8 +174,10 @@ def unknown_within(system: GhostSystem, step: Tensor) -> Tensor:
     near = difference_step(y, v, local.diagonal)
     far = torch.where(stepped, torch.clamp(REACH * near, min=1.0), REACH * near)
     rates = [_along(local, v, t.unsqueeze(1)) for t in (near, far)]
-    bent = (rates[1] - rates[0]).abs() > BENT * torch.minimum(rates[0].abs(), rates[1].abs())
-    return torch.where(bent, far * largest(v) / largest(y).clamp_min(1e-300), 0.0)
+    change = (rates[1] - rates[0]).abs() / torch.minimum(rates[0].abs(), rates[1].abs())
+    change = torch.where(rates[0].isfinite() & rates[1].isfinite(), change, torch.inf)  # steps leave the domain
+    error = torch.where(stepped | change.isnan(), 0.0, change)  # of rounding, if steps are as short as they may be
+    return torch.where(change > BENT, far * largest(v) / largest(y).clamp_min(1e-300), error)
 
 
 def _free(system: GhostSystem, v: Tensor) -> Tensor:

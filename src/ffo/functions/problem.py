@@ -101,7 +101,7 @@ class Functions:
             row = [a[k] if b else a for a, b in zip(arguments, batched, strict=True)]
             try:
                 rows.append(self._bound(one, weights, row))
-            except RuntimeError as error:
+            except (RuntimeError, TypeError) as error:
                 raise InputError(_complaint(which, error)) from error
         return torch.stack(rows)
 
@@ -121,6 +121,8 @@ def checked(value: Any, which: int) -> Tensor:
             f"objective must return one number per sample, not a tensor of shape {tuple(value.shape)}: functions are "
             "written for a single sample (y without a batch dimension); sum over its entries"
         )
+    if value.is_complex():
+        raise InputError(f"{name} must return real numbers, not {value.dtype}")
     wide = value.to(torch.float64)
     return wide.reshape(()) if which == 0 else wide.reshape(-1)
 
@@ -130,8 +132,10 @@ def _is_data_problem(error: Exception) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError)
 
 
-def _complaint(which: int, error: RuntimeError) -> str:
+def _complaint(which: int, error: RuntimeError | TypeError) -> str:
     text = f"{NAMES[which]} failed: {error}."
+    if isinstance(error, TypeError):
+        return f"{text} Functions are called with every theta and y, of one sample: {NAMES[which]}(*theta, y)"
     if "Inference tensors" in str(error):
         return f"{text} Pass the tensor as theta, or give its module in modules=: the layer copies these"
     if "dtype" in str(error) or "scalar type" in str(error):
@@ -165,15 +169,21 @@ class Problem:
 
     def constraints(self, y: Tensor) -> Tensor:
         """c = [h - shift; e] at y: (batch, k)."""
-        shaped = y.reshape(-1, *self.shape)
-        h, e = (self.functions.run(k, self.theta, self.batched, self.weights, shaped) for k in (1, 2))
+        h, e = self._run(1, y), self._run(2, y)
         if self.shift is not None:
             h = h - self.shift
         return torch.cat([h, e], dim=1)
 
     def objective(self, y: Tensor) -> Tensor:
         """g at y: (batch,)."""
-        return self.functions.run(0, self.theta, self.batched, self.weights, y.reshape(-1, *self.shape))
+        return self._run(0, y)
+
+    def values(self, y: Tensor) -> list[Tensor]:
+        """g, h and e at y, as given."""
+        return [self._run(which, y) for which in range(len(NAMES))]
+
+    def _run(self, which: int, y: Tensor) -> Tensor:
+        return self.functions.run(which, self.theta, self.batched, self.weights, y.reshape(-1, *self.shape))
 
     def lagrangian(self, y: Tensor, multipliers: Tensor) -> Tensor:
         """g + multipliers'c: (batch,)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -10,9 +11,9 @@ import numpy as np
 import torch
 
 from ffo.engine.call import warn_of_doubt
-from ffo.errors import DerivativeError, InputError
+from ffo.errors import DerivativeError, FFOError, InputError
 from ffo.functions.outcome import FunctionOutcome
-from ffo.functions.problem import Problem, graph_nodes
+from ffo.functions.problem import NAMES, Problem, graph_nodes
 from ffo.torch.function import Once
 
 if TYPE_CHECKING:
@@ -28,6 +29,15 @@ _UNKNOWN = (
     "the functions use a tensor that requires gradients and is not known to the layer{shape}: pass it as theta, "
     "or give its module in modules=, or detach it"
 )
+
+
+_CUT = (
+    "{name} depends on y, but autograd does not see how: between y and the result use no NumPy, .item(), .detach() or "
+    "integers"
+)
+
+#: torch has no public name for the hooks in use
+_top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
 @dataclass(frozen=True)
@@ -88,8 +98,7 @@ class FunctionCall:
         with torch.no_grad():
             rows = functions.run(1, problem.theta, problem.batched, weights, y0.reshape(-1, *layout.shape)).shape[1]
         problem = replace(problem, inequalities=rows)
-        if self.derivative:  # now, not after the solve
-            _refuse_unknown_leaves(problem, y0)
+        _check_graph(problem, y0, self.derivative)  # now, not after the solve
         keys = self.keys
         if self.layer._random is not None:
             problem, y0 = self._perturbed(problem), y0.repeat_interleave(draws, 0)
@@ -98,7 +107,7 @@ class FunctionCall:
         if self.watched and len(outcome.solved):
             # Also if no input needs a gradient, and again at the solution: functions may take another branch there.
             # This is one more evaluation, where a solve has dozens.
-            _refuse_unknown_leaves(outcome.problem.take(outcome.solved), outcome.y[outcome.solved])
+            _check_graph(outcome.problem.take(outcome.solved), outcome.y[outcome.solved], True)
         self.layer._receive(outcome.info)
         y = outcome.y.reshape(-1, draws, *layout.shape)
         if self.averages:
@@ -142,7 +151,8 @@ class SolveFunctions(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: FunctionCall, *tensors: Tensor) -> Tensor:
-        y, ctx.outcome = call.solve(tensors)
+        with unhooked():
+            y, ctx.outcome = call.solve(tensors)
         ctx.call = call
         ctx.save_for_backward(*tensors)
         return y
@@ -151,7 +161,7 @@ class SolveFunctions(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         wanted = tuple(ctx.needs_input_grad[1:])
         tensors = ctx.saved_tensors
-        with torch.no_grad():
+        with torch.no_grad(), unhooked():
             found = ctx.call.adjoint(ctx.outcome, gradient.detach(), wanted)
         result = [None if g is None else g.to(t.dtype) for g, t in zip(found, tensors, strict=True)]
         if torch.is_grad_enabled():  # create_graph=True
@@ -163,12 +173,37 @@ class SolveFunctions(torch.autograd.Function):
         raise DerivativeError(_FORWARD)
 
 
-def _refuse_unknown_leaves(problem: Problem, y: Tensor) -> None:
-    """Raise if the functions close over tensors that require gradients: these would silently get none."""
+def _check_graph(problem: Problem, y: Tensor, leaves: bool) -> None:
+    """Raise if autograd cannot differentiate a function that depends on y, which would count as constant; or if
+    functions close over tensors that require gradients (`leaves`): these would silently get none."""
     with torch.enable_grad():
         at = y.detach().requires_grad_()
-        value = problem.objective(at).sum() + problem.constraints(at).sum()
-    for node in graph_nodes(value):
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and leaf is not at:
-            raise InputError(_UNKNOWN.format(shape=f" (shape {tuple(leaf.shape)})"))
+        values = problem.values(at)
+    for which, value in enumerate(values):
+        if not value.requires_grad and _changes(value, problem, which, y):
+            raise InputError(_CUT.format(name=NAMES[which]))
+        for node in graph_nodes(value) if leaves and value.requires_grad else ():
+            leaf = getattr(node, "variable", None)
+            if leaf is not None and leaf is not at:
+                raise InputError(_UNKNOWN.format(shape=f" (shape {tuple(leaf.shape)})"))
+
+
+def _changes(value: Tensor, problem: Problem, which: int, y: Tensor) -> bool:
+    """Whether a function has another value elsewhere."""
+    try:
+        other = problem.values(y + y.abs() + 1.0)[which]
+    except FFOError:
+        return False
+    both = value.isfinite() & other.isfinite()
+    return bool((both & (value != other)).any())
+
+
+def unhooked() -> AbstractContextManager[Any]:
+    """Hides the graphs that this package makes for itself from hooks for saved tensors: checkpoints count them."""
+    if _top_hooks is not None and _top_hooks(True) is None:
+        return nullcontext()  # hooks that do nothing take a tenth of the time of a small function
+    return torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged)
+
+
+def _unchanged(t: torch.Tensor) -> torch.Tensor:
+    return t
