@@ -24,6 +24,7 @@ import numba
 from numba import types
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler import Compiler, Flags
+from numba.core.runtime.nrt import rtsys
 from numba.core.typed_passes import NopythonRewrites
 from numba.core.typing.context import BaseContext
 from numba.core.untyped_passes import InlineClosureLikes
@@ -64,12 +65,18 @@ def _announce() -> None:
 
 
 def _load(name: str, store: Any, index: Any) -> Callable[[Any, Any], Any]:
-    """How a kernel is loaded from its cache, or compiled ahead of its use if it is not there."""
-    load = store.load_overload
+    """How a kernel is loaded from its cache, or compiled ahead of its use if it is not there.
+
+    Numba's own way prepares to compile before it looks for the code, which takes half of the time (a first QP: 0.5 s
+    instead of 1.0). The code itself needs no more than memory management, and the compiler prepares itself.
+    """
 
     def load_overload(signature: Any, context: Any) -> Any:
         helper.take(name, full=signature[-1:] != (types.none,))
-        found = load(signature, context)
+        rtsys.initialize(context)
+        found = None
+        with store._guard_against_spurious_io_errors():
+            found = store._load_overload(signature, context)
         # two processes may have saved code for different arguments under the same name
         if found is not None and found.signature.args == signature:
             return found
@@ -100,7 +107,7 @@ def _compiled(function: F, **options: Any) -> F:
     index: Any = getattr(store, "_cache_file", None)
     if hasattr(index, "_version"):
         index._version = (index._version, _STAMP)
-    if hasattr(index, "_load_index"):
+    if hasattr(index, "_load_index") and hasattr(store, "_load_overload"):
         store.load_overload = _load(function.__name__, store, index)
     template: Any = getattr(compiled, "get_call_template", None)
     if template is not None:  # Numba would compile a kernel again for every constant among its arguments
