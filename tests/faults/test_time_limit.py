@@ -171,7 +171,7 @@ def spring(**options: object) -> FFOFunctionLayer:
 @pytest.mark.parametrize("solver", ["AUGLAG", "SLSQP", "TRUST-CONSTR"])
 def test_functions_that_take_long(solver: str) -> None:
     def slow(a: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.01)
+        time.sleep(0.03)  # a solve takes AUGLAG about thirty evaluations
         return (y - a).exp().sum() - y.sum()
 
     layer = FFOFunctionLayer(slow, shape=2, dims=(1,), on_fail="nan", solver=solver, time_limit=0.3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from ghost.yardstick import Entries, Loss, gradient_error
 from problems import FACES, MIXED, Known, beside, known_program, point
 
@@ -13,6 +14,7 @@ from ffo.ghost.iterative import Iterative
 from ffo.ghost.oracle import Linearization, linearize
 from ffo.kernels.point import CANCELLING, FAR, FLOOR
 from ffo.program.cone import ConeProgram, Solution
+from ffo.solvers.registry import get_solver
 
 Array = np.ndarray
 
@@ -232,3 +234,16 @@ def test_take(samples: list[int]) -> None:
         np.testing.assert_allclose(b, a[chosen], rtol=1e-10, atol=1e-12)
     again = part.take(np.array([0]))
     np.testing.assert_allclose(again.tangent(change.take(chosen[:1])).u, full.u[chosen[:1]], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("n", "eps"), [(300, 1e-3), (1000, 1e-5)])
+def test_many_rows_are_exchanged(n: int, eps: float) -> None:
+    """A box and a budget. Steps that exchange many active rows need not lower the residual: they were given up."""
+    q = np.random.default_rng(n).standard_normal((16, n))
+    A = sp.vstack([np.ones((1, n)), sp.eye_array(n), -sp.eye_array(n)])
+    b = np.concatenate([[0.2 * n], np.ones(n), np.zeros(n)])
+    program = ConeProgram.from_matrices(sp.eye_array(n), q, A, np.tile(b, (16, 1)), Product([(Nonneg(), 2 * n + 1)]))
+    answer = get_solver("PIQP", {"eps": eps}).solve(program)
+    found = newton(program, answer.x, answer.y, answer.s)
+    assert not found.certificate.unsettled.any()
+    assert found.certificate.natural_residual.max() <= 1e-12

@@ -10,7 +10,7 @@ from ffo.kernels import kkt, point
 from ffo.kernels import residuals as terms
 
 residuals = outer(terms.residuals)
-sizes = outer(point.sizes)
+row_norms, sizes = outer(point.row_norms), outer(point.sizes)
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (3, 1), (1, 4), (6, 5), (40, 33)])
@@ -51,5 +51,22 @@ def test_rounding_errors_of_a_right_hand_side_are_not_the_size_of_the_data(noise
     blocks = kkt.ConeBlocks(np.array([kkt.ZERO, kkt.NONNEG]), np.array([2, 1]), np.zeros(2))
     S = kkt.build((np.arange(2), np.arange(2)), entries, 2, 3, blocks)
     data = terms.Data(np.ones(2), np.zeros(2), np.array([1.0, -1.0, 1.0, 1.0]), np.array([15.0, noise, 3.0]))
-    found = sizes(S, data, np.full(2, 15.0), np.zeros(3), np.zeros(3))
+    found = sizes(S, data, row_norms(S, data.Av), np.full(2, 15.0), np.zeros(3), np.zeros(3))
     assert found.implied_primal == pytest.approx(implied)
+
+
+@pytest.mark.parametrize(("small", "large"), [(1e-9, 15.0), (1e-9, 1e9)])
+def test_a_small_right_hand_side_is_not_the_size_of_the_costs(small: float, large: float) -> None:
+    """x1 = large, x2 - x1 = small: the multipliers balance Px, which the first row implies. The second one had: other
+    forces counted as ones that cancel each other, and rounding errors of 1e-15 looked like residuals of 1e-11."""
+    entries = (np.array([0, 1, 1]), np.array([0, 0, 1]))
+    S = kkt.build(
+        (np.arange(2), np.arange(2)), entries, 2, 2, kkt.ConeBlocks(np.array([0]), np.array([2]), np.zeros(1))
+    )
+    data = terms.Data(np.ones(2), np.zeros(2), np.array([1.0, -1.0, 1.0]), np.array([large, small]))
+    row = row_norms(S, data.Av)
+    found = sizes(S, data, row, np.full(2, large), np.full(2, -large), np.zeros(2))
+    assert found.implied_dual == pytest.approx(large)
+    # a point far beyond what the rows imply says nothing
+    found = sizes(S, data, row, np.full(2, 1e6 * large), np.full(2, -large), np.zeros(2))
+    assert found.implied_dual <= 1e3 * large

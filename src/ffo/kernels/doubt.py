@@ -15,7 +15,7 @@ from ffo.kernels.evidence import AMPLIFIED, NEAREST, RESIDUAL, SINGULAR, WEAKLY_
 from ffo.kernels.jit import inner_kernel, kernel
 from ffo.kernels.kkt import ACOL, AROW, DIM, INV, KIND, NONNEG, START, ZERO, Face, Full, Structure, part
 from ffo.kernels.null import VANISHED, correct
-from ffo.kernels.point import MARGIN_RATIO, WEAK, sizes
+from ffo.kernels.point import MARGIN_RATIO, WEAK, row_norms, sizes
 from ffo.kernels.residuals import Data, residuals
 from ffo.kernels.system import EPS, Factors
 from ffo.kernels.vectors import fill
@@ -61,29 +61,31 @@ def weak_rows(
     """(m,) 1 for rows that errors of the point could move to another face, else 0: scalar rows up to a distance `near`
     from it, and curved blocks, as a whole, if they are closer than the residual."""
     kinds, starts, dims = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM)
-    z, error, weak = sizes(S, D, x, y, s), np.empty(0), max(WEAK, residual / MARGIN_RATIO)
-    fill(out, 0.0)
+    z, weak, some = sizes(S, D, row_norms(S, D.Av), x, y, s), max(WEAK, residual / MARGIN_RATIO), False
     for k in range(S.blocks):
-        for i in range(starts[k], starts[k] + dims[k] if kinds[k] != ZERO else starts[k]):
+        for i in range(starts[k], starts[k] + dims[k] if kinds[k] == NONNEG else starts[k]):
+            some |= weak < abs(s[i] - z.tau[i] * y[i]) / (z.row[i] * z.primal) <= near and D.b[i] < np.inf
+    fill(out, 0.0)
+    if some:
+        _moves(S, D, x, y, s, face, F, out, full)
+    for k in range(S.blocks):
+        for i in range(starts[k], starts[k] + dims[k]):
             unit = z.row[i] * z.primal
             distance = face.margin[k] if kinds[k] > NONNEG else abs(s[i] - z.tau[i] * y[i]) / unit
-            if distance <= weak:
-                out[i] = 1.0
-            elif kinds[k] == NONNEG and distance <= near and D.b[i] < np.inf:
-                if not error.size:
-                    error = _moves(S, D, x, y, s, face, F, full)
-                moved = error[i] * (z.tau[i] if face.on[i] else 1.0)
-                out[i] = 1.0 if GRANTED * moved >= distance * unit else 0.0
+            close = kinds[k] == NONNEG and distance <= near and D.b[i] < np.inf
+            moved = out[i] * (z.tau[i] if face.on[i] else 1.0)
+            doubtful = distance <= weak or (close and GRANTED * moved >= distance * unit)
+            out[i] = 1.0 if doubtful and kinds[k] != ZERO else 0.0
 
 
 @inner_kernel
 def _moves(
-    S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face, F: Factors, full: Full | None
-) -> Array:  # fmt: skip
+    S: Structure, D: Data, x: Array, y: Array, s: Array, face: Face, F: Factors, error: Array, full: Full | None
+) -> None:  # fmt: skip
     """(m,) the largest effect of random errors on multipliers of active rows, and on slacks of inactive ones."""
     Arow, Acol, inv, size = part(S.wide, AROW), part(S.wide, ACOL), part(S.wide, INV), S.sign.size
-    noise, rhs, z, left = _noise(S, D, x, y, s, face), np.empty(size), np.empty(size), np.empty(size)
-    error, moved = np.zeros(S.m), np.empty(S.m)
+    noise, rhs, z, moved = _noise(S, D, x, y, s, face), np.empty(size), np.empty(size), np.empty(S.m)
+    left = np.empty(0 if full is not None and full.iterations > 0 and size > SPECTRAL else size)
     for draw in range(DRAWS):
         for j in range(size):
             v = 0.6180339887498949 * (j + 1.0 + 7919.0 * draw) ** 2
@@ -96,7 +98,6 @@ def _moves(
                 moved[Arow[t]] += D.Av[t] * z[inv[Acol[t]]]
         for i in range(S.m):
             error[i] = max(error[i], abs(moved[i]))
-    return error
 
 
 @inner_kernel
@@ -130,8 +131,8 @@ def _respond(S: Structure, F: Factors, rhs: Array, z: Array, left: Array, full: 
     """
     F = refer(Factors(F.Kx, F.scale, F.Lx, F.Dinv, F.scale))
     if full is not None and full.iterations > 0:
-        at = system.in_use(S, F)
-        if at.size > 0 and rhs.size <= SPECTRAL:
+        at = system.in_use(S, F) if rhs.size <= SPECTRAL else np.empty(0, np.int64)
+        if at.size > 0:
             system.spectral(S, F, at, rhs, z, left)
         else:
             minres.solve(S, F, rhs, z, ROUGHLY, full)

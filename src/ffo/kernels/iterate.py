@@ -27,7 +27,7 @@ from ffo.kernels.kkt import (
     Structure,
     part,
 )
-from ffo.kernels.point import WEAK, Sizes, clean, judge, larger, sizes
+from ffo.kernels.point import WEAK, Sizes, clean, distance, judge, larger, sizes
 from ffo.kernels.residuals import Data
 from ffo.kernels.vectors import copy, fill
 
@@ -160,13 +160,13 @@ def judge_in(S: Structure, D: Data, z: Sizes, at: Iterate) -> float:
 
 
 @inner_kernel
-def own_residual(S: Structure, D: Data, at: Iterate) -> float:
+def own_residual(S: Structure, D: Data, row: Array, at: Iterate) -> float:
     """Natural residual of a point in its own sizes."""
-    return judge_in(S, D, sizes(S, D, at.x, at.y, at.s), at)
+    return judge_in(S, D, sizes(S, D, row, at.x, at.y, at.s), at)
 
 
 @inner_kernel
-def to_zero(S: Structure, D: Data, at: Iterate) -> bool:
+def to_zero(S: Structure, D: Data, row: Array, at: Iterate) -> bool:
     """x = 0 if x is rounding of the slacks, and the residual is not larger there, or is rounding and x could not come
     from the costs, which need curvature to balance them; returns whether this moves x."""
     length = slack = cost = curvature = 0.0
@@ -179,26 +179,35 @@ def to_zero(S: Structure, D: Data, at: Iterate) -> bool:
         return False
     for v in D.Pv:
         curvature = max(curvature, abs(v))
-    given, residual = at.x.copy(), own_residual(S, D, at)
+    given, residual = at.x.copy(), own_residual(S, D, row, at)
     fill(at.x, 0.0)
-    if own_residual(S, D, at) <= (residual if cost * curvature > 0.0 else max(residual, ROUNDING)):
+    if own_residual(S, D, row, at) <= (residual if cost * curvature > 0.0 else max(residual, ROUNDING)):
         return True
     copy(at.x, given)
     return False
 
 
 @inner_kernel
+def as_it_is(S: Structure, D: Data, z: Sizes, given: Iterate, cleaned: Array, there: Iterate) -> float:
+    """Natural residual of a given point that is not cleaned; `cleaned`: the slacks if it were. Overwrites the residuals
+    there."""
+    residual = judge(S, D, z, given.x, given.y, given.s, there.r_x, there.r_s)
+    return max(residual, distance(S, z, given.s, cleaned))
+
+
+@inner_kernel
 def go_back(
-    S: Structure, D: Data, z: Sizes, given: Iterate, as_given: float, here: Iterate, face: Face, there: Iterate,
-    other: Face, full: Full | None,
+    S: Structure, D: Data, z: Sizes, given: Iterate, here: Iterate, face: Face, there: Iterate, other: Face,
+    full: Full | None,
 ) -> float:  # fmt: skip
     """Return to the given point if it is better than `here`: cleaned or as it is, since cleaning for a wrong face may
     cost more than the solver's error; returns the residual of complementarity. `there` and `other` are workspace."""
-    found = own_residual(S, D, here)
+    found = own_residual(S, D, z.row, here)
     copy(there.x, given.x)
     set_out(S, D, z, given, there)
     clean(S, there.w, z, there.s, there.y, other, full)
-    cleaned = own_residual(S, D, there)
+    as_given = as_it_is(S, D, z, given, there.s, there)
+    cleaned = own_residual(S, D, z.row, there)
     if cleaned < found:
         found = cleaned
         copy_point(there, here)

@@ -306,12 +306,13 @@ def multiply(Kp: Array, Ki: Array, Kx: Array, z: Array, out: Array) -> None:
 
 @inner_kernel
 def equilibrate(Kp: Array, Ki: Array, Kx: Array, scale: Array) -> None:
-    """Symmetric scaling towards rows of unit largest entry (Ruiz), three passes."""
+    """Symmetric scaling towards rows of unit largest entry (Ruiz), at most three passes."""
     n = scale.size
     largest = np.empty(n)
     fill(scale, 1.0)
     for _ in range(3):
         fill(largest, 0.0)
+        moved = False
         for j in range(n):
             last, top = Kp[j + 1] - 1, 0.0
             for p in range(Kp[j], last):
@@ -323,5 +324,8 @@ def equilibrate(Kp: Array, Ki: Array, Kx: Array, scale: Array) -> None:
                     top = v
             largest[j] = max(largest[j], top, abs(Kx[last]) * scale[j] * scale[j])
         for j in range(n):
-            if largest[j] > 0.0 and largest[j] < np.inf:
+            if largest[j] > 0.0 and largest[j] != 1.0 and largest[j] < np.inf:
                 scale[j] /= np.sqrt(largest[j])
+                moved = True
+        if not moved:  # rows that are off, and incidence matrices, need no scaling
+            break

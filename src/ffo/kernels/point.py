@@ -28,7 +28,6 @@ from ffo.kernels.kkt import (
     part,
 )  # fmt: skip
 from ffo.kernels.residuals import Data, residuals
-from ffo.kernels.vectors import fill
 
 Array = np.ndarray
 
@@ -66,10 +65,10 @@ class Sizes(NamedTuple):
 
 
 @inner_kernel
-def row_norms(S: Structure, Av: Array, row: Array) -> None:
+def row_norms(S: Structure, Av: Array) -> Array:
     """Euclidean norms of the rows of A; the root mean square over a curved block; typical where a row is zero."""
     kinds, starts, dims, Arow = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), part(S.wide, AROW)
-    fill(row, 0.0)
+    row = np.zeros(S.m)
     for t in range(Av.size):
         row[Arow[t]] += Av[t] * Av[t]
     total, count = 0.0, 0
@@ -91,6 +90,7 @@ def row_norms(S: Structure, Av: Array, row: Array) -> None:
                 row[i] = mean
     for i in range(S.m):
         row[i] = np.sqrt(row[i])
+    return row
 
 
 @inner_kernel
@@ -122,8 +122,19 @@ def _nearest_side(S: Structure, D: Data, row: Array, wanted: float) -> float:
 
 
 @inner_kernel
-def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
-    """Identification compares s with tau y, tau_i = |a_i|^2 l / f, with
+def _farthest_side(S: Structure, D: Data, row: Array) -> float:
+    """The largest distance of an equality, or of an inequality that excludes the origin: x is as large."""
+    kinds, starts, dims, most = part(S.wide, KIND), part(S.wide, START), part(S.wide, DIM), 0.0
+    for k in range(S.blocks):
+        for i in range(starts[k], starts[k] + dims[k]):
+            if kinds[k] == ZERO or (kinds[k] == NONNEG and D.b[i] < 0.0):
+                most = max(most, abs(D.b[i]) / row[i])
+    return most
+
+
+@inner_kernel
+def sizes(S: Structure, D: Data, row: Array, x: Array, y: Array, s: Array) -> Sizes:
+    """The natural sizes at a point; `row`: `row_norms`. Identification compares s with tau y, tau_i = |a_i|^2 l / f:
 
         l = max(|x|, |s_i| / |a_i|),   f = max(|q|, |Px|, |y_i| |a_i|).
 
@@ -131,8 +142,7 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
     bounds both from below, and so do the slacks of curved blocks that hold x (P >> 0 and P + S >> 0 at P = 0).
     """
     Prow, Pcol = part(S.wide, PROW), part(S.wide, PCOL)
-    row, tau, Px = np.empty(S.m), np.empty(S.m), np.zeros(S.n)
-    row_norms(S, D.Av, row)
+    tau, Px = np.empty(S.m), np.zeros(S.n)
     curvature, column, value = 0.0, 0, 0.0
     for t in range(D.Pv.size):
         i, j, v = Prow[t], Pcol[t], D.Pv[t]
@@ -144,11 +154,12 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
         value += v * x[i] if i != j else 0.0
     if column < S.n:
         Px[column] += value
-    length = gradient = force = slack = 0.0
+    length = gradient = bent = slack = 0.0
     for j in range(S.n):
         length = max(length, abs(x[j]))
         gradient = max(gradient, abs(D.q[j]))
-        force = max(force, abs(Px[j]), abs(D.q[j]))
+        bent = max(bent, abs(Px[j]))
+    force = max(gradient, bent)
     # not the size of multipliers: if they diverge, it would excuse any violation
     reach = force / curvature if curvature > 0.0 else 0.0
     for i in range(S.m):
@@ -168,9 +179,12 @@ def sizes(S: Structure, D: Data, x: Array, y: Array, s: Array) -> Sizes:
     length = max(length, min(slack, FAR * length), _held_length(S, row, y, s, force))
     least = VANISHING * max(gradient, curvature * length)
     force = max(force, least if least > 0.0 else 1.0)
+    ratio = length / force
     for i in range(S.m):
-        tau[i] = row[i] * row[i] * length / force
-    implied_force = max(gradient, curvature * implied)
+        tau[i] = row[i] * row[i] * ratio
+    # Px of variables that constraints keep from zero, of which the nearest side says too little
+    bent = min(bent, FAR * curvature * _farthest_side(S, D, row)) if bent > curvature * implied else 0.0
+    implied_force = max(gradient, curvature * implied, bent)
     return Sizes(
         length, force, tau, row, implied if implied > 0.0 else np.inf, implied_force if implied_force > 0.0 else np.inf
     )

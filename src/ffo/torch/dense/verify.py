@@ -196,10 +196,12 @@ def _sizes(program: DenseProgram, z: Tensor, curved: Tensor, sides: list[_Sides]
     """See `ffo.kernels.point.sizes`."""
     curvature = program.curvature
     length, gradient = largest(z), largest(program.p)
-    force = torch.maximum(largest(curved), gradient)
+    bent = largest(curved)
+    force = torch.maximum(bent, gradient)
     reach = only(curvature > 0, force / curvature)
     slack = reduce(torch.maximum, (each.farthest() for each in sides))
-    least = ROUNDING * reduce(torch.maximum, (each.known() for each in sides))
+    known = reduce(torch.maximum, (each.known() for each in sides))
+    least = ROUNDING * known
     cones = [program.curved_rows, 0]
     nearest = (each.nearest(least, some) for each, some in zip(sides, cones, strict=False))
     limiting, forcing = reduce(torch.minimum, nearest).unbind(dim=1)
@@ -219,7 +221,9 @@ def _sizes(program: DenseProgram, z: Tensor, curved: Tensor, sides: list[_Sides]
     length = torch.maximum(length, torch.minimum(slack, FAR * length))
     least = VANISHING * torch.maximum(gradient, curvature * length)
     force = torch.maximum(force, torch.where(least > 0, least, 1.0))
-    implied_force = torch.maximum(gradient, curvature * implied)
+    implied_force = torch.maximum(
+        gradient, torch.maximum(curvature * implied, torch.minimum(bent, FAR * curvature * known))
+    )
     return _Sizes(length, force, *(torch.where(v > 0, v, INF) for v in (implied, implied_force)))
 
 
