@@ -229,3 +229,17 @@ def test_a_first_argument_of_zero_of_a_relative_entropy(entropy: Callable[..., c
     assert verdict(layer, lambda v: v.sum(), torch.zeros(8), fixed)  # nobody asks for the derivative in r
     torch.testing.assert_close(fixed.grad, torch.ones(8), rtol=1e-6, atol=1e-6)
     assert verdict(layer, lambda v: v.sum(), torch.full((8,), 1e-3, requires_grad=True), target)
+
+
+def test_slacks_that_dwarf_the_constant_of_a_logarithm() -> None:
+    """The middle row of the exponential cone of log(x) is 1, which is no first argument of zero if x is 1e17. Samples
+    that are solved in several groups have derivatives of their own."""
+    c, b, x = cp.Parameter(2, nonneg=True), cp.Parameter(), cp.Variable(2)
+    layer = FFOLayer(cp.Problem(cp.Maximize(cp.sum(cp.log(x))), [c @ x <= b]), [c, b], [x], on_fail="nan")
+    costs = torch.tensor([[1.0, 2.0], [1e-12, 1e-6]], requires_grad=True)
+    for sample in range(2):
+        (solution,) = layer(costs, torch.tensor([1.0, 1e6]))
+        (found,) = torch.autograd.grad(solution[sample, 0], costs)
+        expected = torch.tensor([[-1.0, 0.0], [0.0, 0.0]]).roll(sample, 0)
+        torch.testing.assert_close(found * costs.detach() / solution.detach()[:, :1], expected, rtol=1e-9, atol=1e-9)
+        assert layer.info.certificate.good.all()

@@ -178,7 +178,8 @@ class Compiled(Linearization):
         if empty is None:
             return None
         size = np.abs(self.s[:, rows - 1]) + np.abs(self.s[:, rows + 1])
-        zero = empty[:, rows] & (self.s[:, rows] <= NO_SLACK * size)
+        given = np.where(empty[:, rows], np.abs(self.program.b[:, rows]), 0.0)  # log(x) has a slack of 1, whatever x is
+        zero = empty[:, rows] & (self.s[:, rows] <= NO_SLACK * size) & (given <= NO_SLACK * largest(given))
         if not np.count_nonzero(zero):
             return None
         found = np.zeros(self.y.shape, dtype=bool)
@@ -247,9 +248,9 @@ class Compiled(Linearization):
     def _sees(self, samples: Array, r_s: Array, u: Array, w: Array, residual: Array) -> Array:
         """`Sensitivity.sees` of some samples' solutions."""
         flags, null = np.zeros((len(samples), SEES), dtype=bool), self.null
+        if len(null.samples) and samples is not self.state.samples:
+            null = null.take(samples)
         if len(null.samples):
-            if samples is not self.state.samples:
-                null = null.take(samples)
             k, at = samples[null.samples], null.samples
             flags[at[self._bends(null, k, r_s[at], u[at], w[at], residual[at])], BENDS] = True
             if self._pinned is not None:  # seen if the loss moves another row of the block
