@@ -10,8 +10,9 @@ from fuzz.exact import QP, solve
 from fuzz.routes import Route
 from fuzz.run import Case
 
+from ffo import solve_qp_batch
 from ffo.cones import Nonneg, Product
-from ffo.engine import face
+from ffo.engine import face, stages
 from ffo.engine.batch import Batch
 from ffo.engine.stages import by_own_choice
 from ffo.errors import Status
@@ -140,8 +141,8 @@ def test_a_sample_refined_on_its_face_leaves_the_others_alone() -> None:
 def test_an_answer_without_a_better_one_on_its_face_is_kept(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     calls = []
 
-    def wrong(program: ConeProgram) -> Batch:
-        calls.append(batch := by_own_choice(program))
+    def wrong(program: ConeProgram, coarse: float) -> Batch:
+        calls.append(batch := by_own_choice(program, coarse))
         if what == "no step":
             batch.status[:] = Status.NUMERICAL
         else:
@@ -253,15 +254,65 @@ def test_multipliers_of_three_sizes_beside_a_cone_that_is_not_active() -> None:
     np.testing.assert_allclose(layer(costs)[0], [1.25, 0.5, 1.25], rtol=0.0, atol=1e-6)
 
 
-def test_multipliers_of_nearly_opposite_rows_do_not_excuse_costs() -> None:
-    """They are 1e6 times as large as the costs, and left 0.1 % of these. The program is unbounded."""
-    p = [1e-6, 5e-7, -1e-6]
-    G = [
-        [-1.2764581420148186e-06, -8.93520699410373e-06, -6.382290710074093e-06],
-        [227361.61185549514, 1591531.2950675106, 1136808.070427363],
-    ]
-    h = [5.025221495817128e-06, -895088.0821219179]
-    assert solve(QP(np.array(p), None, np.array(G), np.array(h))).status == "unbounded"
-    layer = FFOQPLayer(on_fail="nan")
-    layer(None, *(torch.tensor(v, dtype=torch.float64) for v in (p, G, h)))
+#: two nearly opposite rows, and the direction that both leave free
+OPPOSITE = np.array([
+    [-1.2764581420148186e-06, -8.93520699410373e-06, -6.382290710074093e-06],
+    [227361.61185549514, 1591531.2950675106, 1136808.070427363],
+])  # fmt: skip
+SIDES, EDGE = np.array([5.025221495817128e-06, -895088.0821219179]), np.array([-0.73185267, 0.46222272, -0.50074128])
+
+
+@pytest.mark.parametrize("solver", [None, "INTERIOR", "CLARABEL", "PIQP", "HIGHS"])
+@pytest.mark.parametrize("share", [1e-5, -1e-5, 1e-3])
+def test_multipliers_of_nearly_opposite_rows_do_not_excuse_costs(share: float, solver: str | None) -> None:
+    """They are 7e8 times as large as the costs, and left 0.1 % of these. A share of the costs points along the edge
+    between the rows, so the program is unbounded."""
+    p = np.array([1e-6, 5e-7, -1e-6])
+    p = p + share * np.linalg.norm(p) * EDGE
+    assert solve(QP(p, None, OPPOSITE, SIDES)).status == "unbounded"
+    layer = FFOQPLayer(solver=solver, on_fail="nan")
+    layer(None, *(torch.tensor(v) for v in (p, OPPOSITE, SIDES)))
     assert layer.info.status[0] is Status.UNBOUNDED
+
+
+def test_costs_below_the_rounding_errors_of_forces() -> None:
+    """The costs along the edge are 2e-8 of the others, the rounding errors of the forces 2e-7: whether the program is
+    unbounded, doubles do not tell. If it counts as bounded, the forces leave no more than these errors."""
+    p = np.array([1e-6, 5e-7, -1e-6])
+    answer = solve_qp_batch(None, p, OPPOSITE, SIDES, on_fail="nan")
+    if answer.status[0] is not Status.UNBOUNDED:
+        forces = answer.lam[:, None] * OPPOSITE
+        assert answer.status[0] is Status.SOLVED
+        assert (np.abs(p + forces.sum(axis=0)) <= 4 * np.finfo(float).eps * np.abs(forces).sum(axis=0)).all()
+
+
+def projections(batch: int, n: int = 20) -> tuple[FFOLayer, tuple[torch.Tensor, ...]]:
+    """max(Wx + b, 0) as projections: 420 equalities, most of whose multipliers are zero up to those of others."""
+    z, V, W, b, x = cp.Variable(n), cp.Variable((n, n)), cp.Parameter((n, n)), cp.Parameter(n), cp.Parameter(n)
+    layer = FFOLayer(cp.Problem(cp.Minimize(cp.sum_squares(z - V @ x - b)), [z >= 0, W == V]), [W, b, x], [z])
+    rng = np.random.default_rng(1)
+    draws = (rng.standard_normal((batch, n, n)) / n**0.5, 0.1 * rng.standard_normal(n), rng.standard_normal((batch, n)))
+    return layer, tuple(torch.tensor(v) for v in draws)
+
+
+def test_rounding_errors_are_not_refined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were, one sample after the other: 3.5 s for 300 of these layers, whose steps take 0.08 s."""
+    monkeypatch.setattr(face, "by_own_choice", lambda program, coarse: pytest.fail("refined"))
+    layer, given = projections(60)
+    (found,) = layer(*given)
+    W, b, x = given
+    torch.testing.assert_close(found, ((W @ x[..., None])[..., 0] + b).clamp(min=0), rtol=0.0, atol=1e-12)
+    assert layer.info.residual.max() <= 1e-12
+
+
+def test_slow_solvers_are_not_asked_about_quadratic_steps() -> None:
+    program = ConeProgram.from_matrices(
+        np.eye(300), np.ones(300), np.eye(300), np.ones(300), Product([(Nonneg(), 300)])
+    )
+    names = [solver.name for solver in stages._own_choice(program)]
+    assert "HIGHS" not in names
+    assert len(names) > 1
+    linear = ConeProgram.from_matrices(
+        np.zeros((300, 300)), np.ones(300), np.eye(300), np.ones(300), Product([(Nonneg(), 300)])
+    )
+    assert "HIGHS" in [solver.name for solver in stages._own_choice(linear)]

@@ -11,7 +11,7 @@ from problems import beside, known_program, with_pair
 from ffo.cones import PSD, Cone, Exponential, Power, Product, SecondOrder
 from ffo.ghost.direct import Direct
 from ffo.ghost.oracle import linearize
-from ffo.program.balance import Balance, balance, units_of_blocks
+from ffo.program.balance import balance, units_of_blocks
 from ffo.program.cone import ConeProgram
 from ffo.program.presolve import Presolve
 
@@ -48,21 +48,21 @@ LONG: dict[str, tuple[Cone, Callable[[np.random.Generator], np.ndarray]]] = {
 }
 
 
-def step_for(cone: Cone, s: np.ndarray, y: np.ndarray) -> Balance:
-    program = ConeProgram.from_matrices(
-        np.eye(2), np.zeros((len(s), 2)), np.ones((cone.dim, 2)), np.zeros((len(s), cone.dim)), Product([(cone, 1)])
-    )
-    found = balance(program, y, s)
+def steps_for(cone: Cone, s: np.ndarray, y: np.ndarray) -> Presolve:
+    """At x = 0, whose slacks are the right-hand sides."""
+    none = np.zeros((len(s), 2))
+    program = ConeProgram.from_matrices(np.eye(2), none, np.ones((cone.dim, 2)), s, Product([(cone, 1)]))
+    found = balance(program, none, y, s, np.zeros(s.shape, dtype=bool))
     assert found.uneven.any()
-    assert found.skewed.any() != isinstance(cone, PSD)
-    return found.step
+    assert found.skewed.any()
+    return found.steps
 
 
 @pytest.mark.parametrize("name", LONG)
 def test_points_near_a_solution_get_unit_size(name: str) -> None:
     cone, long = LONG[name]
     s = long(RNG(0))
-    _, _, there = step_for(cone, s, np.ones(s.shape)).inward(np.zeros((COUNT, 2)), np.ones(s.shape), s)
+    _, _, there = steps_for(cone, s, np.ones(s.shape)).inward(np.zeros((COUNT, 2)), np.ones(s.shape), s)
     there /= np.abs(there).max(axis=1, keepdims=True)
     if name == "exponential":
         np.testing.assert_allclose(there[:, 1:], 1.0, rtol=1e-6)
@@ -80,7 +80,7 @@ def test_a_cone_is_mapped_onto_itself(name: str) -> None:
     """Points of the cone and of its dual stay there, in both directions, and keep their inner product."""
     cone, long = LONG[name]
     rng = RNG(1)
-    step = step_for(cone, long(rng), rng.normal(size=(COUNT, cone.dim)))
+    step = steps_for(cone, long(rng), rng.normal(size=(COUNT, cone.dim)))
     w, v = rng.normal(size=(2, COUNT, cone.dim))
     s, y = (np.where(np.abs(v) > 1e-14, v, 0.0) for v in (cone.project(w), cone.project(v) - v))
     x = np.zeros((COUNT, 2))
@@ -105,9 +105,8 @@ def test_derivatives_come_back(cone: str, case: str) -> None:
     known = with_pair(known, known.s, known.y)
     program = known.program
     inside = known.s + 1e-3 * program.cones.interior  # the point of an interior-point method
-    step = balance(program, known.y, inside).step
-    reduced = step.apply(program)
-    presolve = Presolve.of(step, units_of_blocks(reduced))
+    steps = balance(program, known.x, known.y, inside, np.zeros(inside.shape, dtype=bool)).steps
+    presolve = steps.then(Presolve.of(units_of_blocks(steps.apply(program))))
     reduced = presolve.apply(program)
     there = presolve.inward(known.x, known.y, known.s)
     found = linearize(reduced, type(known.solution)(*there, known.solution.status, known.solution.iterations), Direct())
@@ -126,6 +125,33 @@ def test_points_on_a_face_change_nothing() -> None:
     cones = Product([(Exponential(), 1), (PSD(2), 1)])
     program = ConeProgram.from_matrices(np.eye(2), np.zeros(2), np.ones((6, 2)), np.zeros(6), cones)
     s = np.array([[-1.0, 0.0, 0.0, 1.0, 0.0, 0.0]])
-    step, skewed, uneven = balance(program, np.zeros((1, 6)), s)
+    steps, skewed, uneven = balance(program, np.zeros((1, 2)), np.zeros((1, 6)), s, np.zeros((1, 6), dtype=bool))
     assert not (skewed | uneven).any()
-    np.testing.assert_array_equal(step.apply(program).A.matrix().toarray(), np.ones((6, 2)))
+    np.testing.assert_array_equal(steps.apply(program).A.matrix().toarray(), np.ones((6, 2)))
+
+
+@pytest.mark.parametrize("large", [1e4, 1e8, 1e12])
+def test_sums_of_data_cancel_exactly(large: float) -> None:
+    """(x + t, x - t, 2) at x = 1e12, t = 1e-12: no digit of t is left in the given coordinates, all in others."""
+    A = np.array([[-1.0, -1.0], [-1.0, 1.0], [0.0, 0.0]])
+    program = ConeProgram.from_matrices(
+        np.eye(2), np.zeros((1, 2)), A, np.array([[0.0, 0.0, 2.0]]), Product([(SecondOrder(3), 1)])
+    )
+    x = np.array([[large, 1 / large]])
+    s = program.slack(x)
+    found = balance(program, x, np.array([[1.0, -1.0, 0.0]]), s, np.zeros((1, 3), dtype=bool))
+    assert found.skewed[0]
+    reduced = found.steps.apply(program)
+    units = units_of_blocks(reduced)
+    there = units.apply(reduced).slack(units.inward(x, s, s)[0])
+    np.testing.assert_allclose(there / there[0, 0], [[1.0, 0.0, 1.0]], rtol=1e-12, atol=1e-12)
+
+
+def test_blocks_that_keep_their_coordinates() -> None:
+    cones = Product([(Power(0.5), 2)])
+    s = np.array([[1e8, 1e-8, 1.0, 1e8, 1e-8, 1.0]])
+    program = ConeProgram.from_matrices(np.eye(2), np.zeros((1, 2)), np.ones((6, 2)), s, cones)
+    kept = np.array([[True] * 3 + [False] * 3])
+    there = balance(program, np.zeros((1, 2)), np.ones((1, 6)), s, kept).steps.inward(np.zeros((1, 2)), s, s)[2]
+    np.testing.assert_array_equal(there[0, :3], s[0, :3])
+    np.testing.assert_allclose(there[0, 3:], there[0, 3], rtol=1e-12)

@@ -7,6 +7,7 @@ Otherwise the stages continue with the same answers.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import NamedTuple
 
@@ -17,9 +18,12 @@ from ffo.engine.face import fine
 from ffo.engine.info import Times
 from ffo.engine.outcome import Outcome, SolvedPart
 from ffo.engine.report import EngineReport, Findings
-from ffo.engine.stages import beyond_doubt
+from ffo.engine.stages import DISTANT
+from ffo.ghost.certificate import ERROR
 from ffo.ghost.direct import Compiled, Direct
-from ffo.kernels.evidence import DOUBTED, UNDOUBTED
+from ffo.kernels.batch import State
+from ffo.kernels.evidence import DOUBTED, UNDOUBTED, verdict
+from ffo.kernels.point import MARGIN_RATIO
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.epigraph import Epigraphs
 from ffo.program.plan import plan_of
@@ -28,6 +32,7 @@ from ffo.program.scaling import Scaling
 from ffo.program.substitution import Substitution
 from ffo.solvers.base import Solver
 from ffo.solvers.forward import default_tolerance, solve_guarded
+from ffo.solvers.verdict import ROUGH
 
 Array = np.ndarray
 
@@ -88,7 +93,7 @@ class Attempt(NamedTuple):
             return cls(solver, answer)
         found, seconds = polished(program, answer, way)
         assert isinstance(found, Compiled)
-        clear = beyond_doubt(found.state, default_tolerance(solver), fine(program))
+        clear = _verdict(found.state, default_tolerance(solver), fine(program))
         return cls(solver, answer, clear != DOUBTED, clear == UNDOUBTED, found, seconds)
 
     def outcome(self, given: ConeProgram, presolve: Presolve, begun: float) -> Outcome:
@@ -99,3 +104,11 @@ class Attempt(NamedTuple):
         times = Times(answer.setup_time, answer.solve_time, self.polish_time, time.perf_counter() - begun)
         findings = Findings(self.solver.name, answer.iterations, state.evidence, state.flags, times, self.undoubted)
         return Outcome(given, *point, [SolvedPart(state.samples, presolve, found)], EngineReport(findings), None)
+
+
+def _verdict(state: State, tolerance: float, fine: float) -> int:
+    """ACCEPTED if all of a solver's polished answers are accepted without a closer look, by the rules of
+    `engine.stages`, and not refined (`fine`: natural residual from which on they are); UNDOUBTED if nothing speaks
+    against their gradients either."""
+    limits = min(tolerance, fine, ROUGH), math.sqrt(tolerance), DISTANT, ERROR, MARGIN_RATIO
+    return verdict(state.evidence, state.flags, *limits)

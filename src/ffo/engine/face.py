@@ -35,6 +35,10 @@ CLEAR = 1e-2
 #: natural residual above which an answer is refined: ten times what rounding leaves in ordinary programs, without and
 #: with curved cones. If it is larger, costs of 1e-8 of the others are not seen
 FINE, CURVED = 1e-13, 1e-12
+#: rounding errors of a sum relative to its terms
+ROUNDING = 1e-15
+#: natural residual of a step along a face up to which no other solver is asked for a better one: it is refined in turn
+ROUGH = 1e-5
 #: faces of faces that are looked at: multipliers of three sizes
 DEPTH = 1
 #: forces relative to the costs to which those above DROWNING are reduced; if ten times smaller, Newton's method may
@@ -102,12 +106,24 @@ def refine_on_faces(batch: Batch, way: Way, depth: int = DEPTH) -> None:
     if not len(samples):
         return
     with np.errstate(all="ignore"):
+        samples = samples[~_is_rounding(batch.part(samples), *(v[samples] for v in batch.point))]
         x, y, _ = (v[samples] for v in batch.point)
         faces = Held.of(batch.part(samples), x, y)
         for k in np.flatnonzero(faces.clear).tolist():
             if expired():
                 return
             _refine(batch, samples[[k]], Held(*(v[[k]] for v in faces)), way, depth)
+
+
+def _is_rounding(program: ConeProgram, x: Array, y: Array, s: Array) -> Array:
+    """(batch,) whether what conditions leave is rounding errors of moderate terms: there is nothing to refine, although
+    it may be much beside small terms of its own row (y = 0 has errors of the largest multipliers)."""
+    P, A, sizes = program.P.magnitudes, program.A.magnitudes, program.A.row_sizes
+    largest = np.abs(y) + (np.abs(y) * sizes).max(axis=1, keepdims=True, initial=0.0) / sizes
+    forces = P.dot(np.abs(x)) + np.abs(program.q) + A.tdot(largest)
+    slacks = A.dot(np.abs(x)) + np.abs(program.b) + np.abs(s)
+    held = (np.abs(program.stationarity(x, y)) <= ROUNDING * forces).all(axis=1)
+    return held & (np.abs(program.slack(x) - s) <= ROUNDING * slacks).all(axis=1) & ~costs_drown(program, x, y)
 
 
 def reduce_forces(batch: Batch, way: Way) -> None:
@@ -172,7 +188,7 @@ def _refine(batch: Batch, sample: Array, face: Held, way: Way, depth: int) -> No
     costs = ConeProgram(P.with_values(P.values / size), face.left / size, program.A, program.slack(x), program.cones)
     along = Epigraphs(rows).apply(costs)
     units = Presolve.of(scaling(along))
-    step = by_own_choice(units.apply(along))
+    step = by_own_choice(units.apply(along), ROUGH)
     if depth:
         refine_on_faces(step, Direct(), depth - 1)
     step.undo(units, along)

@@ -17,13 +17,10 @@ from ffo.engine.blame import NOT_FINITE
 from ffo.engine.checks import buried, contradictions, rows_hold
 from ffo.engine.proof import Proof, find_proofs, part, starts_somewhere
 from ffo.errors import SOLVED, Status
-from ffo.ghost.certificate import ERROR
 from ffo.ghost.direct import Direct, from_nothing
 from ffo.ghost.oracle import Linearization, Way
-from ffo.kernels.batch import State
 from ffo.kernels.deadline import current, expired
-from ffo.kernels.evidence import verdict
-from ffo.kernels.point import MARGIN_RATIO, VANISHING
+from ffo.kernels.point import VANISHING
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.convexity import NOT_CONVEX
 from ffo.program.presolve import Triple
@@ -105,13 +102,17 @@ def solve_from_nothing(batch: Batch) -> None:
     batch.iterations[todo[good]], batch.solver[todo[good]] = found.steps[good], NEWTON
 
 
-def ask(batch: Batch, solvers: Iterable[Solver], way: Way, first: Attempt | None = None) -> None:
+def ask(
+    batch: Batch, solvers: Iterable[Solver], way: Way, first: Attempt | None = None, coarse: float | None = None
+) -> None:
     """Call solvers in order. A sample that one fails on, or whose answer is not verified, goes on to the next alone.
 
-    So does one whose answer is coarse after polishing, if there is another solver: the better answer is kept, unless it
-    stays coarse and some solver says that there is no solution. A proof that there is none needs no second opinion.
-    `first`: what the first solver has answered for all samples already.
+    So does one whose answer is coarse after polishing, with a natural residual above `coarse` (default: ACCEPT), if
+    there is another solver: the better answer is kept, unless it stays coarse and some solver says that there is no
+    solution. A proof that there is none needs no second opinion. `first`: what the first solver has answered for all
+    samples already.
     """
+    coarse = ACCEPT if coarse is None else coarse
     todo = fresh = batch.open
     if not len(todo) or expired():
         return
@@ -126,7 +127,7 @@ def ask(batch: Batch, solvers: Iterable[Solver], way: Way, first: Attempt | None
                 _use(batch, solver, way, fresh, first.answer, first.found)
             else:
                 _ask_one(batch, solver, way, fresh)
-            if batch.finished(ACCEPT if way.polishes else np.inf):
+            if batch.finished(coarse if way.polishes else np.inf):
                 return
             _note_verdicts(denied, fresh, batch.status[fresh])
         if len(fresh) < len(todo) and not (solver.capabilities.slow_quadratic and batch.program.P.nnz):
@@ -134,7 +135,7 @@ def ask(batch: Batch, solvers: Iterable[Solver], way: Way, first: Attempt | None
             _note_verdicts(denied, others, _ask_again(batch, solver, way, others))
         left = batch.status[todo] != SOLVED
         if way.polishes:
-            left |= batch.residual[todo] > ACCEPT
+            left |= batch.residual[todo] > coarse
         if batch.proofs:
             left &= ~batch.proven[todo]
         if solver.capabilities.convexity:
@@ -146,10 +147,10 @@ def ask(batch: Batch, solvers: Iterable[Solver], way: Way, first: Attempt | None
             break
     if way.polishes:
         _sharpen(batch, solver, way, todo)
-    coarse = todo[(batch.status[todo] == SOLVED) & (batch.residual[todo] > ACCEPT) & (denied[todo] != OPEN)]
-    if len(coarse):
-        batch.withdraw(coarse)
-        batch.status[coarse] = denied[coarse]
+    doubted = todo[(batch.status[todo] == SOLVED) & (batch.residual[todo] > ACCEPT) & (denied[todo] != OPEN)]
+    if len(doubted):
+        batch.withdraw(doubted)
+        batch.status[doubted] = denied[doubted]
 
 
 def _sharpen(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:
@@ -277,16 +278,19 @@ def proofs_at(program: ConeProgram, x: Array, y: Array) -> tuple[dict[int, Proof
     return found, doubted
 
 
-def by_own_choice(program: ConeProgram) -> Batch:
-    """Solve an auxiliary program by the solvers that suit it best."""
+def by_own_choice(program: ConeProgram, coarse: float | None = None) -> Batch:
+    """Solve an auxiliary program by the solvers that suit it best; `coarse`: as for `ask`."""
     batch = Batch.of(program)
-    ask(batch, _own_choice(program), Direct())
+    ask(batch, _own_choice(program), Direct(), coarse=coarse)
     return batch
 
 
 def _own_choice(program: ConeProgram) -> Iterator[Solver]:
+    """Without those whose method is slow on quadratic programs (on LISWET11, with 10,002 variables: 24 s)."""
     yield get_solver(first := choose(program))
-    yield from map(get_solver, further(program, first))
+    for solver in map(get_solver, further(program, first)):
+        if not (solver.capabilities.slow_quadratic and program.P.nnz):
+            yield solver
 
 
 def _steepest(program: ConeProgram) -> dict[int, Proof]:
@@ -343,14 +347,6 @@ def _verify(
             _give_up(batch, solver, samples, answer, np.flatnonzero(~done), tolerance, np.fmax(natural, start))
         return
     batch.answered_by(solver.name, samples, answer.iterations)
-
-
-def beyond_doubt(state: State, tolerance: float, fine: float) -> int:
-    """ACCEPTED if all of a solver's polished answers are accepted without a closer look, by the rules of `_verify` and
-    `accept`, and not refined (`fine`: natural residual from which on they are); UNDOUBTED if nothing speaks against
-    their gradients either."""
-    limits = min(tolerance, fine, ROUGH), math.sqrt(tolerance), DISTANT, ERROR, MARGIN_RATIO
-    return verdict(state.evidence, state.flags, *limits)
 
 
 def accept(batch: Batch, samples: Array, found: Linearization, good: Array) -> Array:

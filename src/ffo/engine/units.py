@@ -24,6 +24,8 @@ Array = np.ndarray
 #: natural residual in the given units above which an answer that holds in others is not one; below, it is reported (if
 #: ten times smaller, right answers of solvers are refused where nothing is polished)
 HELD = 1e-5
+#: rounding errors of a sum relative to its terms, at a point that has digits in other coordinates only
+ROUNDING = 1e-12
 
 
 def holds(given: ConeProgram, point: Triple) -> bool:
@@ -34,21 +36,35 @@ def holds(given: ConeProgram, point: Triple) -> bool:
     return bool((plan_of(given).judge(values_of(given), *point) <= ACCEPT).all())
 
 
-def check_in_given_units(batch: Batch, indefinite: Callable[[SymmetricBatch], dict[int, float]] | None) -> None:
+def check_in_given_units(
+    batch: Batch, indefinite: Callable[[SymmetricBatch], dict[int, float]] | None, rotated: bool = False
+) -> None:
     """Withdraw answers that do not hold in the given units, and reject what is not convex in them; `indefinite`: None
-    if all samples are known to be convex."""
+    if all samples are known to be convex. If coordinates of cones were `rotated`, the given ones may have no digits for
+    an answer: rounding errors of its terms do not count."""
     if indefinite is not None:
         reject_indefinite(batch, indefinite, np.flatnonzero(batch.program.finite & ~batch.proven))
     solved = np.flatnonzero(batch.status == SOLVED)
     if not len(solved):
         return
-    program, (x, y, s) = batch.part(solved), batch.point
-    residual = plan_of(program).judge(values_of(program), x[solved], y[solved], s[solved])
+    program, point = batch.part(solved), tuple(v[solved] for v in batch.point)
+    residual = plan_of(program).judge(values_of(program), *point)
+    if rotated:
+        residual[_is_rounding(program, *point)] = 0.0
     batch.residual[solved] = np.fmax(batch.residual[solved], residual)
     wrong = solved[~(residual <= HELD)]
     if len(wrong):
         batch.withdraw(wrong)
         batch.status[wrong] = Status.INACCURATE
+
+
+def _is_rounding(program: ConeProgram, x: Array, y: Array, s: Array) -> Array:
+    """(batch,) whether all that is left of Px + q + A'y and b - Ax - s is rounding errors of their terms."""
+    P, A = program.P.magnitudes, program.A.magnitudes
+    forces = P.dot(np.abs(x)) + np.abs(program.q) + A.tdot(np.abs(y))
+    slacks = A.dot(np.abs(x)) + np.abs(program.b) + np.abs(s)
+    held = (np.abs(program.stationarity(x, y)) <= ROUNDING * forces).all(axis=1)
+    return np.asarray(held & (np.abs(program.slack(x) - s) <= ROUNDING * slacks).all(axis=1))
 
 
 def solve_in_given_units(

@@ -162,6 +162,14 @@ class KernelPlan:
         self.newton(values, (x, y, s), state, 0)
         return state.evidence[:, columns.RESIDUAL].copy()
 
+    def skewed(self, y: Array, s: Array, share: float = 1.0) -> Array:
+        """(batch, m) the rows of blocks with a force whose coordinates differ by orders of magnitude; `share`: of the
+        ratios from which on they do."""
+        found = np.zeros(s.shape, dtype=bool)
+        if self.curved:
+            columns.skewed_rows(self._any, ready(y), ready(s), share, found)
+        return found
+
     def sensitivity(self, state: State, samples: Array, r_x: Array, r_s: Array) -> tuple[Array, Array, Array]:
         """(u, w, doubt) of the ghost systems of some samples; right-hand sides (samples, n), (samples, m)."""
         u, w, doubt = np.empty(r_x.shape), np.empty(r_s.shape), np.empty(len(r_x))
@@ -355,6 +363,8 @@ def _ghost_chunk(
             loop.newton(S, D, x[k], y[k], s[k], face, F, evidence[k], allowed, full)
             columns.conclude(evidence[k], flags[k])
             evidence[k, columns.REACH] = columns.reach(D, x[k], y[k])
+            if full is not None and columns.any_skewed(S, y[k], s[k]):
+                evidence[k, columns.REACH] = np.inf
             answer[i] = evidence[k, columns.STEPS]
         elif task == _SENSITIVITY:
             _with_factors(S, F, evidence[k])

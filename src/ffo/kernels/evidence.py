@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ffo.kernels.jit import inner_kernel, kernel
+from ffo.kernels.kkt import DIM, EXPONENTIAL, KIND, POWER, SECOND_ORDER, SEMIDEFINITE, START, Structure, part
 from ffo.kernels.point import MARGIN_RATIO, VANISHING, WEAK
 from ffo.kernels.residuals import Data
 
@@ -25,6 +26,9 @@ FLAGS = 7
 DOUBTED, ACCEPTED, UNDOUBTED = range(3)
 #: costs, beside the terms of Px, that no residual shows; forces beside which rounding hides the costs (`engine.face`)
 BURIED, DROWNING = 1e-12, 1e4
+#: ratio of coordinates of a block below which the smaller one has too few digits, or counts for too little when the
+#: block is judged (see `program.balance`); the same for exponentials, of which few problems need the digits beside 1
+SKEWED, FADING = 1e-6, 1e-9
 
 
 @inner_kernel
@@ -47,6 +51,54 @@ def reach(D: Data, x: Array, y: Array) -> float:
         cost = VANISHING * (curvature if curvature > 0.0 else 1.0)
     known &= not DROWNING * (cost + bent) < force
     return largest if known else np.inf
+
+
+@inner_kernel
+def is_skewed(S: Structure, k: int, y: Array, s: Array, share: float) -> bool:
+    """Whether the coordinates of a block with a force differ by orders of magnitude: the sum and the difference of the
+    largest two of a second-order cone, the first two of a power cone, an exponential and its scale, or diagonal entries
+    of a matrix."""
+    kind, first, d = part(S.wide, KIND)[k], part(S.wide, START)[k], part(S.wide, DIM)[k]
+    least, most, ratio, force = np.inf, 0.0, SKEWED, 0.0
+    if kind == SECOND_ORDER:
+        for i in range(first + 1, first + d):
+            most = max(most, abs(s[i]))
+        least, most = s[first] - most, s[first] + most
+    elif kind == POWER:
+        least, most = min(s[first], s[first + 1]), max(s[first], s[first + 1])
+    elif kind == EXPONENTIAL:
+        least, most, ratio = s[first + 2], s[first + 1], FADING
+    elif kind == SEMIDEFINITE:
+        i, column = first, 1
+        while i < first + d:  # columns of the upper triangle
+            least, most = min(least, s[i]), max(most, s[i])
+            column += 1
+            i += column
+    if not least <= share * ratio * most:
+        return False
+    for i in range(first, first + d):
+        force = max(force, abs(y[i]))
+    return force > 0.0
+
+
+@inner_kernel
+def any_skewed(S: Structure, y: Array, s: Array) -> bool:
+    """Whether any block is."""
+    found = False
+    for k in range(S.blocks):
+        found |= is_skewed(S, k, y, s, 1.0)
+    return found
+
+
+@kernel
+def skewed_rows(S: Structure, y: Array, s: Array, share: float, found: Array) -> None:
+    """(batch, m) the rows of skewed blocks."""
+    for sample in range(found.shape[0]):
+        for k in range(S.blocks):
+            first, d = part(S.wide, START)[k], part(S.wide, DIM)[k]
+            skewed = is_skewed(S, k, y[sample], s[sample], share)
+            for i in range(first, first + d):
+                found[sample, i] = skewed
 
 
 @inner_kernel

@@ -12,6 +12,10 @@ these to points of unit size:
 
 With s' = T s, and a factor for each block that makes slack and multiplier equally large, the program has the data
 A' = TA, b' = Tb, and y' = T^-T y. Variables get the units of these rows, and other rows those of the variables.
+
+For second-order cones T has three factors: to the sum and the difference of s0 and sj, their scaling, and back. In
+the sums of data such as x + t and x - t, the other variable cancels exactly; in a product with (a + 1/a) / 2 and
+(a - 1/a) / 2, the smaller one would be lost.
 """
 
 from __future__ import annotations
@@ -26,11 +30,11 @@ import scipy.sparse as sp
 
 from ffo.cones import PSD, Exponential, Power, Product, SecondOrder
 from ffo.cones.base import Cone
-from ffo.cones.psd import triangle
+from ffo.cones.psd import smat, triangle
 from ffo.program.cone import ConeProgram
 from ffo.program.pattern import Pattern
 from ffo.program.plan import KEPT
-from ffo.program.presolve import PresolveStep, Triple
+from ffo.program.presolve import Presolve, PresolveStep, Triple
 from ffo.program.scaling import Scaling
 from ffo.program.sparse import SparseBatch
 
@@ -38,8 +42,8 @@ Array = np.ndarray
 
 #: largest size of blocks whose coordinates are changed, since their rows of A become dense
 LARGEST = 64
-#: largest factors of maps, and of those along an axis of second-order cones, which have no more digits
-MOST, ALONG = 1e30, 1e8
+#: largest factors of maps
+MOST = 1e30
 #: factors within which blocks are balanced
 BALANCED = 1e2
 #: rounding errors; share of a slack that they may be in the new coordinates, for answers to be judged there: in
@@ -54,6 +58,13 @@ class Balance(PresolveStep):
     cones: Product
     T: Array
     inverse: Array
+
+    @classmethod
+    def none(cls, cones: Product, batch: int) -> Balance:
+        """Coordinates as they are."""
+        rows, columns, _ = _places(cones)
+        T = np.where(rows == columns, 1.0, np.zeros((batch, 1)))
+        return cls(cones, T, T.copy())
 
     def take(self, samples: Array) -> Balance:
         return Balance(self.cones, self.T[samples], self.inverse[samples])
@@ -130,41 +141,83 @@ def _suited(cone: Cone) -> bool:
 
 
 class Balanced(NamedTuple):
-    """Coordinates in which the slacks s of some points have unit size.
+    """Coordinates in which the slacks of some points have unit size.
 
     Attributes:
-        step: into these coordinates.
+        steps: into these coordinates.
         skewed: (batch,) whether coordinates of a block change by very different factors, and s is known in all of them.
         uneven: (batch,) whether these, or units of blocks, change much.
     """
 
-    step: Balance
+    steps: Presolve
     skewed: Array
     uneven: Array
 
 
-def balance(program: ConeProgram, y: Array, s: Array) -> Balanced:
-    """Coordinates for points with these multipliers and slacks, (batch, m)."""
-    rows, columns, begin = _places(program.cones)
-    T = np.where(rows == columns, 1.0, np.zeros((program.batch, 1)))
-    inverse, stretches = T.copy(), [np.full((program.batch, 1), np.nan)]
+def balance(program: ConeProgram, x: Array, y: Array, s: Array, kept: Array) -> Balanced:
+    """Coordinates for points x (batch, n), y and s (batch, m); blocks with rows `kept` (batch, m) keep theirs."""
+    sums = _sums(program.cones, s)
+    program = sums.apply(program)
+    with np.errstate(all="ignore"):  # points may be of any kind
+        x, y, s = sums.inward(x, y, s)
+        given, noise = program.slack(x), EPS * (np.abs(program.b) + program.A.magnitudes.dot(np.abs(x)))
+    step, begin = Balance.none(program.cones, len(s)), _places(program.cones)[2]
+    stretches = [np.full((program.batch, 1), np.nan)]
     skewed = uneven = np.zeros(program.batch, dtype=bool)
     for g in program.cones.groups:
         if _suited(g.cone):
-            block = s[:, g.index]
+            block = (given if isinstance(g.cone, SecondOrder) else s)[:, g.index]
             maps, back, stretch = _maps_of(g.cone, block, y[:, g.index])
             at = np.array([begin[int(i[0])] for i in g.index])[:, None] + np.arange(g.cone.dim**2)
-            T[:, at], inverse[:, at] = (v.reshape(*stretch.shape, -1) for v in (maps, back))
+            stay = kept[:, g.index[:, 0], None, None]
+            maps, back = (np.where(stay, np.eye(g.cone.dim), v) for v in (maps, back))
+            step.T[:, at], step.inverse[:, at] = (v.reshape(*stretch.shape, -1) for v in (maps, back))
             size = np.abs(np.einsum("bkii->bki", maps))
             change = size.max(axis=2) > BALANCED * size.min(axis=2)
-            lost = EPS * np.einsum("bkij,bkj->bki", np.abs(maps), np.abs(block)).max(axis=2)
+            lost = np.einsum("bkij,bkj->bki", np.abs(maps), noise[:, g.index]).max(axis=2)
             known = lost <= KNOWN * np.abs(np.einsum("bkij,bkj->bki", maps, block)).max(axis=2)
-            skewed = skewed | (change & known & (not isinstance(g.cone, PSD))).any(axis=1)
+            skewed = skewed | (change & known).any(axis=1)
             uneven = uneven | change.any(axis=1)
-            stretches.append(stretch)
+            stretches.append(np.where(stay[..., 0, 0], np.nan, stretch))
     stretch = np.concatenate(stretches, axis=1)
     least, most = np.fmin.reduce(stretch, axis=1), np.fmax.reduce(stretch, axis=1)
-    return Balanced(Balance(program.cones, T, inverse), skewed, uneven | (most > BALANCED * least))
+    steps = Presolve.of(sums, step, replace(sums, T=sums.inverse, inverse=sums.T))
+    return Balanced(steps, skewed, uneven | (most > BALANCED * least))
+
+
+def along_same_axes(cones: Product, s: Array, t: Array) -> Array:
+    """(batch, m) false in rows of second-order cones whose largest entries are at different places in s and t: each is
+    on the boundary along its own axis."""
+    same = np.ones(s.shape, dtype=bool)
+    for g in cones.groups:
+        if _suited(g.cone) and isinstance(g.cone, SecondOrder):
+            equal = _axis(s[:, g.index])[0] == _axis(t[:, g.index])[0]
+            same[:, g.index] = equal[..., None]
+    return same
+
+
+def _sums(cones: Product, s: Array) -> Balance:
+    """From (s0, s1, ..) to (s0 + |sj|, s0 - |sj|, ..) for second-order cones, sj the largest, whose place s1 takes."""
+    step, begin = Balance.none(cones, len(s)), _places(cones)[2]
+    for g in cones.groups:
+        if _suited(g.cone) and isinstance(g.cone, SecondOrder):
+            d, (j, sign) = g.cone.dim, _axis(s[:, g.index])
+            k, b = np.indices(j.shape)
+            T = np.broadcast_to(np.eye(d), (*j.shape, d, d)).copy()
+            T[k, b, j] = T[k, b, 1]
+            T[k, b, :2] = 0.0
+            T[k, b, :2, 0], T[k, b, 0, j], T[k, b, 1, j] = 1.0, sign, -sign
+            at = np.array([begin[int(i[0])] for i in g.index])[:, None] + np.arange(d * d)
+            step.T[:, at] = T.reshape(*j.shape, -1)
+            back = T.swapaxes(2, 3) / np.array([2.0, 2.0] + [1.0] * (d - 2))  # rows of T are orthogonal
+            step.inverse[:, at] = back.reshape(*j.shape, -1)
+    return step
+
+
+def _axis(s: Array) -> tuple[Array, Array]:
+    """The number of the largest entry besides the first, and its sign."""
+    j = 1 + np.abs(s[..., 1:]).argmax(axis=-1)
+    return j, np.where(np.take_along_axis(s, j[..., None], -1)[..., 0] < 0, -1.0, 1.0)
 
 
 def _maps_of(cone: Cone, s: Array, y: Array) -> tuple[Array, Array, Array]:
@@ -179,9 +232,14 @@ def _maps_of(cone: Cone, s: Array, y: Array) -> tuple[Array, Array, Array]:
     return size * maps, back / size, stretch
 
 
-def _limited(a: Array, most: float) -> Array:
+def _limited(a: Array) -> Array:
     """Factors up to a limit; one where a slack has no sign or is zero."""
-    return np.where((a > 0) & (a < np.inf), np.clip(a, 1 / most, most), 1.0)
+    return np.where((a > 0) & (a < np.inf), np.clip(a, 1 / MOST, MOST), 1.0)
+
+
+def _at_least(v: Array, demanded: Array) -> Array:
+    """Coordinates, or what the others demand of them: a small one may have lost its digits."""
+    return np.where(demanded < np.inf, np.fmax(v, demanded), v)
 
 
 def _diagonal(v: Array) -> Array:
@@ -189,7 +247,7 @@ def _diagonal(v: Array) -> Array:
 
 
 def _exponential(cone: Exponential, s: Array) -> tuple[Array, Array]:
-    a = _limited(s[..., 1] / s[..., 2], MOST)
+    a = _limited(s[..., 1] / s[..., 2])
     one = np.ones_like(a)
     maps, back = (_diagonal(np.stack([one, one, v], -1)) for v in (a, 1 / a))
     maps[..., 0, 1], back[..., 0, 1] = np.log(a), -np.log(a)
@@ -197,29 +255,27 @@ def _exponential(cone: Exponential, s: Array) -> tuple[Array, Array]:
 
 
 def _power(cone: Power, s: Array) -> tuple[Array, Array]:
-    v = _limited(1 / s[..., :2], MOST)
-    v = np.concatenate([v, v[..., :1] ** cone.alpha * v[..., 1:] ** (1 - cone.alpha)], -1)
+    (a, b, c), rest = np.moveaxis(s, -1, 0), 1 - cone.alpha
+    demanded = (np.abs(c) / b**rest) ** (1 / cone.alpha), (np.abs(c) / a**cone.alpha) ** (1 / rest)
+    v = _limited(1 / _at_least(s[..., :2], np.stack(demanded, -1)))
+    v = np.concatenate([v, v[..., :1] ** cone.alpha * v[..., 1:] ** rest], -1)
     return _diagonal(v), _diagonal(1 / v)
 
 
 def _second_order(cone: SecondOrder, s: Array) -> tuple[Array, Array]:
-    """Along the coordinate with the largest entry."""
-    j = 1 + np.abs(s[..., 1:]).argmax(axis=-1)
-    other = np.take_along_axis(s, j[..., None], -1)[..., 0]
-    a = _limited(np.sqrt((s[..., 0] + other) / (s[..., 0] - other)), ALONG)
-    mean, half = 0.5 * (a + 1 / a), 0.5 * (1 / a - a)
-    maps = np.broadcast_to(np.eye(cone.dim), (*s.shape, cone.dim)).copy()
-    back = maps.copy()
-    k, i = np.indices(j.shape)
-    for target, sign in ((maps, 1.0), (back, -1.0)):
-        target[..., 0, 0] = target[k, i, j, j] = mean
-        target[k, i, 0, j] = target[k, i, j, 0] = sign * half
-    return maps, back
+    """Of sum and difference."""
+    v = np.ones_like(s)
+    difference = _at_least(s[..., 1], (s[..., 2:] ** 2).sum(axis=-1) / s[..., 0])
+    v[..., 1] = _limited(np.sqrt(s[..., 0] / difference))
+    v[..., 0] = 1 / v[..., 1]
+    return _diagonal(v), _diagonal(1 / v)
 
 
 def _semidefinite(cone: PSD, s: Array) -> tuple[Array, Array]:
-    i, j, _ = triangle(cone.order)
-    v = _limited(1 / np.sqrt(s[..., np.flatnonzero(i == j)]), np.sqrt(MOST))
+    X, (i, j, _) = smat(s, cone.order), triangle(cone.order)
+    size = X[..., np.arange(cone.order), np.arange(cone.order)]
+    demanded = np.where(np.eye(cone.order, dtype=bool), 0.0, X**2 / size[..., None, :])
+    v = np.sqrt(_limited(1 / _at_least(size, np.fmax.reduce(demanded, axis=-1))))
     scaled = v[..., i] * v[..., j]
     return _diagonal(scaled), _diagonal(1 / scaled)
 

@@ -145,16 +145,16 @@ class SparseBatch:
 
     def dot(self, x: Array) -> Array:
         """(batch, cols) -> (batch, rows): M_k x_k for every sample."""
-        return self._times(self._stacked[0], x)
+        return self._times(self._stacked[0], x, self.shape[0])
 
     def tdot(self, y: Array) -> Array:
         """(batch, rows) -> (batch, cols): M_k' y_k for every sample."""
-        return self._times(self._stacked[1], y)
+        return self._times(self._stacked[1], y, self.shape[1])
 
-    def _times(self, stacked: sp.csc_array, x: Array) -> Array:
+    def _times(self, stacked: sp.csc_array, x: Array, size: int) -> Array:
         if self.shared:
             return np.ascontiguousarray((stacked @ x.T).T)
-        return (stacked @ x.ravel()).reshape(len(x), -1)
+        return (stacked @ x.ravel()).reshape(len(x), size)
 
     @cached_property
     def largest_of_rows(self) -> Array:
@@ -231,7 +231,7 @@ class SymmetricBatch(SparseBatch):
         if self.pattern.diagonal:
             return self.diagonal * x
         if self.shared:
-            return self._times(self._both, x)
+            return self._times(self._both, x, self.shape[0])
         return SparseBatch.dot(self, x) + SparseBatch.tdot(self, x) - self.diagonal * x
 
     @cached_property
