@@ -16,6 +16,7 @@ from ffo.ghost.oracle import LARGE_U, LARGE_W, MEETS_U, MEETS_W, NullVectors
 from ffo.program.affine import DataGradient
 from ffo.program.components import Components
 from ffo.program.cone import ConeProgram
+from ffo.program.magnitudes import inner, largest
 from ffo.program.sparse import SparseBatch
 
 Array = np.ndarray
@@ -80,7 +81,7 @@ def _tied(program: ConeProgram, sample: int, w: Array) -> bool:
     if not program.cones.scalar_rows[rows].all():
         return False
     equal, A = program.cones.equalities[rows], program.A.matrix(sample)[rows].toarray()
-    A = A / np.where((largest := _largest(A)) > 0, largest, 1.0)
+    A = A / np.where((size := largest(A)) > 0, size, 1.0)
     columns = np.vstack([A[~equal], A[equal], -A[equal]]).T
     total = np.append(np.ones(int((~equal).sum())), np.zeros(2 * int(equal.sum())))
     try:
@@ -93,7 +94,7 @@ def _tied(program: ConeProgram, sample: int, w: Array) -> bool:
 def _coupled(program: ConeProgram, null: Array, u: Array) -> Array:
     """(count, 1) whether a chain of rows, active or not, or of terms of P leads from the variables of a null vector to
     those that u moves."""
-    part, moved = Components(program).variables, np.abs(u) > ROUNDING * _largest(u)
+    part, moved = Components(program).variables, np.abs(u) > ROUNDING * largest(u)
     met = [np.isin(part[v != 0], part[at]).any() for v, at in zip(null, moved, strict=True)]
     return np.array(met, dtype=bool)[:, None]
 
@@ -120,22 +121,14 @@ def clashing(null: NullVectors, program: ConeProgram, x: Array, s: Array) -> Arr
     program, x, s = program.take(k), x[k], s[k]
     left = np.where(used, program.slack(x) - s, 0.0)
     size = program.cones.block_means(np.abs(program.b) + np.abs(s) + program.A.magnitudes.dot(np.abs(x)))
-    inconsistent = np.abs(_inner(w, left)) > MET * _inner(np.abs(w), size)
+    inconsistent = np.abs(inner(w, left)) > MET * inner(np.abs(w), size)
     return np.asarray(inconsistent & relaxable)
-
-
-def _inner(u: Array, v: Array) -> Array:
-    return np.einsum("ij,ij->i", u, v)
 
 
 def _moves(M: SparseBatch, v: Array, transposed: bool = False) -> Array:
     """(samples,) whether a product is more than rounding."""
     image = M.tdot(v) if transposed else M.dot(v)
-    return (np.abs(image) > ROUNDING * M.largest[:, None] * _largest(v)).any(axis=1)
-
-
-def _largest(v: Array) -> Array:
-    return np.abs(v).max(axis=1, keepdims=True, initial=0.0)
+    return (np.abs(image) > ROUNDING * M.largest[:, None] * largest(v)).any(axis=1)
 
 
 def _nonzero(*parts: Array) -> Array:

@@ -7,6 +7,7 @@ import scipy.sparse as sp
 
 from ffo.cones import Product, Zero
 from ffo.program.cone import ConeProgram
+from ffo.program.magnitudes import unit
 from ffo.program.relaxation import Relaxation
 from ffo.program.sparse import SymmetricBatch
 
@@ -16,9 +17,9 @@ PROXIMAL = 1e-8
 
 def with_curvature(program: ConeProgram) -> ConeProgram:
     """The program with |q| I in place of P: it has a solution if any point is feasible."""
-    n, size = program.n, np.abs(program.q).max(axis=1, keepdims=True, initial=0.0)
+    n = program.n
     P = SymmetricBatch(np.arange(n + 1, dtype=np.int32), np.arange(n, dtype=np.int32), np.ones(n), (n, n))
-    return ConeProgram(P, program.q / np.where(size > 0.0, size, 1.0), program.A, program.b, program.cones)
+    return ConeProgram(P, unit(program.q), program.A, program.b, program.cones)
 
 
 def relaxed(program: ConeProgram) -> ConeProgram:

@@ -31,6 +31,7 @@ from ffo.ghost.direct import newton
 from ffo.kernels import proof as kernel
 from ffo.kernels.proof import EXACT, NEAR, ROUNDING, SEARCHED, SUPPORTS, TRIMMED
 from ffo.program.cone import ConeProgram
+from ffo.program.magnitudes import inner, largest, unit
 from ffo.program.names import Names, parts
 from ffo.program.plan import plan_of, values_of
 from ffo.program.presolve import MissingRows, Presolve, Triple
@@ -135,7 +136,7 @@ def _nearest_proofs(status: Status, points: Array, program: ConeProgram) -> tupl
         v, verdicts = kernel.search(entries, values_of(program), ray, points)
         near, proven, attempts = verdicts >= kernel.NEARLY, verdicts == kernel.PROVEN, attempts[COMPILED:]
     else:
-        v = _unit(points if ray else program.cones.project_dual(points))
+        v = unit(points if ray else program.cones.project_dual(points))
         near, proven = weigh(v, program)
     for attempt in attempts:
         some = np.flatnonzero(near & ~proven)
@@ -161,10 +162,10 @@ def recedes(d: Array, program: ConeProgram) -> Array:
 def _weigh_multipliers(y: Array, program: ConeProgram) -> tuple[Array, Array]:
     """(batch,) whether multipliers are nearly a proof, worth repairing, and whether they are one."""
     size, sides = np.abs(y), np.where(y != 0.0, program.b, 0.0)
-    gain = -_inner(sides, y)
+    gain = -inner(sides, y)
     if not (gain > 0.0).any():
         return _nowhere(gain)
-    left, terms = program.A.tdot(y), _inner(np.abs(sides), size)
+    left, terms = program.A.tdot(y), inner(np.abs(sides), size)
     parts = [
         (left, program.A.magnitudes.tdot(size)),
         (y - program.cones.project_dual(y), program.cones.block_means(size)),
@@ -177,7 +178,7 @@ def _weigh_multipliers(y: Array, program: ConeProgram) -> tuple[Array, Array]:
 
 def _weigh_ray(d: Array, program: ConeProgram) -> tuple[Array, Array]:
     """The same for rays."""
-    gain = -_inner(program.q, d)
+    gain = -inner(program.q, d)
     if not (gain > 0.0).any():
         return _nowhere(gain)
     move, size = -program.A.dot(d), np.abs(d)
@@ -185,7 +186,7 @@ def _weigh_ray(d: Array, program: ConeProgram) -> tuple[Array, Array]:
         (move - program.cones.project(move), _terms(program, d)),
         (program.P.dot(d), program.P.magnitudes.dot(size)),
     ]
-    return _weigh(parts, gain, _inner(np.abs(program.q), size))
+    return _weigh(parts, gain, inner(np.abs(program.q), size))
 
 
 def starts_somewhere(d: Array, x: Array, program: ConeProgram) -> Array:
@@ -252,7 +253,7 @@ def _on_support(y: Array, program: ConeProgram, level: float) -> Array:
         if len(rows) * program.n <= SEARCHED:
             A = program.A.dense_rows(rows, k)
             mine[rows] -= A @ np.linalg.lstsq(A, mine[rows], rcond=None)[0]
-    return _unit(found)
+    return unit(found)
 
 
 def _along_support(d: Array, program: ConeProgram, level: float) -> Array:
@@ -266,9 +267,9 @@ def _along_support(d: Array, program: ConeProgram, level: float) -> Array:
         rows = np.flatnonzero(held[k])
         if (len(rows) + program.n) * program.n <= SEARCHED:
             M = program.A.dense_rows(rows, k) / sizes[k, rows, None]
-            if (largest := np.abs(program.P.of(k)).max(initial=0.0)) > 0:
+            if (top := np.abs(program.P.of(k)).max(initial=0.0)) > 0:
                 upper = program.P.dense_rows(np.arange(program.n), k)
-                M = np.concatenate([M, (upper + np.triu(upper, 1).T) / largest])
+                M = np.concatenate([M, (upper + np.triu(upper, 1).T) / top])
             mine -= np.linalg.lstsq(M, M @ mine, rcond=None)[0]
     return _clean(d, np.ones((1, program.n)))
 
@@ -349,27 +350,13 @@ def part(program: ConeProgram, samples: Array) -> ConeProgram:
 def _clean(v: Array, sizes: Array) -> Array:
     """Rows scaled to a largest component of 1 in units of these sizes, without entries that are rounding."""
     force = np.abs(v) * sizes
-    return _unit(np.where(force > ROUNDING * _largest(force)[:, None], v, 0.0))
+    return unit(np.where(force > ROUNDING * largest(force), v, 0.0))
 
 
 def _column_sizes(program: ConeProgram) -> Array:
     """(batch or 1, n) largest entries of the columns of P and A, 1 where there are none."""
     sizes = np.maximum(program.A.largest_of_columns, program.P.sizes)
     return np.where(sizes > 0, sizes, 1.0)
-
-
-def _largest(v: Array) -> Array:
-    return np.abs(v).max(axis=1, initial=0.0)
-
-
-def _unit(v: Array) -> Array:
-    """Rows scaled to a largest component of 1."""
-    size = _largest(v)[:, None]
-    return v / np.where(size > 0, size, 1.0)
-
-
-def _inner(u: Array, v: Array) -> Array:
-    return np.einsum("ij,ij->i", u, v)
 
 
 #: ways to repair vectors (batch, ·) that are nearly proofs, the cheapest first

@@ -19,6 +19,7 @@ import numpy as np
 
 from ffo.cones import Exponential, Nonneg, Power, SecondOrder
 from ffo.program.cone import ConeProgram
+from ffo.program.magnitudes import largest
 
 Array = np.ndarray
 
@@ -149,8 +150,8 @@ def _pair(program: ConeProgram, x: Array) -> tuple[Array, Array]:
     """s in K and y in the dual cone, complementary, on the face of the slack at x."""
     slack, norms = program.slack(x), program.cones.block_means(program.A.row_sizes)
     finite = np.where(np.isfinite(slack), slack, 0.0)
-    length = np.maximum(_largest(x), _largest(finite / norms))
-    force = np.maximum(_largest(program.q), _largest(program.P.dot(x)))
+    length = np.maximum(largest(x), largest(finite / norms))
+    force = np.maximum(largest(program.q), largest(program.P.dot(x)))
     inside = finite - TIGHT * norms * np.where(length > 0, length, 1.0) * program.cones.interior
     s = program.cones.project(np.ascontiguousarray(inside))
     rest = s - inside
@@ -158,8 +159,3 @@ def _pair(program: ConeProgram, x: Array) -> tuple[Array, Array]:
     y = np.where(force > 0, force, 1.0) / norms * rest / np.where(size > 0, size, 1.0)
     y[:, program.cones.equalities] = 0.0
     return np.where(np.isfinite(slack), s, slack), y
-
-
-def _largest(v: Array) -> Array:
-    """(batch, 1) largest magnitudes."""
-    return np.abs(v).max(axis=1, keepdims=True, initial=0.0)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ffo.cones import Exponential, Product
 from ffo.ghost.certificate import RESIDUAL, Certificate
-from ffo.ghost.division import change_of_system, divided_otherwise, errors, largest, with_forces
+from ffo.ghost.division import change_of_system, divided_otherwise, errors, with_forces
 from ffo.ghost.oracle import (
     BENDS,
     LARGE_U,
@@ -33,6 +33,7 @@ from ffo.kernels.kkt import BOUND, KIND, NONNEG, OWNER, Full, part
 from ffo.program.components import Components
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.fill import check_batch
+from ffo.program.magnitudes import largest
 from ffo.program.plan import plan_of, values_of
 
 Array = np.ndarray

@@ -20,6 +20,7 @@ from ffo.cones import Product, SecondOrder
 from ffo.kernels.batch import KernelPlan, State
 from ffo.program.components import Components
 from ffo.program.cone import ConeProgram
+from ffo.program.magnitudes import largest
 
 Array = np.ndarray
 
@@ -125,8 +126,3 @@ def _coordinates(cones: Product, plan: KernelPlan, state: State, samples: Array,
             if multiplier:
                 t[:, first] *= np.where(u.any(axis=2), 0.5, 1.0)
     return t
-
-
-def largest(v: Array) -> Array:
-    """(samples, 1) largest magnitudes."""
-    return np.abs(v).max(axis=1, keepdims=True, initial=0.0)

@@ -19,6 +19,7 @@ import numpy as np
 
 from ffo.errors import SOLVED, Status
 from ffo.program.cone import ConeProgram, Solution
+from ffo.program.magnitudes import inner, unit
 from ffo.program.plan import plan_of, values_of
 
 Array = np.ndarray
@@ -68,22 +69,12 @@ def refuted(x: Array, y: Array, program: ConeProgram) -> Array:
 def _certified(x: Array, y: Array, program: ConeProgram, status: Array) -> Array:
     """The statuses, replaced where the point proves that there is no solution."""
     with np.errstate(all="ignore"):
-        y = _unit(program.cones.project_dual(y))
+        y = unit(program.cones.project_dual(y))
         far = FAR * np.maximum(np.abs(program.b).max(axis=1, initial=1.0), 1.0)
-        infeasible = -_inner(program.b, y) > far * np.abs(program.A.tdot(y)).sum(axis=1)
-        x = _unit(x)
+        infeasible = -inner(program.b, y) > far * np.abs(program.A.tdot(y)).sum(axis=1)
+        x = unit(x)
         move = -program.A.dot(x)
         error = np.abs(move - program.cones.project(move)).sum(axis=1) + np.abs(program.P.dot(x)).sum(axis=1)
         far = FAR * np.maximum(np.abs(program.q).max(axis=1, initial=1.0), 1.0)
-        unbounded = -_inner(program.q, x) > far * error
+        unbounded = -inner(program.q, x) > far * error
     return np.where(infeasible, int(Status.INFEASIBLE), np.where(unbounded, int(Status.UNBOUNDED), status))
-
-
-def _unit(v: Array) -> Array:
-    """Rows scaled to a largest component of 1."""
-    size = np.abs(v).max(axis=1, keepdims=True, initial=0.0)
-    return v / np.where(size > 0, size, 1.0)
-
-
-def _inner(u: Array, v: Array) -> Array:
-    return np.einsum("ij,ij->i", u, v)
