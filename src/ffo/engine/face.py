@@ -24,6 +24,7 @@ from ffo.kernels.evidence import DROWNING
 from ffo.kernels.point import VANISHING
 from ffo.program.cone import ConeProgram
 from ffo.program.epigraph import Epigraphs
+from ffo.program.magnitudes import largest
 from ffo.program.presolve import Presolve
 from ffo.program.scaling import scaling
 
@@ -106,7 +107,7 @@ def refine_on_faces(batch: Batch, way: Way, depth: int = DEPTH) -> None:
     if not len(samples):
         return
     with np.errstate(all="ignore"):
-        samples = samples[~_is_rounding(batch.part(samples), *(v[samples] for v in batch.point))]
+        samples = samples[~_nothing_left(batch.part(samples), *(v[samples] for v in batch.point))]
         x, y, _ = (v[samples] for v in batch.point)
         faces = Held.of(batch.part(samples), x, y)
         for k in np.flatnonzero(faces.clear).tolist():
@@ -115,15 +116,22 @@ def refine_on_faces(batch: Batch, way: Way, depth: int = DEPTH) -> None:
             _refine(batch, samples[[k]], Held(*(v[[k]] for v in faces)), way, depth)
 
 
-def _is_rounding(program: ConeProgram, x: Array, y: Array, s: Array) -> Array:
+def _nothing_left(program: ConeProgram, x: Array, y: Array, s: Array) -> Array:
     """(batch,) whether what conditions leave is rounding errors of moderate terms: there is nothing to refine, although
     it may be much beside small terms of its own row (y = 0 has errors of the largest multipliers)."""
-    P, A, sizes = program.P.magnitudes, program.A.magnitudes, program.A.row_sizes
-    largest = np.abs(y) + (np.abs(y) * sizes).max(axis=1, keepdims=True, initial=0.0) / sizes
-    forces = P.dot(np.abs(x)) + np.abs(program.q) + A.tdot(largest)
+    sizes = program.A.row_sizes
+    forces = np.abs(y) + largest(y * sizes) / sizes
+    return is_rounding(program, x, y, s, errors=ROUNDING, forces=forces) & ~costs_drown(program, x, y)
+
+
+def is_rounding(program: ConeProgram, x: Array, y: Array, s: Array, *, errors: float, forces: Array) -> Array:
+    """(batch,) whether all that is left of Px + q + A'y and b - Ax - s is errors of their terms, of this relative size;
+    forces (batch, m): sizes of the multipliers."""
+    P, A = program.P.magnitudes, program.A.magnitudes
+    terms = P.dot(np.abs(x)) + np.abs(program.q) + A.tdot(forces)
     slacks = A.dot(np.abs(x)) + np.abs(program.b) + np.abs(s)
-    held = (np.abs(program.stationarity(x, y)) <= ROUNDING * forces).all(axis=1)
-    return held & (np.abs(program.slack(x) - s) <= ROUNDING * slacks).all(axis=1) & ~costs_drown(program, x, y)
+    held = (np.abs(program.stationarity(x, y)) <= errors * terms).all(axis=1)
+    return np.asarray(held & (np.abs(program.slack(x) - s) <= errors * slacks).all(axis=1))
 
 
 def reduce_forces(batch: Batch, way: Way) -> None:

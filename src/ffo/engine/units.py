@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ffo.engine.batch import ACCEPT, Batch
-from ffo.engine.face import costs_drown
+from ffo.engine.face import costs_drown, is_rounding
 from ffo.engine.stages import REPAIRABLE, reject_indefinite
 from ffo.errors import SOLVED, Status
 from ffo.program.cone import ConeProgram
@@ -50,21 +50,12 @@ def check_in_given_units(
     program, point = batch.part(solved), tuple(v[solved] for v in batch.point)
     residual = plan_of(program).judge(values_of(program), *point)
     if rotated:
-        residual[_is_rounding(program, *point)] = 0.0
+        residual[is_rounding(program, *point, errors=ROUNDING, forces=np.abs(point[1]))] = 0.0
     batch.residual[solved] = np.fmax(batch.residual[solved], residual)
     wrong = solved[~(residual <= HELD)]
     if len(wrong):
         batch.withdraw(wrong)
         batch.status[wrong] = Status.INACCURATE
-
-
-def _is_rounding(program: ConeProgram, x: Array, y: Array, s: Array) -> Array:
-    """(batch,) whether all that is left of Px + q + A'y and b - Ax - s is rounding errors of their terms."""
-    P, A = program.P.magnitudes, program.A.magnitudes
-    forces = P.dot(np.abs(x)) + np.abs(program.q) + A.tdot(np.abs(y))
-    slacks = A.dot(np.abs(x)) + np.abs(program.b) + np.abs(s)
-    held = (np.abs(program.stationarity(x, y)) <= ROUNDING * forces).all(axis=1)
-    return np.asarray(held & (np.abs(program.slack(x) - s) <= ROUNDING * slacks).all(axis=1))
 
 
 def solve_in_given_units(
