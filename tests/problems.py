@@ -86,7 +86,7 @@ def rescaled(known: Known, power: float, seed: int = 0) -> Known:
     p = known.program
     column, row = 10.0 ** rng.uniform(-power, power, p.n), np.empty(p.m)
     for g in p.cones.groups:  # one factor per block: cones allow no more
-        row[g.index] = 10.0 ** rng.uniform(-power, power, (g.count, 1))
+        row[g.index] = 10.0 ** rng.uniform(-power, power, (len(g.index), 1))
     P, A = p.P, p.A
     program = ConeProgram(
         SymmetricBatch(P.indptr, P.indices, P.values * column[P.indices] * column[P.columns], P.shape),
@@ -103,7 +103,7 @@ def nearly_degenerate(known: Known, power: float, seed: int = 0) -> Known:
     rng = np.random.default_rng([seed, 9])
     p, factor = known.program, np.empty_like(known.s)
     for g in p.cones.groups:
-        factor[:, g.index] = 10.0 ** rng.uniform(-power, 0, (p.batch, g.count, 1))
+        factor[:, g.index] = 10.0 ** rng.uniform(-power, 0, (p.batch, len(g.index), 1))
     return with_pair(known, known.s * factor, known.y * factor)
 
 

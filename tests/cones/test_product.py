@@ -21,7 +21,7 @@ def test_product_projects_block_by_block() -> None:
 
 def test_equal_cones_are_gathered() -> None:
     K = Product(BLOCKS)
-    counts = {type(g.cone): g.count for g in K.groups}
+    counts = {type(g.cone): len(g.index) for g in K.groups}
     assert counts[Nonneg] == 4
     assert sorted(np.concatenate([g.index.ravel() for g in K.groups])) == list(range(K.dim))
     assert Product(list(BLOCKS)) == K

@@ -134,7 +134,7 @@ def rescaled(known: Known, rows: list[float], costs: float, seed: int = 1) -> Kn
     """The same problem with its rows (one unit for a block, drawn from `rows`) and its objective in other units."""
     p, rng, factor = known.program, np.random.default_rng(seed), np.empty(known.program.m)
     for g in p.cones.groups:
-        factor[g.index] = rng.choice(rows, size=(g.count, 1))
+        factor[g.index] = rng.choice(rows, size=(len(g.index), 1))
     P = SymmetricBatch(p.P.indptr, p.P.indices, costs * p.P.values, p.P.shape)
     A = SparseBatch(p.A.indptr, p.A.indices, p.A.values * factor[p.A.indices], p.A.shape)
     program = replace(p, P=P, q=costs * p.q, A=A, b=factor * p.b)

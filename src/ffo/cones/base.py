@@ -8,6 +8,7 @@ of a batch and over equal blocks of a problem. The compiled numerics of one bloc
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -15,9 +16,12 @@ import numpy as np
 Array = np.ndarray
 
 
-def contiguous(v: Array) -> Array:
-    """v as float64, contiguous and writable: for any other layout the kernels would be compiled again."""
-    return np.require(v, float, ["C", "W"])
+def projected(project_blocks: Callable[..., None], w: Array, *parameters: float) -> Array:
+    """The projections of blocks (N, dim) by a kernel."""
+    s = np.empty(w.shape)
+    # float64, contiguous and writable: for any other layout the kernels would be compiled again
+    project_blocks(np.require(w, float, ["C", "W"]), *parameters, s)
+    return s
 
 
 class Cone(ABC):

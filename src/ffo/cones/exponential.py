@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ffo.cones.base import Array, Cone, contiguous
+from ffo.cones.base import Array, Cone, projected
 from ffo.kernels.cones import exponential as kernels
 
 
@@ -16,16 +16,11 @@ class Exponential(Cone):
     """cl {(x, y, z) : y > 0, y exp(x/y) <= z}."""
 
     name: ClassVar[str] = "exponential"
-
-    @property
-    def dim(self) -> int:
-        return 3
+    dim: ClassVar[int] = 3
 
     @property
     def interior(self) -> Array:
         return np.array([0.0, 1.0, 2.0])
 
     def project(self, w: Array) -> Array:
-        s = np.empty(w.shape)
-        kernels.project_blocks(contiguous(w), s)
-        return s
+        return projected(kernels.project_blocks, w)

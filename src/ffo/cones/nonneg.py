@@ -15,11 +15,8 @@ class Nonneg(Cone):
     """K = K* = {s >= 0}: active (T = 1, delta = 0) where w < 0, that is where tau*y exceeds s."""
 
     name: ClassVar[str] = "nonneg"
+    dim: ClassVar[int] = 1
     scalar: ClassVar[bool] = True
-
-    @property
-    def dim(self) -> int:
-        return 1
 
     @property
     def interior(self) -> Array:

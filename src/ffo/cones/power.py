@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ffo.cones.base import Array, Cone, contiguous
+from ffo.cones.base import Array, Cone, projected
 from ffo.errors import InputError
 from ffo.kernels.cones import power as kernels
 
@@ -17,6 +17,7 @@ class Power(Cone):
     """{(x, y, z) : x^alpha y^(1-alpha) >= |z|, x, y >= 0}, 0 < alpha < 1."""
 
     name: ClassVar[str] = "power"
+    dim: ClassVar[int] = 3
     alpha: float
 
     def __post_init__(self) -> None:
@@ -24,14 +25,8 @@ class Power(Cone):
             raise InputError(f"the exponent alpha of a power cone must lie strictly between 0 and 1, not {self.alpha}")
 
     @property
-    def dim(self) -> int:
-        return 3
-
-    @property
     def interior(self) -> Array:
         return np.array([1.0, 1.0, 0.0])
 
     def project(self, w: Array) -> Array:
-        s = np.empty(w.shape)
-        kernels.project_blocks(contiguous(w), float(self.alpha), s)
-        return s
+        return projected(kernels.project_blocks, w, float(self.alpha))

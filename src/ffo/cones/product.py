@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
@@ -18,10 +19,6 @@ class Group:
 
     cone: Cone
     index: Array
-
-    @property
-    def count(self) -> int:
-        return len(self.index)
 
 
 class Product:
@@ -86,6 +83,12 @@ class Product:
         for g in self.groups:
             found[g.index] = g.cone.interior
         return found
+
+    def only(self, kept: Array) -> Product:
+        """The product of only some rows (dim,), from which no rows of curved cones are missing."""
+        ends = list(accumulate(cone.dim * count for cone, count in self.blocks))
+        blocks = zip(self.blocks, np.split(kept, ends)[:-1], strict=True)
+        return Product([(cone, int(part.sum()) // cone.dim) for (cone, _), part in blocks])
 
     def project(self, w: Array) -> Array:
         """(batch, dim) -> (batch, dim), Euclidean projection onto K."""

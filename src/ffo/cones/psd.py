@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ffo.cones.base import Array, Cone, contiguous
+from ffo.cones.base import Array, Cone, projected
 from ffo.errors import InputError
 from ffo.kernels.cones import psd as kernels
 
@@ -59,6 +59,4 @@ class PSD(Cone):
         return svec(np.eye(self.order))
 
     def project(self, w: Array) -> Array:
-        s = np.empty(w.shape)
-        kernels.project_blocks(contiguous(w), s)
-        return s
+        return projected(kernels.project_blocks, w)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ffo.cones.base import Array, Cone, contiguous
+from ffo.cones.base import Array, Cone, projected
 from ffo.errors import InputError
 from ffo.kernels.cones import soc as kernels
 
@@ -32,6 +32,4 @@ class SecondOrder(Cone):
         return np.eye(1, self.size)[0]
 
     def project(self, w: Array) -> Array:
-        s = np.empty(w.shape)
-        kernels.project_blocks(contiguous(w), s)
-        return s
+        return projected(kernels.project_blocks, w)

@@ -15,11 +15,8 @@ class Zero(Cone):
     """K = {0}, K* = R: always at its vertex, T = 1, delta = 0; the case never changes."""
 
     name: ClassVar[str] = "zero"
+    dim: ClassVar[int] = 1
     scalar: ClassVar[bool] = True
-
-    @property
-    def dim(self) -> int:
-        return 1
 
     @property
     def interior(self) -> Array:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ffo.cones import Nonneg, Product
+from ffo.cones import Nonneg
 from ffo.program.cone import ConeProgram
 from ffo.program.sparse import SparseBatch, distinct, equal_rows
 
@@ -141,12 +141,7 @@ class MissingRows(PresolveStep):
         kept = program.A.restrict(self.present[program.A.indices])
         place = (np.cumsum(self.present) - 1).astype(kept.indices.dtype)
         A = SparseBatch(kept.indptr, place[kept.indices], kept.values, (len(self.rows), program.n))
-        blocks, start = [], 0
-        for cone, count in program.cones.blocks:
-            end = start + count * cone.dim
-            blocks.append((cone, int(self.present[start:end].sum()) if isinstance(cone, Nonneg) else count))
-            start = end
-        return ConeProgram(program.P, program.q, A, program.b[:, self.rows], Product(blocks))
+        return ConeProgram(program.P, program.q, A, program.b[:, self.rows], program.cones.only(self.present))
 
     def inward(self, x: Array, y: Array, s: Array) -> Triple:
         s = s[:, self.rows]

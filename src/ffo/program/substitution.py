@@ -17,7 +17,6 @@ import numpy as np
 import scipy.sparse as sp
 
 from ffo.cones import Product
-from ffo.cones.base import Cone
 from ffo.program.cone import ConeProgram
 from ffo.program.pattern import Pattern, span
 from ffo.program.presolve import PresolveStep, Triple
@@ -210,7 +209,7 @@ def _made(cones: Product, P: Pattern, A: Pattern, gone: Array, rows: Array, curv
     left = _pattern(row[A.rows[in_A]], variable[A.columns[in_A]], (len(rest), len(kept)))
     return Places(
         span(gone), span(kept), span(rows), span(rest), A.indptr[gone], d, M, in_M, left, in_A, pattern, in_P, to,
-        product, add, _left(cones, rows),
+        product, add, cones.only(row >= 0),
     )  # fmt: skip
 
 
@@ -229,15 +228,3 @@ def _products(M: Pattern, curved: Array) -> Array:
         i, j = np.triu_indices(len(entries))
         found.append(np.stack([np.full(len(i), k), entries[i], entries[j]]))
     return np.concatenate(found, axis=1)
-
-
-def _left(cones: Product, rows: Array) -> Product:
-    """The product without some rows, which are equalities."""
-    blocks: list[tuple[Cone, int]] = []
-    start, gone = 0, np.zeros(cones.dim, dtype=bool)
-    gone[rows] = True
-    for cone, count in cones.blocks:
-        end = start + count * cone.dim
-        blocks.append((cone, count - int(gone[start:end].sum())))
-        start = end
-    return Product([(cone, count) for cone, count in blocks if count])
