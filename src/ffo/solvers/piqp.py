@@ -66,17 +66,18 @@ class _PIQPWorkspace(Workspace):
         self.settings = {**settings, "verbose": solver.verbose}
         assign(self._new().settings, self.settings, solver.name)  # raises here if a value is refused
         feed = DenseFeed if dense else SparseFeed
-        self.P = feed(program.P)
-        self.E = feed(split.E) if len(split.equal) else None
-        self.G = feed(split.G) if len(split.unequal) else None
+        self.feeds = {name: feed(M) for name, M in split.matrices(("P", "A", "G"), program.P)}
         self.bounded = len(split.single) > 0
+
+    def _matrices(self, sample: int) -> dict[str, Any]:
+        return {name: feed(sample) for name, feed in self.feeds.items()}
 
     def _vectors(self, sample: int) -> dict[str, Any]:
         split = self.split
         data: dict[str, Any] = {"c": self.program.q[sample]}
-        if self.E is not None:
+        if len(split.equal):
             data["b"] = split.e[sample]
-        if self.G is not None:
+        if len(split.unequal):
             data["h_u"] = split.h[sample]
         if self.bounded:
             data["x_l"], data["x_u"] = split.lb[sample], split.ub[sample]
@@ -85,19 +86,12 @@ class _PIQPWorkspace(Workspace):
     def start(self, sample: int) -> None:
         self.solver = self._new()
         assign(self.solver.settings, self.settings, "PIQP")
-        matrices = {"P": self.P(sample)}
-        if self.E is not None:
-            matrices["A"] = self.E(sample)
-        if self.G is not None:
-            matrices["G"] = self.G(sample)
-        self.solver.setup(**matrices, **self._vectors(sample))
+        self.solver.setup(**self._matrices(sample), **self._vectors(sample))
 
     def update(self, sample: int) -> None:
-        feeds = {name: f for name, f in (("P", self.P), ("A", self.E), ("G", self.G)) if f is not None}
         # All matrices or none: DenseSolver.update of PIQP 0.6 is wrong when only some are given.
-        changed = any(not f.shared for f in feeds.values())
-        matrices = {name: f(sample) for name, f in feeds.items()} if changed else {}
-        self.solver.update(**matrices, **self._vectors(sample))
+        changed = any(not f.shared for f in self.feeds.values())
+        self.solver.update(**(self._matrices(sample) if changed else {}), **self._vectors(sample))
 
     def run(self, sample: int) -> Point:
         if self.bounded and self.split.crossed[sample]:  # PIQP itself would run to its iteration limit

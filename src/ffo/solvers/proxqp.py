@@ -68,34 +68,24 @@ class _ProxQPWorkspace(Workspace):
         self.guess = proxqp.InitialGuess
         assign(proxqp.Settings(), self.settings, solver.name)
         feed = DenseFeed if dense else SparseFeed
-        self.H = feed(mirrored(program.P))
-        self.A = feed(split.E) if len(split.equal) else None
-        self.C = feed(split.G) if len(split.unequal) else None
+        self.feeds = {name: feed(M) for name, M in split.matrices(("H", "A", "C"), mirrored(program.P))}
         self.lower = np.full(len(split.unequal), -1e20)
 
     def _vectors(self, sample: int) -> dict[str, Any]:
         data: dict[str, Any] = {"g": np.ascontiguousarray(self.program.q[sample])}
-        if self.A is not None:
+        if len(self.split.equal):
             data["b"] = self.split.e[sample]
-        if self.C is not None:
+        if len(self.lower):
             data["l"], data["u"] = self.lower, self.split.h[sample]
         return data
 
     def start(self, sample: int) -> None:
         self.solver = self._new(self.program.n, len(self.split.equal), len(self.split.unequal))
         assign(self.solver.settings, self.settings, "PROXQP")
-        matrices = {"H": self.H(sample)}
-        if self.A is not None:
-            matrices["A"] = self.A(sample)
-        if self.C is not None:
-            matrices["C"] = self.C(sample)
-        self.solver.init(**matrices, **self._vectors(sample))
+        self.solver.init(**{name: feed(sample) for name, feed in self.feeds.items()}, **self._vectors(sample))
 
     def update(self, sample: int) -> None:
-        matrices = {}
-        for name, feed in (("H", self.H), ("A", self.A), ("C", self.C)):
-            if feed is not None and not feed.shared:
-                matrices[name] = feed(sample)
+        matrices = {name: feed(sample) for name, feed in self.feeds.items() if not feed.shared}
         self.solver.update(**matrices, **self._vectors(sample), update_preconditioner=bool(matrices))
 
     def run(self, sample: int) -> Point:

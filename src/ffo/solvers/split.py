@@ -181,6 +181,12 @@ class Split:
     def unique(self) -> bool:
         return self.sides.unique
 
+    def matrices(self, names: tuple[str, str, str], P: SparseBatch) -> list[tuple[str, SparseBatch]]:
+        """P, E and G, those of them that have rows, under a solver's names."""
+        found = [(names[0], P)]
+        found += [(names[1], self.E)] if len(self.equal) else []
+        return found + ([(names[2], self.G)] if len(self.unequal) else [])
+
     @cached_property
     def e(self) -> Array:
         return self.program.b[:, self.equal]
