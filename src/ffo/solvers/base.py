@@ -11,7 +11,6 @@ import copy
 import importlib.util
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -54,8 +53,8 @@ class Capabilities:
     slow_quadratic: bool = False
 
 
-class Solver(ABC):
-    """A configured solver. Subclasses implement `workspace`; a solver with a native batch also implements `solve`.
+class Solver:
+    """A configured solver. Subclasses implement `workspace` or, if the solver has a native batch, `solve`.
 
     Attributes:
         settings: the settings in the solver's own names.
@@ -85,8 +84,10 @@ class Solver(ABC):
         self.require()
         resolved = resolve(self, settings)
         self.verbose = verbose or resolved.verbose
-        self.settings = resolved.native
-        self.eps = resolved.eps
+        self.settings, self.eps = resolved.native, resolved.eps
+        for name in self.tolerances:
+            if self.settings[name] == self.eps:  # set here, not by the user
+                self.settings[name] = max(self.eps, self.tightest)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.settings})"
@@ -115,9 +116,9 @@ class Solver(ABC):
         if program.P.nnz and not self.capabilities.quadratic:
             raise UnsupportedProblemError(f"{self.name} does not support quadratic objectives")
 
-    @abstractmethod
     def workspace(self, program: ConeProgram) -> Workspace:
         """Set the solver up for a program."""
+        raise NotImplementedError(f"{self.name} solves whole batches")
 
     def at(self, eps: float | None) -> Self:
         """This solver with another accuracy; None: with its own."""

@@ -86,16 +86,13 @@ class CvxpySolver(Solver):
         self.require()
         if self.name not in cvxpy_names():
             raise InputError(f"CVXPY has no solver {cvxpy_name!r}")
-        words, self.iteration_limit, self.tightest = _WORDS.get(self.name, ((), "", 0.0))  # type: ignore[misc]
-        self.tolerances, self.time_limit = words, _TIME_LIMITS.get(self.name, "")  # type: ignore[misc]
+        self.tolerances, self.iteration_limit, self.tightest = _WORDS.get(self.name, ((), "", 0.0))  # type: ignore[misc]
+        self.time_limit = _TIME_LIMITS.get(self.name, "")  # type: ignore[misc]
         self.defaults = _DEFAULTS.get(self.name, {})  # type: ignore[misc]
         self.capabilities = replace(type(self).capabilities, cones=_supported(self.name))  # type: ignore[misc]
         if not _quadratic(self.name):
             self.residual_floor = 1e-4  # type: ignore[misc]
         super().__init__(settings, verbose=verbose)
-        for word in words:
-            if self.settings[word] == self.eps:
-                self.settings[word] = max(self.eps, self.tightest)
         _require_installed(self.name)
 
     def workspace(self, program: ConeProgram) -> Workspace:

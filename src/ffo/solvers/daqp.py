@@ -57,8 +57,7 @@ class DAQPSolver(Solver):
 
     def __init__(self, settings: Mapping[str, Any] | None = None, *, verbose: bool = False) -> None:
         super().__init__(settings, verbose=verbose)
-        if "primal_tol" not in (settings or {}):
-            self.settings["primal_tol"] = max(self.eps, self.tightest)
+        self.settings |= {k: v for k, v in (settings or {}).items() if k == "primal_tol"}  # however small
 
     def workspace(self, program: ConeProgram) -> Workspace:
         return _DAQPWorkspace(self, program)

@@ -8,7 +8,7 @@ are zero where multipliers are not.
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -31,7 +31,7 @@ from ffo.program.sparse import SymmetricBatch, plain
 from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.pool import NOT_FINITE
 from ffo.solvers.split import Sides, find_rows, rows_by_kind
-from ffo.solvers.workspace import Workspace, leave_out
+from ffo.solvers.workspace import leave_out
 
 Array = np.ndarray
 
@@ -47,7 +47,7 @@ _STALLED, _INFEASIBLE, _INDEFINITE = 1, 2, 4
 _WORDS = ("", "not verified", "infeasible", "unbounded", "not convex")
 
 
-class _CompiledSolver(Solver):
+class _CompiledSolver(Solver, ABC):
     """A solver implemented by a kernel of this package. Subclasses implement `_run`."""
 
     capabilities = Capabilities(
@@ -56,9 +56,6 @@ class _CompiledSolver(Solver):
     native_settings = frozenset({"eps", "max_iters"})
     tolerances = ("eps",)
     iteration_limit = "max_iters"
-
-    def workspace(self, program: ConeProgram) -> Workspace:
-        raise NotImplementedError(f"{self.name} solves whole batches")
 
     def solve(self, program: ConeProgram) -> Solution:
         """Solve every sample of the batch. Samples with non-finite data get no answer."""

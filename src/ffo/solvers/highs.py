@@ -23,8 +23,6 @@ _STATUS = {
     "kTimeLimit": Status.TIME_LIMIT,
     "kModelError": Status.INVALID_INPUT,
 }
-#: HiGHS refuses tighter tolerances than this.
-_TIGHTEST = 1e-10
 #: default limits of its QP solver, which can cycle (on Q25FV47, for example): iterations, and per variable and row
 _ITERATIONS, _PER_UNKNOWN = 10_000, 5
 
@@ -53,6 +51,7 @@ class HiGHSSolver(Solver):
         qp_nullspace_limit qp_regularization_value""".split()
     )
     tolerances = ("primal_feasibility_tolerance", "dual_feasibility_tolerance", "ipm_optimality_tolerance")
+    tightest = 1e-10  # it refuses smaller ones
     iteration_limit = "simplex_iteration_limit"
     time_limit = "time_limit"
     defaults = {"qp_regularization_value": 0.0}
@@ -154,9 +153,6 @@ class _HiGHSWorkspace(Workspace):
 
 def _options(solver: HiGHSSolver) -> dict[str, Any]:
     options = {**solver.settings, "log_to_console": solver.verbose, "output_flag": solver.verbose}
-    for name in solver.tolerances:
-        if options[name] == solver.eps:  # set here, not by the user
-            options[name] = max(solver.eps, _TIGHTEST)
     if solver.iteration_limit in options:
         for name in ("ipm_iteration_limit", "qp_iteration_limit"):
             options[name] = options[solver.iteration_limit]

@@ -11,7 +11,7 @@ from ffo.errors import Status
 from ffo.program.cone import ConeProgram, Solution
 from ffo.program.plan import plan_of, values_of
 from ffo.solvers.base import Capabilities, Solver
-from ffo.solvers.workspace import Workspace, leave_out
+from ffo.solvers.workspace import leave_out
 
 #: iterations after which a sample has failed; ten to fifteen are usual
 LIMIT = 60
@@ -31,9 +31,6 @@ class InteriorSolver(Solver):
     native_settings = frozenset({"limit", "tolerance"})
     tolerances = ("tolerance",)
     iteration_limit = "limit"
-
-    def workspace(self, program: ConeProgram) -> Workspace:
-        raise NotImplementedError("INTERIOR solves whole batches")
 
     def solve(self, program: ConeProgram) -> Solution:
         """Solve every sample of the batch."""

@@ -17,7 +17,6 @@ from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.clarabel import STATUS
 from ffo.solvers.feed import mirrored, transposed
 from ffo.solvers.ordering import ORDER, Ordering
-from ffo.solvers.workspace import Workspace
 
 _TOP = frozenset({"solver", "device", "device_id", "auto_tune", "max_iter", "time_limit"})
 
@@ -47,9 +46,6 @@ class MoreauSolver(Solver):
         if inner is not None and not isinstance(inner, Mapping):
             raise InputError(f"ipm_settings must be a dictionary, not {type(inner).__name__}")
         super().__init__({**given, **(inner or {})}, verbose=verbose)
-
-    def workspace(self, program: ConeProgram) -> Workspace:
-        raise NotImplementedError("Moreau solves whole batches")
 
     def solve(self, program: ConeProgram) -> Solution:
         """Solve every sample of the batch in one native call."""

@@ -121,9 +121,6 @@ class QpsolversSolver(Solver):
             self.residual_floor = 1e-4  # type: ignore[misc]
         self.tightest = _TIGHTEST.get(self.inner, 0.0)  # type: ignore[misc]
         super().__init__(settings, verbose=verbose)
-        for word in self.tolerances:
-            if self.settings[word] == self.eps:  # set here, not by the user
-                self.settings[word] = max(self.eps, self.tightest)
 
     def check(self, program: ConeProgram) -> None:
         super().check(program)
