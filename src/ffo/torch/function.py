@@ -173,16 +173,8 @@ def _adjoint(
     return [None if v is None else _like(v, p) for v, p in zip(found, parameters, strict=True)]
 
 
-class Adjoint(torch.autograd.Function):
-    """(slot, wanted, given, per_sample, *parameters, *gradients) -> gradients of the wanted parameters."""
-
-    @staticmethod
-    def forward(
-        slot: Slot, wanted: Sequence[bool], given: Sequence[bool], per_sample: bool, *arguments: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        parameters, rest = arguments[: len(wanted)], iter(arguments[len(wanted) :])
-        gradients = [next(rest) if g else None for g in given]
-        return tuple(_present(_adjoint(slot, wanted, per_sample, parameters, gradients)))
+class _Derivative(torch.autograd.Function):
+    """A derivative, which is not differentiable itself."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -195,6 +187,18 @@ class Adjoint(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
         raise DerivativeError(SECOND)
+
+
+class Adjoint(_Derivative):
+    """(slot, wanted, given, per_sample, *parameters, *gradients) -> gradients of the wanted parameters."""
+
+    @staticmethod
+    def forward(
+        slot: Slot, wanted: Sequence[bool], given: Sequence[bool], per_sample: bool, *arguments: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        parameters, rest = arguments[: len(wanted)], iter(arguments[len(wanted) :])
+        gradients = [next(rest) if g else None for g in given]
+        return tuple(_present(_adjoint(slot, wanted, per_sample, parameters, gradients)))
 
     @staticmethod
     def vmap(
@@ -225,7 +229,7 @@ class Adjoint(torch.autograd.Function):
         return tuple(result), (0,) * len(result)
 
 
-class Tangent(torch.autograd.Function):
+class Tangent(_Derivative):
     """(slot, given, *parameters, *tangents) -> tangents of the outputs."""
 
     @staticmethod
@@ -233,18 +237,6 @@ class Tangent(torch.autograd.Function):
         parameters, rest = arguments[: len(given)], iter(arguments[len(given) :])
         values = [to_numpy(next(rest)) if g else None for g in given]
         return tuple(_like(v, parameters[0]) for v in slot.call.tangent(slot.record, values))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> NoReturn:
-        raise DerivativeError(SECOND)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
-        raise DerivativeError(SECOND)
 
     @staticmethod
     def vmap(
