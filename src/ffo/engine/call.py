@@ -92,14 +92,14 @@ class LayerCall:
 
     def check_foldable(self, transform: str) -> None:
         """Whether a mapped dimension may join the batch; `transform` is for the message."""
-        if not self._averages:
+        if self.engine.options.lead:
             raise InputError(f"smoothing with average=False cannot be used under {transform}: pass a batch instead")
 
     def solve(self, values: list[Array]) -> tuple[list[Array], LayerRecord]:
         flat = self._flat(values)
         program = self.engine.matrices.program(self.canonical.map, flat)
         sampler = self.sampler
-        draws = sampler.smoothing.draws if sampler else 1
+        draws = self.engine.options.draws
         keys, score = self.keys, None
         if sampler:
             program, score = sampler.perturb(program)
@@ -245,14 +245,10 @@ class LayerCall:
         guess = Start(*self.canonical.recovery.guess(self.start, self.batch or 1))
         return guess.repeat(draws) if draws > 1 else guess
 
-    @property
-    def _averages(self) -> bool:
-        return self.sampler is None or self.sampler.smoothing.average
-
     def _averaged(self, v: Array, draws: int) -> Array:
         if self.sampler is not None:
             by_draw = v.reshape(len(v) // draws, draws, *v.shape[1:])
-            if not self._averages:
+            if self.engine.options.lead:
                 return by_draw.swapaxes(0, 1) if self.batch is not None else by_draw[0]
             v = by_draw.mean(axis=1)
         return v if self.batch is not None else v[0]
@@ -260,7 +256,7 @@ class LayerCall:
     def _spread(self, g: Array, draws: int) -> Array:
         if self.sampler is None:
             return g if self.batch is not None else g[None]
-        if not self._averages:
+        if self.engine.options.lead:
             by_draw = g if self.batch is not None else g[:, None]
             return by_draw.swapaxes(0, 1).reshape(len(g) * by_draw.shape[1], *by_draw.shape[2:])
         full = g if self.batch is not None else g[None]

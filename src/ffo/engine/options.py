@@ -179,6 +179,16 @@ class Options:
         return (self.on_fail.rest if isinstance(self.on_fail, Relax) else self.on_fail) == "raise"
 
     @property
+    def draws(self) -> int:
+        """How many perturbed problems are solved for each sample."""
+        return self.smoothing.draws if self.smoothing else 1
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The leading dimension of outputs, if there is one for each draw."""
+        return () if self.smoothing is None or self.smoothing.average else (self.smoothing.draws,)
+
+    @property
     def power_cones(self) -> bool:
         """Whether every solver that is named accepts power cones."""
         named = (named_in_settings(self.solver, self.solver_args)[0], self.backward_solver, *(self.retry or ()))

@@ -14,6 +14,7 @@ import numpy as np
 from ffo.engine.call import LayerCall
 from ffo.engine.info import Info
 from ffo.engine.keys import sample_keys
+from ffo.engine.options import Options
 from ffo.engine.records import GONE, NOTHING, Records
 from ffo.engine.report import EngineReport
 from ffo.errors import DerivativeError
@@ -47,27 +48,22 @@ class Site:
     @property
     def output_shapes(self) -> list[tuple[int, ...]]:
         """Shape of each output for one sample, and of the draws where each is returned."""
-        draws = () if self._averages else (self._draws,)
-        return [(*draws, *out.shape) for out in self.call.canonical.recovery.outputs]
+        return [(*self._options.lead, *out.shape) for out in self.call.canonical.recovery.outputs]
 
     def shaped(self, batch: int | None) -> list[tuple[int, ...]]:
         """Shapes of the outputs; a dimension of draws comes before the batch."""
         if batch is None:
             return self.output_shapes
-        lead = 0 if self._averages else 1
+        lead = len(self._options.lead)
         return [(*s[:lead], batch, *s[lead:]) for s in self.output_shapes]
 
     def report_shape(self, batch: int | None) -> tuple[int, ...]:
         """(*batch,), followed by a dimension of draws if there are any."""
-        return (*(() if batch is None else (batch,)), *(() if self.call.sampler is None else (self._draws,)))
+        return (*(() if batch is None else (batch,)), *(() if self.call.sampler is None else (self._options.draws,)))
 
     @property
-    def _draws(self) -> int:
-        return self.call.sampler.smoothing.draws if self.call.sampler else 1
-
-    @property
-    def _averages(self) -> bool:
-        return self.call.sampler is None or self.call.sampler.smoothing.average
+    def _options(self) -> Options:
+        return self.call.engine.options
 
     def solve(self, values: Sequence[Array], keys: Array | None, keep: bool, dtype: np.dtype) -> tuple[Array, ...]:
         """Outputs, a token for the derivative, and the report where it is wanted."""

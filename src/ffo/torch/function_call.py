@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ffo.engine.call import warn_of_doubt
+from ffo.engine.options import Options
 from ffo.errors import DerivativeError, FFOError, InputError
 from ffo.functions.outcome import FunctionOutcome
 from ffo.functions.problem import NAMES, Problem, graph_nodes
@@ -77,18 +78,12 @@ class FunctionCall:
     overrides: dict[str, Any]
 
     @property
-    def draws(self) -> int:
-        smoothing = self.layer.runner.options.smoothing
-        return smoothing.draws if smoothing else 1
-
-    @property
-    def averages(self) -> bool:
-        smoothing = self.layer.runner.options.smoothing
-        return smoothing is None or smoothing.average
+    def options(self) -> Options:
+        return self.layer.runner.options
 
     def solve(self, tensors: Sequence[Tensor]) -> tuple[Tensor, FunctionOutcome]:
         """y as the caller gets it, and what backward needs."""
-        layout, draws = self.layout, self.draws
+        layout, draws = self.layout, self.options.draws
         wide = [t.detach().to(torch.float64) if t.is_floating_point() else t.detach() for t in tensors]
         count = len(layout.batched)
         weights = dict(zip(self.names, wide[count:], strict=True))
@@ -110,7 +105,7 @@ class FunctionCall:
             _check_graph(outcome.problem.take(outcome.solved), outcome.y[outcome.solved], True)
         self.layer._receive(outcome.info)
         y = outcome.y.reshape(-1, draws, *layout.shape)
-        if self.averages:
+        if not self.options.lead:
             y = y.mean(1)
             return (y if layout.batch is not None else y[0]).to(layout.dtype), outcome
         y = y.transpose(0, 1)  # (draws, batch, ...)
@@ -118,25 +113,26 @@ class FunctionCall:
 
     def _perturbed(self, problem: Problem) -> Problem:
         """Every sample `draws` times, the right-hand sides of its inequalities perturbed."""
-        smoothing, source = self.layer.runner.options.smoothing, self.layer._random
+        smoothing, source = self.options.smoothing, self.layer._random
         if not problem.inequalities:
             raise InputError("smoothing perturbs the inequalities, of which this problem has none: omit smoothing=")
         assert smoothing is not None
         assert source is not None
-        shift = source.uniform(-smoothing.radius, smoothing.radius, (problem.batch * self.draws, problem.inequalities))
-        return replace(problem.repeated(self.draws), shift=torch.tensor(shift, device=self.layout.device))
+        size = (problem.batch * smoothing.draws, problem.inequalities)
+        shift = source.uniform(-smoothing.radius, smoothing.radius, size)
+        return replace(problem.repeated(smoothing.draws), shift=torch.tensor(shift, device=self.layout.device))
 
     def adjoint(self, outcome: FunctionOutcome, gradient: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
-        draws = self.draws
+        draws = self.options.draws
         batch = self.layout.batch or 1
         c = gradient.to(torch.float64)
-        if self.averages:
+        if not self.options.lead:
             c = (c.reshape(batch, -1) / draws).repeat_interleave(draws, 0)
         else:
             c = c.reshape(draws, batch, -1).transpose(0, 1).reshape(batch * draws, -1)
         # If one draw of a sample failed, the sample has no mean, and so no gradient.
         ok = torch.tensor(outcome.info.ok, device=c.device).reshape(-1, draws).all(1).repeat_interleave(draws)
-        found = outcome.adjoint(torch.where(ok.unsqueeze(1), c, 0.0), wanted, self.layer.runner.options.delta, ok)
+        found = outcome.adjoint(torch.where(ok.unsqueeze(1), c, 0.0), wanted, self.options.delta, ok)
         warn_of_doubt(outcome.info)
         if draws > 1:
             for k, batched in enumerate(self.layout.batched):

@@ -236,8 +236,8 @@ class FFOLayer(OptimizationLayer):
         params = in_one_dtype(tensors)
         shapes = self.canonical.shapes[: self.canonical.given]
         batch = [p.shape[0] for p, shape in zip(params, shapes, strict=True) if p.ndim > len(shape)][:1]
-        draws = () if self.sampler is None or self.sampler.smoothing.average else (self.sampler.smoothing.draws,)
-        return [params[0].new_empty((*draws, *batch, *out.shape)) for out in self.canonical.recovery.outputs]
+        lead = (*self.engine.options.lead, *batch)
+        return [params[0].new_empty((*lead, *out.shape)) for out in self.canonical.recovery.outputs]
 
     def extra_repr(self) -> str:
         m = self.canonical.map

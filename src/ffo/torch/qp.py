@@ -216,9 +216,8 @@ class FFOQPLayer(OptimizationLayer, Generic[Found]):
         batch = [t.shape[0] for name, t in present.items() if t.ndim > (2 if name in MATRICES else 1)][:1]
         p = in_one_dtype([present["p"], *given.values()])[0]
         n, (equalities, rows) = p.shape[-1], [present[k].shape[-2] if k in present else 0 for k in ("A", "G")]
-        draws = () if self.sampler is None or self.sampler.smoothing.average else (self.sampler.smoothing.draws,)
         lengths = (n, equalities, rows, n) if self.duals else (n,)
-        return [p.new_empty((*draws, *batch, length)) for length in lengths]
+        return [p.new_empty((*self.engine.options.lead, *batch, length)) for length in lengths]
 
     def _as_asked(self, outputs: tuple[torch.Tensor, ...]) -> Found:
         return cast(Found, QPSolution(*outputs) if self.duals else outputs[0])
