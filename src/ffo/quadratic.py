@@ -13,7 +13,7 @@ from ffo.engine import Engine, Info, Options
 from ffo.engine.memory import Matrices
 from ffo.engine.options import OnFail, check_relaxed
 from ffo.errors import InputError, Status
-from ffo.program.blocks import MATRICES, Blocks, check_shapes, is_absent, make_blocks, union_pattern
+from ffo.program.blocks import MATRICES, Blocks, split_blocks, union_pattern
 from ffo.program.quadratic import MatrixPattern, Name, quadratic_problem
 from ffo.solvers.base import Solver
 
@@ -114,16 +114,7 @@ def read_arrays(given: Mapping[str, Any]) -> Blocks[Array]:
         if block is not None:
             name = cast(Name, key)
             read[name] = _sparse(name, block) if _is_sparse(block) else _dense(name, block)
-    present = {name: parts for name, parts in read.items() if not is_absent(name, parts[1])}
-    batch = check_shapes({name: shape for name, (_, shape, _) in present.items()})
-    values: dict[Name, Array] = {}
-    patterns: dict[Name, MatrixPattern] = {}
-    for name, (value, shape, pattern) in present.items():
-        if name in MATRICES:
-            patterns[name] = pattern or MatrixPattern.full(*shape[-2:])
-            value = value if pattern else value.reshape(*shape[:-2], -1)
-        values[name] = value
-    return make_blocks(values, patterns, present["p"][1][-1], batch, np.equal)
+    return split_blocks(read, np.equal)
 
 
 def _is_sparse(block: Any) -> bool:

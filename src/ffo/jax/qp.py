@@ -14,8 +14,8 @@ from ffo.engine import Options, Smoothing
 from ffo.engine.options import OnFail, check_relaxed, from_qpth
 from ffo.ghost.oracle import Way
 from ffo.jax.base import CallReport, LayerBase, as_array, dtype_of
-from ffo.program.blocks import MATRICES, Blocks, check_shapes, is_absent, make_blocks
-from ffo.program.quadratic import MatrixPattern, Name, QPSolution, quadratic_problem
+from ffo.program.blocks import Blocks, split_blocks
+from ffo.program.quadratic import Name, QPSolution, quadratic_problem
 from ffo.solvers.base import Solver
 
 Found = jax.Array | QPSolution[jax.Array]
@@ -160,11 +160,7 @@ def named_blocks(
 def read_blocks(given: Mapping[str, Any]) -> Blocks[jax.Array]:
     """Check the blocks of a call, and split them into values and patterns."""
     arrays: dict[Name, jax.Array] = {k: as_array(v, k) for k, v in given.items() if v is not None}  # type: ignore[misc]
-    present = {name: a for name, a in arrays.items() if not is_absent(name, a.shape)}
-    batch = check_shapes({name: a.shape for name, a in present.items()})
-    patterns = {name: MatrixPattern.full(*a.shape[-2:]) for name, a in present.items() if name in MATRICES}
-    values = {name: a.reshape(*a.shape[:-2], -1) if name in patterns else a for name, a in present.items()}
-    return make_blocks(values, patterns, present["p"].shape[-1], batch, _equal)
+    return split_blocks({name: (a, a.shape, None) for name, a in arrays.items()}, _equal)
 
 
 def _equal(values: jax.Array, number: float) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -75,6 +75,22 @@ def _batch_size(shapes: Mapping[Name, tuple[int, ...]]) -> int | None:
     if len(set(sizes.values())) > 1:
         raise InputError(f"Inconsistent batch sizes: {', '.join(f'{k}: {s}' for k, s in sizes.items())}")
     return next(iter(sizes.values()), None)
+
+
+def split_blocks(
+    given: Mapping[Name, tuple[Any, tuple[int, ...], MatrixPattern | None]], missing: Callable[[Any, float], Array]
+) -> Blocks[Any]:
+    """The blocks of a call, each with its shape and, if it is sparse, its pattern. Their shapes are checked."""
+    present = {name: parts for name, parts in given.items() if not is_absent(name, parts[1])}
+    batch = check_shapes({name: shape for name, (_, shape, _) in present.items()})
+    values: dict[Name, Any] = {}
+    patterns: dict[Name, MatrixPattern] = {}
+    for name, (value, shape, pattern) in present.items():
+        if name in MATRICES:
+            patterns[name] = pattern or MatrixPattern.full(*shape[-2:])
+            value = value if pattern else value.reshape(*shape[:-2], -1)
+        values[name] = value
+    return make_blocks(values, patterns, present["p"][1][-1], batch, missing)
 
 
 def make_blocks(
