@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ffo.bilevel.theory import Plan, plan
+from ffo.bilevel.theory import Plan, check_positive, plan
 from ffo.errors import InputError, NotFiniteError
 
 #: key of the optimizer's state that belongs to no single parameter
@@ -119,7 +119,7 @@ class GoldsteinDescent(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As for any optimizer; the group joins the current window."""
         super().add_param_group(param_group)
-        _check(self.param_groups[-1]["radius"], self.param_groups[-1]["lr"])
+        check_positive({name: self.param_groups[-1][name] for name in ("radius", "lr")})
 
     @property
     def window(self) -> int:
@@ -143,7 +143,7 @@ class GoldsteinDescent(Optimizer):
 
     def follow(self, plan: Plan) -> None:
         """Switch to other parameters, for all groups; an unfinished window is discarded."""
-        _check(plan.radius, plan.lr)
+        check_positive({"radius": plan.radius, "lr": plan.lr})
         _check_window(plan.window)
         self._walk.update(window=plan.window, filled=0)
         for group in self.param_groups:
@@ -272,12 +272,6 @@ class GoldsteinDescent(Optimizer):
     def _back_to_iterate(self) -> None:
         for p in self._all():
             p.copy_(self._of(p)["iterate"])
-
-
-def _check(radius: float, lr: float) -> None:
-    for name, value in (("radius", radius), ("lr", lr)):
-        if not (value > 0 and math.isfinite(value)):
-            raise InputError(f"{name} must be positive and finite, not {value!r}")
 
 
 def _check_window(window: int) -> None:

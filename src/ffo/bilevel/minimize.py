@@ -31,7 +31,7 @@ from ffo.bilevel.goldstein import GoldsteinDescent, Window
 from ffo.bilevel.progress import progress_bar
 from ffo.bilevel.result import History, Reason, Result
 from ffo.bilevel.smoothing import Objective, Upper, smoothed_layer
-from ffo.bilevel.theory import plan
+from ffo.bilevel.theory import check_positive, plan
 from ffo.engine.options import Smoothing
 from ffo.errors import GradientWarning, InputError, NotFiniteError
 
@@ -114,10 +114,7 @@ def minimize(
 
 
 def _check(delta: float, epsilon: float, budget: int, lipschitz: float | None) -> None:
-    given = {"delta": delta, "epsilon": epsilon} | ({} if lipschitz is None else {"lipschitz": lipschitz})
-    for name, value in given.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise InputError(f"{name} must be positive and finite, not {value!r}")
+    check_positive({"delta": delta, "epsilon": epsilon} | ({} if lipschitz is None else {"lipschitz": lipschitz}))
     if not (isinstance(budget, int) and budget > 0):
         raise InputError(f"budget must be a positive number of oracle calls, not {budget!r}")
 

@@ -26,6 +26,7 @@ Gradients with an error of alpha add 2 alpha: alpha D per step to the decrease, 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ffo.errors import InputError
@@ -52,6 +53,13 @@ class Plan:
     steps: int | None = None
 
 
+def check_positive(given: Mapping[str, float]) -> None:
+    """Raise unless all of these numbers are positive and finite."""
+    for name, value in given.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise InputError(f"{name} must be positive and finite, not {value!r}")
+
+
 def plan(delta: float, epsilon: float, lipschitz: float, gap: float | None = None) -> Plan:
     """The theory's parameters.
 
@@ -62,9 +70,7 @@ def plan(delta: float, epsilon: float, lipschitz: float, gap: float | None = Non
         gap: a bound on F(x0) - inf F, for the number of steps.
     """
     given = {"delta": delta, "epsilon": epsilon, "lipschitz": lipschitz, "gap": 1.0 if gap is None else gap}
-    for name, value in given.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise InputError(f"{name} must be positive and finite, not {value!r}")
+    check_positive(given)
     window = math.ceil((2 * lipschitz / (REGRET * epsilon)) ** 2)
     radius = delta / window
     lr = 2 * radius / (lipschitz * math.sqrt(window))
