@@ -67,14 +67,23 @@ class SPOPlus(DecisionLoss):
             decision: optimal for the true costs, if it is known already; else it is solved for.
         """
         guess, costs = pair(self.oracle, predicted, true)
-        best = self.oracle.solve(costs) if decision is None else batched(decision, self.oracle.shape).to(costs)
+        best = _best(self.oracle, costs, decision)
         return self.reduced(_SPOPlus.apply(self, guess, costs, best), predicted)
 
     if TYPE_CHECKING:
         __call__ = forward
 
 
-class _SPOPlus(torch.autograd.Function):
+class _Loss(torch.autograd.Function):
+    """(loss, predicted, ...) -> (batch,), whose gradient in the predicted costs is saved."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (direction,) = ctx.saved_tensors
+        return None, direction * gradient.reshape(-1, *(1,) * (direction.ndim - 1)), None, None
+
+
+class _SPOPlus(_Loss):
     """(loss, predicted, true, decisions for the true costs) -> (batch,)."""
 
     @staticmethod
@@ -83,11 +92,6 @@ class _SPOPlus(torch.autograd.Function):
         worst = loss.oracle.solve(twice)
         ctx.save_for_backward(2 * loss.sign * (best - worst))
         return loss.sign * (_dot(twice, best) - _dot(twice, worst))
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (subgradient,) = ctx.saved_tensors
-        return None, _scaled(subgradient, gradient), None, None
 
 
 class PerturbedFenchelYoung(DecisionLoss):
@@ -128,7 +132,7 @@ class PerturbedFenchelYoung(DecisionLoss):
         __call__ = forward
 
 
-class _FenchelYoung(torch.autograd.Function):
+class _FenchelYoung(_Loss):
     """(loss, predicted, decisions, noise (batch, draws, *shape)) -> (batch,)."""
 
     @staticmethod
@@ -137,11 +141,6 @@ class _FenchelYoung(torch.autograd.Function):
         ctx.save_for_backward(loss.sign * (target - found.mean(dim=1)))
         lowest = (shifted * found).flatten(2).sum(dim=2).mean(dim=1)
         return loss.sign * (_dot(predicted, target) - lowest)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (difference,) = ctx.saved_tensors
-        return None, _scaled(difference, gradient), None, None
 
 
 def regret(oracle: Oracle, predicted: Tensor, true: Tensor, decision: Tensor | None = None) -> Tensor:
@@ -152,7 +151,7 @@ def regret(oracle: Oracle, predicted: Tensor, true: Tensor, decision: Tensor | N
     """
     with torch.no_grad():
         guess, costs = pair(oracle, predicted, true)
-        best = oracle.solve(costs) if decision is None else batched(decision, oracle.shape).to(costs)
+        best = _best(oracle, costs, decision)
         lost = _dot(costs, oracle.solve(guess)) - _dot(costs, best)
         lost = -lost if oracle.maximize else lost
         return lost if true.ndim > len(oracle.shape) else lost[0]
@@ -162,7 +161,7 @@ def normalized_regret(oracle: Oracle, predicted: Tensor, true: Tensor, decision:
     """The regret of a batch, divided by the sum of the absolute optimal values, ()."""
     with torch.no_grad():
         _, costs = pair(oracle, predicted, true)
-        best = oracle.solve(costs) if decision is None else batched(decision, oracle.shape).to(costs)
+        best = _best(oracle, costs, decision)
         return regret(oracle, predicted, true, best.reshape(true.shape)).sum() / _dot(costs, best).abs().sum()
 
 
@@ -174,10 +173,11 @@ def pair(oracle: Oracle, predicted: Tensor, other: Tensor) -> tuple[Tensor, Tens
     return guess, target.detach().to(guess)
 
 
+def _best(oracle: Oracle, costs: Tensor, known: Tensor | None) -> Tensor:
+    """Optimal decisions for costs (batch, *shape), unless they are known."""
+    return oracle.solve(costs) if known is None else batched(known, oracle.shape).to(costs)
+
+
 def _dot(a: Tensor, b: Tensor) -> Tensor:
     """(batch,)."""
     return (a * b).flatten(1).sum(dim=1)
-
-
-def _scaled(direction: Tensor, gradient: Tensor) -> Tensor:
-    return direction * gradient.reshape(-1, *(1,) * (direction.ndim - 1))
