@@ -72,14 +72,15 @@ def _dense(values: Array, row: Array, column: Array, size: int, shift: Array) ->
             try:
                 np.linalg.cholesky(full)
             except np.linalg.LinAlgError:
-                definite[some] = [_has_factor(M) for M in full]
+                definite[some] = [has_factor(M) for M in full]
 
     with one_blas_thread():
         run_chunks(check, count, 1e-10 * count * size**3)
     return definite
 
 
-def _has_factor(M: Array) -> bool:
+def has_factor(M: Array) -> bool:
+    """Whether all matrices (..., k, k) have a Cholesky factor."""
     try:
         np.linalg.cholesky(M)
     except np.linalg.LinAlgError:

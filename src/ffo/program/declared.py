@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy import sparse
 
+from ffo.program.convexity import has_factor
+
 if TYPE_CHECKING:
     import cvxpy as cp
 
@@ -103,9 +105,7 @@ class Declaration:
             finite = np.flatnonzero(np.isfinite(size))
             both = 0.5 * self.definite * (value[finite] + value[finite].swapaxes(1, 2))
             least = TOLERANCE * size[finite] * value.shape[1]
-            if _have_factors(
-                both + least[:, None, None] * np.eye(value.shape[1])
-            ):  # a tenth of the time of eigenvalues
+            if has_factor(both + least[:, None, None] * np.eye(value.shape[1])):  # a tenth of the time of eigenvalues
                 return
             for k, smallest, bound in zip(finite, np.linalg.eigvalsh(both)[:, 0], least, strict=True):
                 if smallest < -bound:
@@ -134,14 +134,6 @@ def nearest(word: str, value: Array) -> Array:
 def unit(word: str, size: Array) -> Array:
     """What tolerances of entries are relative to: whole numbers are at least 1 apart, however small the values are."""
     return size if word == "sparse" else np.maximum(size, 1.0)
-
-
-def _have_factors(matrices: Array) -> bool:
-    try:
-        np.linalg.cholesky(matrices)
-    except np.linalg.LinAlgError:
-        return False
-    return True
 
 
 def declarations(
