@@ -51,7 +51,7 @@ from cvxpy.atoms.von_neumann_entr import von_neumann_entr
 from ffo.program.expressions.elementwise import DECIMALS
 from ffo.program.expressions.namespace import HostNamespace
 from ffo.program.expressions.reductions import generalized, order_of, symmetric, top_weights, weights_of_mean
-from ffo.program.expressions.structure import Shape, aligned, axes_of, lead, shapes_of
+from ffo.program.expressions.structure import Shape, aligned, axes_of, lead, shapes_of, with_shapes
 
 Array = np.ndarray
 Axes = tuple[int, ...]
@@ -202,30 +202,22 @@ def _within(largest: bool) -> Rule:
     return lambda atom: partial(tie_within, axes=axes_of(atom), largest=largest)
 
 
-def _tie(largest: bool) -> Rule:
-    return lambda atom: partial(tie, shapes=shapes_of(atom), largest=largest)
-
-
 def _spectrum(kind: str) -> Rule:
     return lambda atom: partial(spectrum, kind=kind, k=float(getattr(atom, "k", 1.0)))
-
-
-def _shaped(test: Test) -> Rule:
-    return lambda atom: partial(test, shapes=shapes_of(atom))
 
 
 RULES: dict[type[Atom], Rule] = {
     **dict.fromkeys((abs_atom, sign, entr), lambda atom: zero),
     **dict.fromkeys((exp, logistic, tanh, normcdf, log_sum_exp), lambda atom: infinite),
-    **dict.fromkeys((kl_div, rel_entr), _shaped(zero_first)),
+    **dict.fromkeys((kl_div, rel_entr), with_shapes(zero_first)),
     **dict.fromkeys((ceil, floor), lambda atom: jump),
     **dict.fromkeys((Power, PowerApprox), _power),
     **dict.fromkeys((norm1, norm_inf, Pnorm, PnormApprox), _norm),
     **dict.fromkeys((GeoMean, GeoMeanApprox), _mean),
     **dict.fromkeys((lambda_max, lambda_sum_largest), _spectrum("largest")),
-    DivExpression: _shaped(infinite_divisor),
-    maximum: _tie(True),
-    minimum: _tie(False),
+    DivExpression: with_shapes(infinite_divisor),
+    maximum: with_shapes(partial(tie, largest=True)),
+    minimum: with_shapes(partial(tie, largest=False)),
     max_atom: _within(True),
     min_atom: _within(False),
     cummax: lambda atom: partial(running_tie, axis=int(atom.axis) % atom.args[0].ndim - atom.args[0].ndim),
@@ -236,6 +228,6 @@ RULES: dict[type[Atom], Rule] = {
     gen_lambda_max: lambda atom: generalized_tie,
     normNuc: lambda atom: partial(singular, all_of_them=True),
     sigma_max: lambda atom: partial(singular, all_of_them=False),
-    dist_ratio: _shaped(same_point),
+    dist_ratio: with_shapes(same_point),
     gmatmul: lambda atom: partial(zero_base, shapes=(*shapes_of(atom), tuple(atom.A.shape))),
 }

@@ -27,7 +27,7 @@ from cvxpy.atoms.elementwise.trig import cos, sin, tan
 from cvxpy.atoms.elementwise.xexp import xexp
 from cvxpy.atoms.sign import sign
 
-from ffo.program.expressions.structure import Function, Rule, Shape, aligned, shapes_of
+from ffo.program.expressions.structure import Function, Rule, Shape, aligned, shapes_of, with_shapes
 
 #: stands for zero inside logarithms, so that 0 log 0 is 0; its derivative there, which is infinite, is some hundreds
 TINY = np.finfo(float).tiny
@@ -121,14 +121,6 @@ def _named(name: str) -> Rule:
     return lambda atom: partial(named, name=name)
 
 
-def _extreme(largest: bool) -> Rule:
-    return lambda atom: partial(extreme, shapes=shapes_of(atom), largest=largest)
-
-
-def _entropy(proper: bool) -> Rule:
-    return lambda atom: partial(relative_entropy, shapes=shapes_of(atom), proper=proper)
-
-
 RULES: dict[type[Atom], Rule] = {
     abs_atom: _named("abs"),
     exp: _named("exp"),
@@ -143,12 +135,12 @@ RULES: dict[type[Atom], Rule] = {
     atanh: _named("arctanh"),
     Power: _power,
     PowerApprox: _power,
-    maximum: _extreme(True),
-    minimum: _extreme(False),
+    maximum: with_shapes(partial(extreme, largest=True)),
+    minimum: with_shapes(partial(extreme, largest=False)),
     huber: lambda atom: partial(huber_loss, shapes=(*shapes_of(atom), tuple(atom.M.shape))),
     entr: lambda atom: entropy,
-    kl_div: _entropy(True),
-    rel_entr: _entropy(False),
+    kl_div: with_shapes(partial(relative_entropy, proper=True)),
+    rel_entr: with_shapes(partial(relative_entropy, proper=False)),
     logistic: lambda atom: softplus,
     normcdf: lambda atom: normal,
     xexp: lambda atom: x_exp,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,17 @@ from cvxpy.atoms.tr_inv import tr_inv
 from cvxpy.atoms.von_neumann_entr import von_neumann_entr
 
 from ffo.program.expressions.elementwise import entropy, power
-from ffo.program.expressions.structure import Function, Rule, Shape, aligned, axes_of, lead, matrix_product, shapes_of
+from ffo.program.expressions.structure import (
+    Function,
+    Rule,
+    Shape,
+    aligned,
+    axes_of,
+    lead,
+    matrix_product,
+    shapes_of,
+    with_shapes,
+)  # fmt: skip
 
 Array = np.ndarray
 Axes = tuple[int, ...]
@@ -132,10 +144,6 @@ def weights_of_mean(atom: Any) -> Array:
     weight = weight.reshape([shape[a] for a in axes], order="F").transpose(np.argsort(axes))
     full = [n if k - len(shape) in axes else 1 for k, n in enumerate(shape)]
     return weight.reshape(full)
-
-
-def _geometric_mean(atom: Any) -> Function:
-    return partial(geometric_mean, weight=weights_of_mean(atom), axes=axes_of(atom), keepdims=bool(atom.keepdims))
 
 
 def cumulative(xp: Any, x: Any, axis: int, name: str) -> Any:
@@ -239,43 +247,31 @@ def order_of(atom: Any) -> float:
     return float(getattr(atom, "original_p", 1 if isinstance(atom, norm1) else np.inf))
 
 
-def _norm(atom: Any) -> Function:
-    return partial(norm, p=order_of(atom), axes=axes_of(atom), keepdims=bool(atom.keepdims))
-
-
-def _reduced(name: str) -> Rule:
-    return lambda atom: partial(reduced, name=name, axes=axes_of(atom), keepdims=bool(atom.keepdims))
-
-
-def _shapes(function: Function) -> Rule:
-    return lambda atom: partial(function, shapes=shapes_of(atom))
-
-
 def _eigenvalues(kind: str) -> Rule:
     return lambda atom: partial(eigenvalues, kind=kind, k=float(getattr(atom, "k", 1.0)))
 
 
-def _axes(function: Function, **more: str) -> Rule:
+def _axes(function: Function, **more: Callable[[Any], Any]) -> Rule:
     def rule(atom: Any) -> Function:
-        data = {name: getattr(atom, own) for name, own in more.items()}
+        data = {name: of(atom) for name, of in more.items()}
         return partial(function, axes=axes_of(atom), keepdims=bool(atom.keepdims), **data)
 
     return rule
 
 
 RULES: dict[type[Atom], Rule] = {
-    **dict.fromkeys((norm1, norm_inf, Pnorm, PnormApprox), _norm),
-    max_atom: _reduced("max"),
-    min_atom: _reduced("min"),
-    Prod: _reduced("prod"),
+    **dict.fromkeys((norm1, norm_inf, Pnorm, PnormApprox), _axes(norm, p=order_of)),
+    max_atom: _axes(partial(reduced, name="max")),
+    min_atom: _axes(partial(reduced, name="min")),
+    Prod: _axes(partial(reduced, name="prod")),
     cumprod: _cumulative("prod"),
     cummax: _cumulative("max"),
     log_sum_exp: _axes(logarithm_of_sum),
-    sum_largest: _axes(largest_entries, k="k"),
-    quad_over_lin: lambda atom: partial(_axes(sum_of_squares)(atom), shapes=shapes_of(atom)),
-    **dict.fromkeys((GeoMean, GeoMeanApprox), _geometric_mean),
-    QuadForm: _shapes(quadratic_form),
-    MatrixFrac: _shapes(matrix_fraction),
+    sum_largest: _axes(largest_entries, k=attrgetter("k")),
+    quad_over_lin: _axes(sum_of_squares, shapes=shapes_of),
+    **dict.fromkeys((GeoMean, GeoMeanApprox), _axes(geometric_mean, weight=weights_of_mean)),
+    QuadForm: with_shapes(quadratic_form),
+    MatrixFrac: with_shapes(matrix_fraction),
     log_det: lambda atom: log_determinant,
     **dict.fromkeys((lambda_max, lambda_sum_largest), _eigenvalues("largest")),
     tr_inv: _eigenvalues("inverses"),
@@ -284,11 +280,11 @@ RULES: dict[type[Atom], Rule] = {
     gen_lambda_max: lambda atom: generalized_eigenvalue,
     normNuc: lambda atom: partial(singular_values, all_of_them=True),
     sigma_max: lambda atom: partial(singular_values, all_of_them=False),
-    dotsort: _shapes(sorted_product),
+    dotsort: with_shapes(sorted_product),
     eye_minus_inv: lambda atom: resolvent,
     pf_eigenvalue: lambda atom: spectral_radius,
     gmatmul: lambda atom: partial(
         monomials, shapes=(*shapes_of(atom), tuple(atom.A.shape)), shape=tuple(atom.shape)
     ),
-    dist_ratio: _shapes(distance_ratio),
+    dist_ratio: with_shapes(distance_ratio),
 }  # fmt: skip

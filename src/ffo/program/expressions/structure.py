@@ -69,6 +69,11 @@ def shapes_of(atom: Any) -> tuple[Shape, ...]:
     return tuple(tuple(arg.shape) for arg in operands(atom))
 
 
+def with_shapes(function: Function) -> Rule:
+    """The rule of functions that need the shapes of their arguments."""
+    return lambda atom: partial(function, shapes=shapes_of(atom))
+
+
 def operands(atom: Any) -> list[Any]:
     """The arguments of an atom; scalars that CVXPY repeats beside arrays are broadcast by the function itself."""
     if not isinstance(atom, AddExpression | DivExpression | multiply):
@@ -200,7 +205,7 @@ def transposing(atom: Any) -> Function:
     return partial(transposed, axes=tuple(axes))
 
 
-def accumulated(xp: Any, x: Any, axis: int, source: Shape) -> Any:
+def accumulated(xp: Any, x: Any, axis: int) -> Any:
     return xp.cumsum(x, axis=axis)
 
 
@@ -210,7 +215,7 @@ def accumulating(atom: Any) -> Function:
         return partial(accumulated_all, source=source)
     if not source:
         return same
-    return partial(accumulated, axis=int(atom.axis) % len(source) - len(source), source=source)
+    return partial(accumulated, axis=int(atom.axis) % len(source) - len(source))
 
 
 def accumulated_all(xp: Any, x: Any, source: Shape) -> Any:
@@ -253,8 +258,8 @@ def _expanding(atom: Any) -> Function:
 
 
 RULES: dict[type[Atom], Rule] = {
-    AddExpression: lambda atom: partial(added, shapes=shapes_of(atom)),
-    DivExpression: lambda atom: partial(divided, shapes=shapes_of(atom)),
+    AddExpression: with_shapes(added),
+    DivExpression: with_shapes(divided),
     MulExpression: product,
     multiply: product,
     NegExpression: lambda atom: negated,
