@@ -210,8 +210,8 @@ def test_a_sample_in_doubt_is_left_to_the_core() -> None:
 
 def test_a_problem_that_is_mostly_left_to_the_core_is_not_tried_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
-    original = layer_module.solve_in_parts
-    monkeypatch.setattr(layer_module, "solve_in_parts", lambda *a: tries.append(1) or original(*a))
+    original = layer_module.solve_on_device
+    monkeypatch.setattr(layer_module, "solve_on_device", lambda *a: tries.append(1) or original(*a))
     x, a = cp.Variable(2), cp.Parameter(2)
     layer = FFOLayer(cp.Problem(cp.Minimize(cp.sum_squares(x - a)), [x <= 1]), [a], [x])
     for _ in range(8):

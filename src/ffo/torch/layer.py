@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import cvxpy as cp
 import torch
 
-from ffo.engine import Info, Options, Smoothing
+from ffo.engine import Options, Smoothing
 from ffo.engine.call import read_batch
 from ffo.engine.keys import call_keys
 from ffo.engine.memory import Backoff
@@ -17,11 +17,9 @@ from ffo.engine.options import OnFail, numbered_relaxation
 from ffo.ghost.oracle import Way
 from ffo.program.cvxpy import canonicalize
 from ffo.solvers.base import Solver
-from ffo.torch.base import Guesses, OptimizationLayer, Report, reporting
-from ffo.torch.dense.answer import UnverifiedError
+from ffo.torch.base import Guesses, OptimizationLayer, reporting
 from ffo.torch.dense.canonical import CanonicalFront, device_map, suited, worthwhile
-from ffo.torch.dense.layer import DensePlan
-from ffo.torch.dense.parts import solve_in_parts
+from ffo.torch.dense.parts import solve_on_device
 from ffo.torch.dense.warm import ActiveSets, Remembered
 from ffo.torch.expressions import with_expressions
 from ffo.torch.function import Kind, check_kinds, have_kinds, in_one_dtype, kinds_of
@@ -206,25 +204,18 @@ class FFOLayer(OptimizationLayer):
         if not self._backoff.due():  # most samples of the last calls were left to the core
             return None
         left = 0
-        derivative = torch.is_grad_enabled() and any(t.requires_grad for t in params)
 
-        def core(inputs: dict[int, torch.Tensor], samples: list[int]) -> tuple[tuple[torch.Tensor, ...], Info]:
+        def core(inputs: dict[int, torch.Tensor], samples: list[int], receive: Any) -> tuple[torch.Tensor, ...]:
             nonlocal left
             left += len(samples)
-            reports: list[Report] = []
             named = None if keys is None else [keys[k] for k in samples]
-            values = list(inputs.values())
-            outputs = self._run(self.canonical, values, batched, len(samples), None, named, receive=reports.append)
-            return outputs, reports[0].info()
+            return self._run(self.canonical, [*inputs.values()], batched, len(samples), None, named, receive=receive)
 
         front = CanonicalFront(self.canonical, device_map(self.canonical, params[0].device), batched)
-        plan = DensePlan(front.form(batch, params[0].device), derivative, front, self.reduction, core, self.engine)
         known = None if keys is None else Remembered(self._sets, keys)
-        try:
-            found = solve_in_parts(plan, known, self._receive, dict(enumerate(params)))
-        except UnverifiedError:
-            found, left = None, batch or 1
-        self._backoff.record(2 * left <= (batch or 1))
+        form = front.form(batch, params[0].device)
+        found = solve_on_device(self, form, front, known, dict(enumerate(params)), core)
+        self._backoff.record(found is not None and 2 * left <= (batch or 1))
         return found
 
     _outside = outside_graphs(_solve)

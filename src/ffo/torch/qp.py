@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, Unpack, cast
 import torch
 from typing_extensions import TypeVar  # torch requires it; typing's has no default before Python 3.13
 
-from ffo.engine import Info, Options, Smoothing
+from ffo.engine import Options, Smoothing
 from ffo.engine.keys import call_keys
 from ffo.engine.options import OnFail, check_relaxed, from_qpth
 from ffo.errors import InputError
@@ -20,10 +20,9 @@ from ffo.program.quadratic import NAMES, Name, QPSolution, quadratic_problem
 from ffo.solvers.base import Solver
 from ffo.torch.base import OptimizationLayer, Report, reporting
 from ffo.torch.blocks import Checked, Form, Given, read_blocks, read_given
-from ffo.torch.dense.answer import UnverifiedError
 from ffo.torch.dense.blocks import BlockFront
-from ffo.torch.dense.layer import DensePlan, accessible
-from ffo.torch.dense.parts import solve_in_parts
+from ffo.torch.dense.layer import accessible
+from ffo.torch.dense.parts import solve_on_device
 from ffo.torch.dense.warm import ActiveSets, Remembered
 from ffo.torch.function import in_one_dtype
 from ffo.torch.graph import fits_into_graphs, outside_graphs, solve_in_graph, traced
@@ -258,22 +257,14 @@ class FFOQPLayer(OptimizationLayer, Generic[Found]):
         """The solution by dense batched algebra on a device; None if that does not apply or is not verified."""
         if not worthwhile(given) or not self._plain:
             return None
-        derivative = torch.is_grad_enabled() and any(t.requires_grad for t in given.tensors.values())
 
-        def core(inputs: dict[Any, torch.Tensor], samples: list[int]) -> tuple[tuple[torch.Tensor, ...], Info]:
-            reports: list[Report] = []
+        def core(inputs: dict[Any, torch.Tensor], samples: list[int], receive: Any) -> tuple[torch.Tensor, ...]:
             named = None if keys is None else [keys[k] for k in samples]
-            outputs = self._core(read_given(inputs), None, named, receive=reports.append)
-            return outputs, reports[0].info()
+            return self._core(read_given(inputs), None, named, receive=receive)
 
-        front = BlockFront(given.form, self.duals)
-        plan = DensePlan(given.form, derivative, front, self.reduction, core, self.engine)
         z = None if start is None else start[0]
         known = None if keys is None and z is None else Remembered(self._sets, keys, z)
-        try:
-            return solve_in_parts(plan, known, self._receive, given.tensors)
-        except UnverifiedError:
-            return None
+        return solve_on_device(self, given.form, BlockFront(given.form, self.duals), known, given.tensors, core)
 
 
 def worthwhile(given: Given) -> bool:

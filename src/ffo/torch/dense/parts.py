@@ -10,14 +10,39 @@ import torch
 
 from ffo.engine.info import Info
 from ffo.engine.report import itself
-from ffo.torch.dense.answer import release
-from ffo.torch.dense.layer import DensePlan, DenseSolve
+from ffo.torch.base import OptimizationLayer, Report
+from ffo.torch.blocks import Form
+from ffo.torch.dense.answer import UnverifiedError, release
+from ffo.torch.dense.layer import DensePlan, DenseSolve, Front
 from ffo.torch.dense.program import Tensor
 from ffo.torch.dense.report import DenseReport
 from ffo.torch.dense.warm import Remembered
 
 #: suffix of solver names
 SPLIT = ", batch split"
+
+
+def solve_on_device(
+    layer: OptimizationLayer,
+    form: Form,
+    front: Front,
+    known: Remembered | None,
+    tensors: dict[Any, Tensor],
+    core: Callable[[dict[Any, Tensor], list[int], Callable[[Report], None]], tuple[Tensor, ...]],
+) -> tuple[Tensor, ...] | None:
+    """The outputs of a layer by dense batched algebra; None if no sample is verified. `core`: (inputs by name, sample
+    numbers, receiver of the report) -> outputs of samples that are left to the core."""
+
+    def reported(inputs: dict[Any, Tensor], samples: list[int]) -> tuple[tuple[Tensor, ...], Info]:
+        reports: list[Report] = []
+        return core(inputs, samples, reports.append), reports[0].info()
+
+    derivative = torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
+    plan = DensePlan(form, derivative, front, layer.reduction, reported, layer.engine)
+    try:
+        return solve_in_parts(plan, known, layer._receive, tensors)
+    except UnverifiedError:
+        return None
 
 
 def solve_in_parts(
