@@ -18,7 +18,7 @@ from ffo.torch import FFOQPLayer
 from ffo.torch.dense import interior, pivoting, separable
 from ffo.torch.dense.ghost import factorize
 from ffo.torch.dense.graphs import Eager, flatten
-from ffo.torch.dense.program import DensePoint, DenseProgram
+from ffo.torch.dense.program import DensePoint, DenseProgram, put
 from ffo.torch.dense.solve import DenseSolution, begin, finish
 
 INF = torch.inf
@@ -190,9 +190,9 @@ def test_what_the_batch_shares_is_factorized_once() -> None:
 
 def test_points_are_merged_by_sample() -> None:
     a, b = (DensePoint(*(torch.full((size, k), v) for k in (3, 2, 3))) for v, size in ((1.0, 2), (2.0, 1)))
-    merged = a.put(torch.tensor([1]), b)
+    merged = put(a, torch.tensor([1]), b)
     assert merged.z.tolist() == [[1.0] * 3, [2.0] * 3]
-    assert merged.take(torch.tensor([1])).lam.tolist() == [[2.0] * 2]
+    assert merged.lam[1].tolist() == [2.0] * 2
 
 
 def test_threads_of_the_caller_are_restored() -> None:

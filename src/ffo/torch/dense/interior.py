@@ -16,7 +16,7 @@ import torch
 
 from ffo.torch.dense.ghost import DenseGhost, Faces, factorize
 from ffo.torch.dense.graphs import copied
-from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor, largest, positive, raised, times
+from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor, chosen, largest, positive, raised, times
 from ffo.torch.dense.second_order import ConeScaling, divided, jordan, longest
 from ffo.torch.dense.system import DenseSystem, factor
 from ffo.torch.dense.verify import Verdict
@@ -89,13 +89,6 @@ class InteriorPoint:
 
     def moved(self, step: InteriorPoint, length: Tensor) -> InteriorPoint:
         return InteriorPoint(*(v + length * d for v, d in zip(vars(self).values(), vars(step).values(), strict=True)))
-
-    def where(self, mine: Tensor, other: InteriorPoint) -> InteriorPoint:
-        """This one where `mine` (batch,), else the other."""
-        wide = mine.unsqueeze(1)
-        return InteriorPoint(
-            *(torch.where(wide, a, b) for a, b in zip(vars(self).values(), vars(other).values(), strict=True))
-        )
 
 
 @dataclass(frozen=True)
@@ -201,14 +194,14 @@ def step(state: InteriorState, made: Standard) -> InteriorState:
     new = now.moved(move, (STEP_CONES if made.program.cones else STEP) * _length(made, now, move))
     found = _residuals(made, new)
     fine = system.good & torch.isfinite(found.error) & ~state.stopped
-    new, error = new.where(fine, now), torch.where(fine, found.error, r.error)
+    new, error = chosen(fine, new, now), torch.where(fine, found.error, r.error)
     better = fine & (error < state.best)
     idle = torch.where(fine & (error < BETTER * state.best), 0, state.idle + 1)
     best = torch.where(better, error, state.best)
     stopped = state.stopped | (best <= made.eps) | (idle >= PATIENCE)
     return InteriorState(
         new,
-        new.where(better, state.kept),
+        chosen(better, new, state.kept),
         best,
         idle,
         torch.where(system.good, state.shift, torch.clamp(MORE * state.shift, min=REGULARISATION)),

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 
 from ffo.engine.info import Info
-from ffo.engine.report import itself
 from ffo.torch.base import OptimizationLayer, Report
 from ffo.torch.blocks import Form
 from ffo.torch.dense.answer import UnverifiedError, release
 from ffo.torch.dense.layer import DensePlan, DenseSolve, Front
 from ffo.torch.dense.program import Tensor
-from ffo.torch.dense.report import DenseReport
+from ffo.torch.dense.report import DeviceReport
 from ffo.torch.dense.warm import Remembered
 
 #: suffix of solver names
@@ -59,7 +58,7 @@ def solve_in_parts(
         release()  # caches for other shapes may use most of the memory
     if plan.reduction == "mean":
         tensors = {name: Weighted.apply(t, 1 / batch) if name in shared else t for name, t in tensors.items()}
-    outputs, reports = [], list[DenseReport | Parts]()
+    outputs, reports = [], list[DeviceReport]()
     for part in (slice(0, batch // 2), slice(batch // 2, batch)):
         numbers = range(batch)[part]
 
@@ -87,28 +86,22 @@ class Weighted(torch.autograd.Function):
         return ctx.weight * gradient, None
 
 
-class Parts:
+class Parts(DeviceReport):
     """The report on a batch of two parts."""
 
-    def __init__(self, first: DenseReport | Parts, second: DenseReport | Parts) -> None:
+    def __init__(self, first: DeviceReport, second: DeviceReport) -> None:
+        super().__init__()
         self.both = first, second
-        self.changed: Callable[[], None] = lambda: None
-        self._info: Info | None = None
         for each in self.both:
             each.changed = self._refresh
 
-    def info(self) -> Info:
-        """The same object at every call; a later backward pass is added to it."""
-        if self._info is None:
-            self._info = Info.joined([each.info() for each in self.both])
-            self._info.solver = tuple(name.removesuffix(SPLIT) + SPLIT for name in self._info.solver)
-        return self._info
+    def _made(self) -> Info:
+        found = Info.joined([each.info() for each in self.both])
+        found.solver = tuple(name.removesuffix(SPLIT) + SPLIT for name in found.solver)
+        return found
 
     def _refresh(self) -> None:
         if self._info is not None:
             now = Info.joined([each.info() for each in self.both])
             self._info.evidence, self._info.times = now.evidence, now.times
         self.changed()
-
-    def __reduce__(self) -> tuple[object, tuple[Info]]:
-        return itself, (self.info(),)

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import TypeVar
 
 import torch
 
 from ffo.torch.dense.second_order import ConeLayout, cone_layout
 
 Tensor = torch.Tensor
+T = TypeVar("T")
 #: curvature, relative to the largest, below which a direction counts as singular
 SINGULAR = 1e-5
 
@@ -129,14 +131,17 @@ class DensePoint:
     lam: Tensor
     mu: Tensor
 
-    def take(self, which: Tensor) -> DensePoint:
-        """Some samples, by number."""
-        return DensePoint(self.z[which], self.lam[which], self.mu[which])
 
-    def put(self, which: Tensor, other: DensePoint) -> DensePoint:
-        """A copy with some samples (by number) replaced."""
-        pairs = ((self.z, other.z), (self.lam, other.lam), (self.mu, other.mu))
-        return DensePoint(*(mine.index_put((which,), theirs) for mine, theirs in pairs))
+def chosen(where: Tensor, first: T, second: T) -> T:
+    """The first where the condition (batch,) holds, else the second: dataclasses of tensors (batch, ...)."""
+    pairs = zip(vars(first).values(), vars(second).values(), strict=True)
+    return type(first)(*(torch.where(where if a.ndim == 1 else where.unsqueeze(1), a, b) for a, b in pairs))
+
+
+def put(mine: T, which: Tensor, other: T) -> T:
+    """A copy of a dataclass of tensors (batch, ...) with some samples (by number) replaced."""
+    pairs = zip(vars(mine).values(), vars(other).values(), strict=True)
+    return type(mine)(*(a.index_put((which,), b) for a, b in pairs))
 
 
 def times(M: Tensor, v: Tensor) -> Tensor:

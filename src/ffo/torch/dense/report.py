@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -46,7 +47,29 @@ class Evidence:
         return cls(*(v.clone() for v in (solution.verdict.natural, solution.verdict.margin, solution.iterations)))
 
 
-class DenseReport:
+class DeviceReport(ABC):
+    """A report from which an `Info` is made when it is read."""
+
+    _info: Info | None = None
+
+    def __init__(self) -> None:
+        self.changed: Callable[[], None] = lambda: None  # called after a backward pass
+
+    def info(self) -> Info:
+        """The same object at every call; a later backward pass is added to it."""
+        if self._info is None:
+            self._info = self._made()
+        return self._info
+
+    @abstractmethod
+    def _made(self) -> Info:
+        """The report so far."""
+
+    def __reduce__(self) -> tuple[object, tuple[Info]]:
+        return itself, (self.info(),)  # copies and pickles contain numbers, not device tensors
+
+
+class DenseReport(DeviceReport):
     """The evidence of a call: a few numbers per sample. An `Info` is made only when it is read: on a small batch it
     would take a few percent of a step, and on a device three synchronizations.
 
@@ -58,19 +81,11 @@ class DenseReport:
     def __init__(
         self, found: Evidence, answer: DenseAnswer, times: Times, left: Tensor | None = None, core: Info | None = None
     ) -> None:
+        super().__init__()
         self.natural, self.margin, self.iterations = found.natural, found.margin, found.iterations
         self.solver, self.hits = answer.solver, answer.hits
         self.times, self.left, self.core = times, left, core
         self.backward: Backward | None = None
-        self.changed: Callable[[], None] = lambda: None  # called after a backward pass
-        self._info: Info | None = None
-
-    def info(self) -> Info:
-        """The same object at every call; a later backward pass is added to it."""
-        if self._info is None:
-            self._info = self._made()
-            self._add_backward(self._info)
-        return self._info
 
     def finish(self, backward: Backward) -> None:
         """Add a backward pass, and warn if its gradient is in doubt (the core has warned about its samples)."""
@@ -107,6 +122,7 @@ class DenseReport:
         )
         if self.core is not None and self.left is not None:
             info.take_in(self.core, self.left.cpu().numpy())
+        self._add_backward(info)
         return info
 
     def _add_backward(self, info: Info) -> None:
@@ -117,6 +133,3 @@ class DenseReport:
         info.times = replace(info.times, backward=done.seconds)
         if self.core is not None and self.left is not None:
             info.evidence = info.certificate.put(self.left.cpu().numpy(), self.core.certificate)
-
-    def __reduce__(self) -> tuple[object, tuple[Info]]:
-        return itself, (self.info(),)  # copies and pickles contain numbers, not device tensors

@@ -19,7 +19,7 @@ from ffo.kernels.point import MARGIN_RATIO, WEAK
 from ffo.torch.dense import interior, pivoting, separable
 from ffo.torch.dense.ghost import DenseGhost, Faces, factorize
 from ffo.torch.dense.graphs import Eager
-from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor
+from ffo.torch.dense.program import DensePoint, DenseProgram, Tensor, chosen, put
 from ffo.torch.dense.verify import Verdict, judge
 
 T = TypeVar("T")
@@ -113,15 +113,9 @@ def _polish(now: PolishedPoints, program: DenseProgram) -> PolishedPoints:
     point = ghost.polished(now.point)
     verdict = judge(program, point)
     taken = now.todo & ((verdict.natural < before.natural) | (before.natural > ACCEPT))
-    point, verdict = _where(taken, point, now.point), _where(taken, verdict, before)
+    point, verdict = chosen(taken, point, now.point), chosen(taken, verdict, before)
     todo = (verdict.natural > ACCEPT) | (taken & (verdict.natural > EXACT) & (verdict.natural < 0.1 * before.natural))
     return PolishedPoints(point, verdict, todo, todo.any())
-
-
-def _where(mine: Tensor, first: T, second: T) -> T:
-    """The first where `mine` (batch,), else the second: dataclasses of tensors (batch, ...)."""
-    pairs = zip(vars(first).values(), vars(second).values(), strict=True)
-    return type(first)(*(torch.where(mine if a.ndim == 1 else mine.unsqueeze(1), a, b) for a, b in pairs))
 
 
 def _end(
@@ -170,7 +164,7 @@ def solve_guessed(
         other = finish(begin(few, method, False), method, False, Eager())
         if other is None:
             return None, hits
-        point, verdict = point.put(which, other.point), verdict.put(which, other.verdict)
+        point, verdict = put(point, which, other.point), put(verdict, which, other.verdict)
         iterations = iterations.index_put((which,), other.iterations)
     ghost = factorize(program, verdict.rows, verdict.bounds) if derivative else None
     return _solution(program, point, verdict, iterations, ghost), hits

@@ -40,11 +40,6 @@ class Verdict:
     slack: Tensor
     force: Tensor
 
-    def put(self, which: Tensor, other: Verdict) -> Verdict:
-        """A copy with some samples (by number) replaced."""
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Verdict(*(mine.index_put((which,), theirs) for mine, theirs in pairs))
-
 
 def judge(program: DenseProgram, point: DensePoint) -> Verdict:
     """Judge a point."""
