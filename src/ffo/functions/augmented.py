@@ -20,7 +20,7 @@ from ffo.errors import Status
 from ffo.functions.active import largest, row_norms
 from ffo.functions.lbfgs import minimize
 from ffo.functions.polish import Polished, polish
-from ffo.functions.problem import Problem, Tensor, pull
+from ffo.functions.problem import Problem, Tensor, positive_part, value_and_gradient
 from ffo.functions.products import Constraints, Differences
 from ffo.functions.units import probe
 from ffo.kernels.deadline import expired
@@ -102,15 +102,16 @@ class _AugmentedRun:
         self.iterations = torch.zeros(len(y), dtype=torch.long, device=y.device)
 
     def _augmented(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            at = y.detach().requires_grad_()
+        def lagrangian(at: Tensor) -> Tensor:
             value = self.problem.objective(at)
             if self.rows.shape[1]:
-                r, m = self.penalty.unsqueeze(1), self.problem.inequalities
+                r = self.penalty.unsqueeze(1)
                 moved = self.multipliers + r * (self.problem.constraints(at) / self.rows)
-                moved = torch.cat([moved[:, :m].clamp_min(0.0), moved[:, m:]], dim=1)
+                moved = positive_part(moved, self.problem.inequalities)
                 value = value + ((moved**2 - self.multipliers**2) / (2 * r)).sum(1)
-            return value.detach(), pull(value.sum(), at)
+            return value
+
+        return value_and_gradient(lagrangian, y)
 
     def minimize(self) -> None:
         """Solve the inner problem; where L-BFGS is stuck it restarts with a fresh diagonal."""

@@ -18,7 +18,7 @@ from scipy.optimize import nnls
 from ffo.functions.active import largest, row_norms
 from ffo.functions.ghost import Local
 from ffo.functions.lbfgs import minimize
-from ffo.functions.problem import Problem, Tensor, pull
+from ffo.functions.problem import Problem, Tensor, positive_part, value_and_gradient
 from ffo.functions.products import Constraints
 from ffo.functions.projection import FEW, Projection
 
@@ -84,17 +84,13 @@ def infeasible(problem: Problem, y: Tensor) -> Tensor:
     nothing = torch.zeros(len(y), dtype=torch.bool, device=y.device)
     if not constraints.value.shape[1]:
         return nothing
-    rows, m = row_norms(constraints, y), problem.inequalities
+    rows = row_norms(constraints, y)
 
     def excess(at: Tensor) -> Tensor:
-        scaled = problem.constraints(at) / rows
-        return torch.cat([scaled[:, :m].clamp_min(0.0), scaled[:, m:]], dim=1)
+        return positive_part(problem.constraints(at) / rows, problem.inequalities)
 
     def objective(at: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            at = at.detach().requires_grad_()
-            value = 0.5 * excess(at).square().sum(1)
-            return value.detach(), pull(value.sum(), at)
+        return value_and_gradient(lambda y: 0.5 * excess(y).square().sum(1), at)
 
     length = 1.0 + largest(y)
     found = minimize(objective, y, 1e-10 * length, ITERATIONS, torch.ones_like(y))

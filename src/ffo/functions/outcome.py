@@ -328,9 +328,7 @@ class _FunctionRun:
                 ghost = ghost_at(local)
                 mine = Polished.unknown(points.y[solved], points.multipliers[solved])
                 mine.put(torch.arange(len(solved), device=solved.device), points, solved)
-                found = ghost.certificate(mine)
-                for name, values in vars(found).items():
-                    getattr(evidence, name)[solved.cpu().numpy()] = values
+                evidence = evidence.put(solved.cpu().numpy(), ghost.certificate(mine))
         info = Info(
             status=status,
             solver=tuple(self.answered),

@@ -195,10 +195,7 @@ class Problem:
 
         (Autograd's gradient of a logarithm is finite at negative arguments, where the logarithm is not defined.)
         """
-        with torch.enable_grad():
-            at = y.detach().requires_grad_()
-            value = self.lagrangian(at, multipliers)
-            found = pull(value.sum(), at)
+        value, found = value_and_gradient(lambda at: self.lagrangian(at, multipliers), y)
         inside = value.isfinite()
         return found if bool(inside.all()) else torch.where(inside.unsqueeze(1), found, torch.nan)
 
@@ -214,6 +211,19 @@ class Problem:
         """Every sample `draws` times, one after the other."""
         spread = [t.repeat_interleave(draws, 0) if b else t for t, b in zip(self.theta, self.batched, strict=True)]
         return replace(self, theta=tuple(spread), batch=self.batch * draws)
+
+
+def value_and_gradient(function: Function, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The values (batch,) of a function at y (batch, n), and their gradients."""
+    with torch.enable_grad():
+        at = y.detach().requires_grad_()
+        value = function(at)
+        return value.detach(), pull(value.sum(), at)
+
+
+def positive_part(c: Tensor, inequalities: int) -> Tensor:
+    """Constraints (batch, k), of which the inequalities do not count where they hold."""
+    return torch.cat([c[:, :inequalities].clamp_min(0.0), c[:, inequalities:]], dim=1)
 
 
 def pull(output: Tensor, at: Tensor, weight: Tensor | None = None, keep: bool = False, graph: bool = False) -> Tensor:
