@@ -48,13 +48,8 @@ def solve_balanced(batch: Batch, first: Substitution | None, stages: Callable[..
         if not len(tried) or expired():
             break
         tried = run.solve(tried)
-    _refuse(batch, np.flatnonzero(run.failed & (batch.status == SOLVED) & ~(batch.residual <= CLOSE)))
-
-
-def _refuse(batch: Batch, samples: Array) -> None:
-    if len(samples):
-        batch.withdraw(samples)
-        batch.status[samples] = Status.INACCURATE
+    refused = run.failed & (batch.status == SOLVED) & ~(batch.residual <= CLOSE)
+    batch.withdraw(np.flatnonzero(refused), Status.INACCURATE)
 
 
 class _Run:
@@ -142,5 +137,5 @@ class _Run:
         self.failed[samples[better & settled]] = False
         kept = solved & ~better & coarse  # to fail there proves nothing
         batch.residual[samples[kept]] = residual[kept]
-        _refuse(batch, samples[kept & skewed & ~(residual <= HELD)])
+        batch.withdraw(samples[kept & skewed & ~(residual <= HELD)], Status.INACCURATE)
         return samples[(better & ~settled) | zero | nearer]

@@ -165,16 +165,17 @@ class Batch:
                 pieces.append(SolvedPart(piece.samples[left], piece.presolve.take(left), piece.found.take(left)))
         return replace(self, pieces=pieces, status=np.where(kept, self.status, OPEN))
 
-    def withdraw(self, samples: Array) -> None:
-        """Withdraw answers."""
+    def withdraw(self, samples: Array, status: int | Array) -> None:
+        """Withdraw answers; `status`: in place of SOLVED."""
         self._drop(samples)
+        self.status[samples] = status
         self.detail.update(
             {int(k): f"the best point has a natural residual of {self.residual[k]:.1e}" for k in samples}
         )
 
     def _drop(self, samples: Array) -> None:
         """Forget the linearizations of some samples."""
-        if self.pieces:
+        if self.pieces and len(samples):
             kept = np.ones(len(self.status), dtype=bool)
             kept[samples] = False
             self.pieces[:] = self.only(kept).pieces
@@ -185,10 +186,11 @@ class Batch:
             return
         proofs = {int(samples[k]): proof for k, proof in found.items()}
         mine = np.array(list(proofs))
-        if (self.status[mine] == SOLVED).any():
-            self.withdraw(mine[self.status[mine] == SOLVED])
+        status = np.array([proof.status for proof in proofs.values()])
+        if (solved := self.status[mine] == SOLVED).any():
+            self.withdraw(mine[solved], status[solved])
         self.proofs.update(proofs)
-        self.status[mine] = [proof.status for proof in proofs.values()]
+        self.status[mine] = status
 
     def reopen(self, samples: Array) -> None:
         """Forget everything about some samples but their points."""

@@ -205,8 +205,8 @@ def _refine(batch: Batch, sample: Array, face: Held, way: Way, depth: int) -> No
         proofs, nearly = proofs_at(program, ray, np.zeros_like(face.y))
         batch.prove(sample, proofs)
         if nearly[0] and not proofs and batch.status[sample[0]] == SOLVED:  # a proof is looked for in other ways, too
-            batch.withdraw(sample)
-            batch.status[sample], batch.residual[sample] = Status.UNBOUNDED, np.nan
+            batch.withdraw(sample, Status.UNBOUNDED)
+            batch.residual[sample] = np.nan
     elif step.status[0] == SOLVED:
         dx, dy, s = step.point
         again = Batch.of(program)

@@ -72,7 +72,7 @@ def reject_indefinite(batch: Batch, indefinite: Callable[[SymmetricBatch], dict[
     P = batch.program.P
     for k, value in indefinite(P.take(samples)).items() if len(samples) else ():
         mine = samples if P.shared else samples[k : k + 1]
-        batch.withdraw(mine[batch.status[mine] == SOLVED])
+        batch.withdraw(mine[batch.status[mine] == SOLVED], Status.INVALID_INPUT)
         batch.status[mine] = Status.INVALID_INPUT
         batch.detail.update(dict.fromkeys(mine.tolist(), NOT_CONVEX.format(value)))
 
@@ -148,9 +148,7 @@ def ask(
     if way.polishes:
         _sharpen(batch, solver, way, todo)
     doubted = todo[(batch.status[todo] == SOLVED) & (batch.residual[todo] > ACCEPT) & (denied[todo] != OPEN)]
-    if len(doubted):
-        batch.withdraw(doubted)
-        batch.status[doubted] = denied[doubted]
+    batch.withdraw(doubted, denied[doubted])
 
 
 def _sharpen(batch: Batch, solver: Solver, way: Way, samples: Array) -> None:

@@ -52,10 +52,7 @@ def check_in_given_units(
     if rotated:
         residual[is_rounding(program, *point, errors=ROUNDING, forces=np.abs(point[1]))] = 0.0
     batch.residual[solved] = np.fmax(batch.residual[solved], residual)
-    wrong = solved[~(residual <= HELD)]
-    if len(wrong):
-        batch.withdraw(wrong)
-        batch.status[wrong] = Status.INACCURATE
+    batch.withdraw(solved[~(residual <= HELD)], Status.INACCURATE)
 
 
 def solve_in_given_units(
