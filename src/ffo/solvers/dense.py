@@ -31,7 +31,7 @@ from ffo.program.sparse import SymmetricBatch, plain
 from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.pool import NOT_FINITE
 from ffo.solvers.split import Sides, find_rows, rows_by_kind
-from ffo.solvers.workspace import leave_out
+from ffo.solvers.workspace import failed, gather, leave_out
 
 Array = np.ndarray
 
@@ -91,20 +91,15 @@ class _CompiledSolver(Solver, ABC):
 
     def _solve_finite(self, program: ConeProgram, samples: Array) -> Solution:
         """The answers of these samples; the others get none."""
-        batch, n, m = program.batch, program.n, program.m
-        x, y, s = np.full((batch, n), np.nan), np.full((batch, m), np.nan), np.full((batch, m), np.nan)
-        status, steps = np.full(batch, int(Status.INVALID_INPUT)), np.full(batch, -1)
-        detail = dict.fromkeys(range(batch), NOT_FINITE)
-        seconds = 0.0
-        if len(samples):
-            part = self.solve(program.take(samples))
-            x[samples], y[samples], s[samples] = part.x, part.y, part.s
-            status[samples], steps[samples], seconds = part.status, part.iterations, part.solve_time
-            for k, sample in enumerate(samples.tolist()):
-                detail.pop(sample)
-                if part.detail and k in part.detail:
-                    detail[sample] = part.detail[k]
-        return Solution(x, y, s, status, steps, 0.0, seconds, detail)
+        whole = gather([failed(program, Status.INVALID_INPUT, NOT_FINITE)] * program.batch, program)
+        if not len(samples):
+            return whole
+        part = self.solve(program.take(samples))
+        for name in ("x", "y", "s", "status", "iterations"):
+            getattr(whole, name)[samples] = getattr(part, name)
+        detail = dict.fromkeys(np.setdiff1d(np.arange(program.batch), samples).tolist(), NOT_FINITE)
+        detail |= {int(samples[k]): text for k, text in (part.detail or {}).items()}
+        return replace(whole, solve_time=part.solve_time, detail=detail)
 
 
 class DenseSolver(_CompiledSolver):
