@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
@@ -18,7 +17,7 @@ from ffo.program.quadratic import Name
 from ffo.torch.blocks import Form
 from ffo.torch.dense.graphs import KEPT, Kept, Recorders
 from ffo.torch.dense.presolve import Owners, SingleRows, with_bounds
-from ffo.torch.dense.program import SINGULAR, DenseProgram, Tensor
+from ffo.torch.dense.program import SINGULAR, DenseProgram, Tensor, are_definite
 from ffo.torch.dense.solve import (
     METHODS,
     Begun,
@@ -230,8 +229,7 @@ def _kind(program: DenseProgram) -> str:
     if bool((Q.abs().sum(dim=2) == diagonal).all() & (least > SINGULAR * most).all()):
         return "diagonal"
     L, info = torch.linalg.cholesky_ex(Q)
-    least, most = torch.aminmax(L.diagonal(dim1=1, dim2=2), dim=1)
-    if bool((info == 0).all() & (least >= math.sqrt(SINGULAR) * most).all()):
+    if bool(are_definite(L, info)):
         return "definite"
     return "general"
 

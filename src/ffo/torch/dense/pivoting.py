@@ -8,7 +8,6 @@ the solution, to rounding.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,10 +17,10 @@ import torch
 from ffo.kernels.pivoting import LARGE, NEGATIVE, VIOLATED
 from ffo.torch.dense.ghost import DenseGhost, factorize
 from ffo.torch.dense.program import (
-    SINGULAR,
     DensePoint,
     DenseProgram,
     Tensor,
+    are_definite,
     largest,
     positive,
     raised,
@@ -76,9 +75,7 @@ class Pivots:
 def prepare(given: DenseProgram) -> Whitened:
     program = given.all_rows()
     L, info = torch.linalg.cholesky_ex(program.Q)
-    root = L.diagonal(dim1=1, dim2=2)
-    least, most = torch.aminmax(root, dim=1)
-    valid = ((info == 0) & (least >= math.sqrt(SINGULAR) * most)).all()
+    valid = are_definite(L, info)
     W = triangular(L, program.R.mT, upper=False)
     w = triangular(L, program.p.unsqueeze(2), upper=False).squeeze(2)
     gram = W.mT @ W

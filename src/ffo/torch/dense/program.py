@@ -9,6 +9,7 @@ upp - Rz in K, with multipliers in K.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeVar
@@ -162,6 +163,12 @@ def solved(C: Tensor, v: Tensor) -> Tensor:
     """(CC')^-1 v for C (batch or 1, k, k) and v (batch, k), one solve when C is shared. (torch's cholesky_solve for
     batches on a GPU cannot be recorded.)"""
     return triangular(C.mT, triangular(C, v.unsqueeze(2), upper=False), upper=True).squeeze(2)
+
+
+def are_definite(L: Tensor, info: Tensor) -> Tensor:
+    """() whether matrices with these Cholesky factors (batch or 1, k, k) are all clearly definite."""
+    least, most = torch.aminmax(L.diagonal(dim1=1, dim2=2), dim=1)
+    return ((info == 0) & (least >= math.sqrt(SINGULAR) * most)).all()
 
 
 def raised(H: Tensor, shift: Tensor) -> Tensor:
