@@ -20,7 +20,7 @@ from jax.scipy.special import erf
 
 from ffo.program.canonical import CanonicalProblem
 from ffo.program.expressions.evaluate import Expressions
-from ffo.program.expressions.namespace import Namespace
+from ffo.program.expressions.namespace import Namespace, beside
 
 
 class JaxNamespace(Namespace):
@@ -101,12 +101,8 @@ def _moved_inside(p: jax.Array, inside: jax.Array) -> jax.Array:
     """The batch, in which samples outside the domain have the values of the first sample inside."""
     first = jnp.arange(len(inside)) == jnp.argmax(inside)
     good = jnp.sum(_or_zero(first, p), axis=0)  # a sum, since the batch may be on several devices
-    return jnp.where(_beside(inside, p), p, good)
+    return jnp.where(beside(inside, p), p, good)
 
 
 def _or_zero(where: jax.Array, v: jax.Array) -> jax.Array:
-    return jnp.where(_beside(where, v), v, 0.0)
-
-
-def _beside(where: jax.Array, v: jax.Array) -> jax.Array:
-    return where.reshape((*where.shape, *(1,) * (v.ndim - where.ndim)))
+    return jnp.where(beside(where, v), v, 0.0)

@@ -11,6 +11,7 @@ import torch
 
 from ffo.program.canonical import CanonicalProblem
 from ffo.program.expressions.evaluate import Expressions
+from ffo.program.expressions.namespace import beside
 from ffo.torch.function import inside_transform
 
 Tensor = torch.Tensor
@@ -62,7 +63,7 @@ def _failing_alone(
         for k in own:
             arrays[k] = _moved_inside(parameters[k], inside, batched[k])
         for k, v in zip(numbers, group(xp, arrays), strict=True):
-            found[k] = torch.where(_beside(inside, v), v, torch.nan)
+            found[k] = torch.where(beside(inside, v), v, torch.nan)
     return found
 
 
@@ -72,11 +73,7 @@ def _moved_inside(p: Tensor, inside: Tensor, batched: bool) -> Tensor:
     if not batched:
         return torch.where(inside.any(), p, fixed)
     first = torch.arange(len(inside), device=p.device) == inside.to(torch.int8).argmax()
-    return torch.where(_beside(inside, p), p, torch.where(_beside(first, p), fixed, 0.0).sum(dim=0))
-
-
-def _beside(where: Tensor, v: Tensor) -> Tensor:
-    return where.reshape((*where.shape, *(1,) * (v.ndim - where.ndim)))
+    return torch.where(beside(inside, p), p, torch.where(beside(first, p), fixed, 0.0).sum(dim=0))
 
 
 @lru_cache(maxsize=16)

@@ -76,6 +76,11 @@ class HostNamespace(Namespace):
         return _each(np.linalg.cholesky, x)
 
 
+def beside(where: Any, v: Any) -> Any:
+    """A mask (batch,) or () in a shape that broadcasts against values (batch, ...)."""
+    return where.reshape((*where.shape, *(1,) * (v.ndim - where.ndim)))
+
+
 def _each(function: Callable[[Array], Array], x: Array) -> Array:
     try:
         return function(x)
