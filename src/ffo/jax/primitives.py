@@ -65,7 +65,7 @@ def _split(arguments: Sequence[Any], site: Site) -> tuple[list[Any], Any, list[A
 
 def _solve_shapes(*avals: ShapedArray, site: Site, keys: bool, keep: bool, dtype: np.dtype) -> list[ShapedArray]:
     count = len(site.dims)
-    batch = inner_batch([a.shape for a in avals[:count]], (None,) * count, site.dims)
+    batch = _batch(avals[:count], site)
     shapes: list[tuple[tuple[int, ...], Any]] = [(shape, dtype) for shape in site.shaped(batch)]
     if site.report:
         real = report_dtype(dtype)

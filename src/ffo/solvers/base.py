@@ -124,10 +124,7 @@ class Solver:
         """This solver with another accuracy; None: with its own."""
         if eps is None or eps == self.eps:
             return self
-        other = copy.copy(self)
-        other.settings = {**self.settings, **dict.fromkeys(self.tolerances, max(eps, self.tightest))}
-        other.eps = eps
-        return other
+        return self._changed(eps, dict.fromkeys(self.tolerances, max(eps, self.tightest)))
 
     def tighter(self, factors: Iterable[float]) -> Iterator[Self]:
         """This solver with each of its accuracies times these factors, as far as they can be asked for."""
@@ -135,19 +132,20 @@ class Solver:
         asked = {name: self.settings.get(name) for name in self.tolerances}
         coarse = {name: eps for name, eps in asked.items() if isinstance(eps, (int, float)) and eps > least}
         for factor in factors if coarse else ():
-            other = copy.copy(self)
-            other.settings = {**self.settings, **{name: max(factor * eps, least) for name, eps in coarse.items()}}
-            other.eps = max(factor * self.eps, least)
-            yield other
+            finer = {name: max(factor * eps, least) for name, eps in coarse.items()}
+            yield self._changed(max(factor * self.eps, least), finer)
 
     def in_time(self, deadline: Deadline | None) -> Self:
         """This solver, limited to the remaining time of the call if it supports a limit."""
         own = self.time_limit
         if deadline is None or not own:
             return self
-        timed = copy.copy(self)
-        timed.settings = {**self.settings, own: min(self.settings.get(own, math.inf), max(deadline.left, SHORTEST))}
-        return timed
+        return self._changed(self.eps, {own: min(self.settings.get(own, math.inf), max(deadline.left, SHORTEST))})
+
+    def _changed(self, eps: float, settings: Mapping[str, Any]) -> Self:
+        other = copy.copy(self)
+        other.settings, other.eps = {**self.settings, **settings}, eps
+        return other
 
     def solve(self, program: ConeProgram) -> Solution:
         """Solve every sample of the batch."""
