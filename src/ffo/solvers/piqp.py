@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from ffo.cones import Nonneg, Zero
-from ffo.errors import InputError, Status
+from ffo.errors import Status
 from ffo.program.cone import ConeProgram
 from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.feed import DenseFeed, SparseFeed
-from ffo.solvers.settings import assign
+from ffo.solvers.settings import assign, wants_dense
 from ffo.solvers.split import Split
 from ffo.solvers.workspace import Point, Workspace, failed
 
@@ -59,7 +59,7 @@ class _PIQPWorkspace(Workspace):
 
         settings = dict(solver.settings)
         self.split = split = Split(program)
-        dense = _dense(settings.pop("backend", "auto"), split)
+        dense = wants_dense(solver.name, settings.pop("backend", "auto"), lambda: _dense(split))
         self._new = piqp.DenseSolver if dense else piqp.SparseSolver
         if isinstance(settings.get("kkt_solver"), str):
             settings["kkt_solver"] = getattr(piqp, settings["kkt_solver"])
@@ -109,16 +109,12 @@ class _PIQPWorkspace(Workspace):
         return Point(x, y, s, status, result.info.iter, "" if status.ok else code.name)
 
 
-def _dense(backend: str, split: Split) -> bool:
+def _dense(split: Split) -> bool:
     """Measured: dense is faster if about a third of all entries is nonzero, or if the problem is tiny.
 
     With a sparse P, dense rows are still faster if there are enough of them, because eliminating the variables leaves
     a dense Schur complement: three times faster with 249 dense rows of 729 variables.
     """
-    if backend in ("sparse", "dense"):
-        return backend == "dense"
-    if backend != "auto":
-        raise InputError(f"PIQP: backend must be 'auto', 'sparse' or 'dense', not {backend!r}")
     n, P = split.program.n, split.program.P
     rows = len(split.equal) + len(split.unequal)
     if n > DENSE_SIZE:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from ffo.cones import Nonneg, Zero
-from ffo.errors import InputError, Status
+from ffo.errors import Status
 from ffo.program.cone import ConeProgram
 from ffo.solvers.base import Capabilities, Solver
 from ffo.solvers.feed import DenseFeed, SparseFeed, mirrored
-from ffo.solvers.settings import assign
+from ffo.solvers.settings import assign, wants_dense
 from ffo.solvers.split import Split
 from ffo.solvers.workspace import Point, Workspace
 
@@ -63,7 +63,7 @@ class _ProxQPWorkspace(Workspace):
         backend = settings.pop("backend", "auto")
         self.settings = {**settings, "verbose": solver.verbose}
         self.split = split = Split(program, bounds=False)
-        dense = _dense(backend, split)
+        dense = wants_dense(solver.name, backend, lambda: _dense(split))
         self._new = (proxqp.dense if dense else proxqp.sparse).QP
         self.guess = proxqp.InitialGuess
         assign(proxqp.Settings(), self.settings, solver.name)
@@ -100,11 +100,7 @@ class _ProxQPWorkspace(Workspace):
         return Point(x, y, split.slacks(sample, x), status, result.info.iter, "" if status.ok else said)
 
 
-def _dense(backend: str, split: Split) -> bool:
-    if backend in ("sparse", "dense"):
-        return backend == "dense"
-    if backend != "auto":
-        raise InputError(f"PROXQP: backend must be 'auto', 'sparse' or 'dense', not {backend!r}")
+def _dense(split: Split) -> bool:
     n, rows = split.program.n, split.program.m
     if n + rows <= ALWAYS_DENSE:
         return True

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -113,6 +113,13 @@ def assign(target: Any, settings: Mapping[str, Any], solver: str) -> Any:
         except (TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{solver} does not accept {name}={value!r}: {error}") from error
     return target
+
+
+def wants_dense(solver: str, backend: str, suits: Callable[[], bool]) -> bool:
+    """Whether to use the dense interface of a solver; `suits`: whether to do so by default, "auto"."""
+    if backend not in ("auto", "sparse", "dense"):
+        raise InputError(f"{solver}: backend must be 'auto', 'sparse' or 'dense', not {backend!r}")
+    return suits() if backend == "auto" else backend == "dense"
 
 
 @contextmanager
