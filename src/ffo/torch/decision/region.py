@@ -92,10 +92,7 @@ class FixedRegion(torch.nn.Module):
             self.inner = MixedInteger(problem, costs, decision, solver, dict(solver_args or {}))
         else:
             self.inner = FFOLayer(problem, [costs], [decision], solver=solver, solver_args=solver_args)
-        self._smooth(smoothing)
         self._warned = False
-
-    def _smooth(self, smoothing: Smoothing | None) -> None:
         if smoothing is not None and (smoothing.radius or not smoothing.costs):
             raise InputError("a fixed region is smoothed by perturbed costs only: Smoothing(costs=..., draws=...)")
         self.smoothing = smoothing
