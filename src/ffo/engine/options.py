@@ -141,7 +141,7 @@ class Options:
     time_limit: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "verbose", _positive_number("verbose", self.verbose))
+        object.__setattr__(self, "verbose", _is_verbose(self.verbose))
         if not isinstance(self.warm_start, (bool, np.bool_)):
             raise InputError(f"warm_start must be true or false, not {self.warm_start!r}")
         if not isinstance(self.backward, Way) and self.backward not in BACKWARDS:
@@ -206,13 +206,13 @@ def from_qpth(
     return {
         "solver": None if type(solver).__name__ == "QPSolvers" else solver,
         "solver_args": {**({} if eps is None else {"eps": eps}), **(solver_args or {})},
-        "verbose": _positive_number("verbose", verbose),
+        "verbose": _is_verbose(verbose),
     }
 
 
-def _positive_number(name: str, value: Any) -> bool:
+def _is_verbose(value: Any) -> bool:
     if not isinstance(value, (bool, int, float, np.bool_)):
-        raise InputError(f"{name} must be true or false, not {value!r}")
+        raise InputError(f"verbose must be true or false, not {value!r}")
     return bool(value > 0)
 
 

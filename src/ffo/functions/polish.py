@@ -80,10 +80,10 @@ class Polished:
         self.last = other.last if len(samples) == len(self.y) == len(other.y) else None
 
 
-def polish(problem: Problem, y: Tensor, multipliers: Tensor, exact: bool, steps: int = STEPS) -> Polished:
+def polish(problem: Problem, y: Tensor, multipliers: Tensor, exact: bool) -> Polished:
     """Take Newton steps from approximate solutions; at least one, so that there is evidence."""
     run = _PolishRun(problem, y, multipliers, exact)
-    for _ in range(steps):
+    for _ in range(STEPS):
         run.step()
         if not len(run.pending) or expired():
             break

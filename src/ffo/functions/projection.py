@@ -170,14 +170,14 @@ class _Gram:
 class _Iterative:
     """Conjugate gradients on the Gram matrix with the row norms as preconditioner."""
 
-    def __init__(self, product: Product, weight: Tensor, rtol: float = 1e-14) -> None:
-        self._product, self._weight, self._rtol = product, weight, rtol
+    def __init__(self, product: Product, weight: Tensor) -> None:
+        self._product, self._weight = product, weight
 
     def solve(self, b: Tensor) -> Tensor:
         x, r = torch.zeros_like(b), torch.where(self._weight > 0, b, 0.0)
         z = self._weight * r
         p, rz = z, (r * z).sum(1)
-        target, best, since = self._rtol**2 * rz, rz, 0
+        target, best, since = 1e-14**2 * rz, rz, 0
         for _ in range(10 * b.shape[1] + 50):
             if bool((rz <= target).all()) or since > 50:
                 break
