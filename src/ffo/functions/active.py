@@ -43,9 +43,6 @@ class Scale:
         """(batch, k)."""
         return self.rows**2 * (self.primal / self.dual).unsqueeze(1)
 
-    def take(self, samples: Tensor) -> Scale:
-        return Scale(self.rows[samples], self.primal[samples], self.dual[samples], self.units[samples])
-
 
 def generator(like: Tensor) -> torch.Generator:
     """The same random numbers at every call."""

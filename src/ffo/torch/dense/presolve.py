@@ -8,8 +8,6 @@ import torch
 
 from ffo.torch.dense.program import Tensor
 
-INF = torch.inf
-
 
 @dataclass(frozen=True)
 class SingleRows:
