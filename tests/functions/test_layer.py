@@ -104,25 +104,6 @@ def test_wrong_input(call: object, words: str) -> None:
         call()
 
 
-CUT = {
-    "numpy": lambda y: torch.tensor(y.numpy(force=True)),
-    "detached": lambda y: y.detach(),
-    "integers": lambda y: y.long(),
-}
-
-
-@pytest.mark.parametrize("solver", [None, "AUGLAG", "SLSQP"])
-@pytest.mark.parametrize("cut", CUT)
-def test_functions_that_autograd_does_not_see_are_refused(cut: str, solver: str | None) -> None:
-    """They would count as constant: the start would be returned as a solution."""
-    layer = FFOFunctionLayer(lambda a, y: (CUT[cut](y) - a).square().sum(), shape=3, dims=(1,), solver=solver)
-    with pytest.raises(InputError, match="objective depends on y, but autograd does not see how"):
-        layer(A)
-    layer = FFOFunctionLayer(distance, lambda a, y: CUT[cut](y) - 0.5, shape=3, dims=(1,), solver=solver)
-    with pytest.raises(InputError, match="inequality depends on y"):
-        layer(A)
-
-
 def test_functions_may_be_constant() -> None:
     layer = FFOFunctionLayer(lambda a, y: a.sum() * 0.0, lambda a, y: a - y, shape=3, dims=(1,))
     assert (layer(A) >= A - 1e-6).all()

@@ -169,20 +169,17 @@ class Problem:
 
     def constraints(self, y: Tensor) -> Tensor:
         """c = [h - shift; e] at y: (batch, k)."""
-        h, e = self._run(1, y), self._run(2, y)
+        h, e = self.value(1, y), self.value(2, y)
         if self.shift is not None:
             h = h - self.shift
         return torch.cat([h, e], dim=1)
 
     def objective(self, y: Tensor) -> Tensor:
         """g at y: (batch,)."""
-        return self._run(0, y)
+        return self.value(0, y)
 
-    def values(self, y: Tensor) -> list[Tensor]:
-        """g, h and e at y, as given."""
-        return [self._run(which, y) for which in range(len(NAMES))]
-
-    def _run(self, which: int, y: Tensor) -> Tensor:
+    def value(self, which: int, y: Tensor) -> Tensor:
+        """g, h or e, by its number, as given: (batch,), or (batch, rows)."""
         return self.functions.run(which, self.theta, self.batched, self.weights, y.reshape(-1, *self.shape))
 
     def lagrangian(self, y: Tensor, multipliers: Tensor) -> Tensor:

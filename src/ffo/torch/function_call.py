@@ -12,9 +12,10 @@ import torch
 
 from ffo.engine.call import warn_of_doubt
 from ffo.engine.options import Options
-from ffo.errors import DerivativeError, FFOError, InputError
+from ffo.errors import DerivativeError, InputError
+from ffo.functions.inspection import check_graph
 from ffo.functions.outcome import FunctionOutcome
-from ffo.functions.problem import NAMES, Problem, graph_nodes
+from ffo.functions.problem import Problem
 from ffo.torch.function import Once
 
 if TYPE_CHECKING:
@@ -26,17 +27,6 @@ _FORWARD = (
     "FFOFunctionLayer has no forward mode: take gradients by backward(), or Jacobians row by row with "
     "torch.autograd.functional.jacobian"
 )
-_UNKNOWN = (
-    "the functions use a tensor that requires gradients and is not known to the layer{shape}: pass it as theta, "
-    "or give its module in modules=, or detach it"
-)
-
-
-_CUT = (
-    "{name} depends on y, but autograd does not see how: between y and the result use no NumPy, .item(), .detach() or "
-    "integers"
-)
-
 #: torch has no public name for the hooks in use
 _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
@@ -93,7 +83,7 @@ class FunctionCall:
         with torch.no_grad():
             rows = functions.run(1, problem.theta, problem.batched, weights, y0.reshape(-1, *layout.shape)).shape[1]
         problem = replace(problem, inequalities=rows)
-        _check_graph(problem, y0, self.derivative)  # now, not after the solve
+        check_graph(problem, y0, self.derivative)  # now, not after the solve
         keys = self.keys
         if self.layer._random is not None:
             problem, y0 = self._perturbed(problem), y0.repeat_interleave(draws, 0)
@@ -102,7 +92,7 @@ class FunctionCall:
         if self.watched and len(outcome.solved):
             # Also if no input needs a gradient, and again at the solution: functions may take another branch there.
             # This is one more evaluation, where a solve has dozens.
-            _check_graph(outcome.problem.take(outcome.solved), outcome.y[outcome.solved], True)
+            check_graph(outcome.problem.take(outcome.solved), outcome.y[outcome.solved], True)
         self.layer._receive(outcome.info)
         y = outcome.y.reshape(-1, draws, *layout.shape)
         if not self.options.lead:
@@ -167,31 +157,6 @@ class SolveFunctions(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> NoReturn:
         raise DerivativeError(_FORWARD)
-
-
-def _check_graph(problem: Problem, y: Tensor, leaves: bool) -> None:
-    """Raise if autograd cannot differentiate a function that depends on y, which would count as constant; or if
-    functions close over tensors that require gradients (`leaves`): these would silently get none."""
-    with torch.enable_grad():
-        at = y.detach().requires_grad_()
-        values = problem.values(at)
-    for which, value in enumerate(values):
-        if not value.requires_grad and _changes(value, problem, which, y):
-            raise InputError(_CUT.format(name=NAMES[which]))
-        for node in graph_nodes(value) if leaves and value.requires_grad else ():
-            leaf = getattr(node, "variable", None)
-            if leaf is not None and leaf is not at:
-                raise InputError(_UNKNOWN.format(shape=f" (shape {tuple(leaf.shape)})"))
-
-
-def _changes(value: Tensor, problem: Problem, which: int, y: Tensor) -> bool:
-    """Whether a function has another value elsewhere."""
-    try:
-        other = problem.values(y + y.abs() + 1.0)[which]
-    except FFOError:
-        return False
-    both = value.isfinite() & other.isfinite()
-    return bool((both & (value != other)).any())
 
 
 def unhooked() -> AbstractContextManager[Any]:

@@ -1,0 +1,103 @@
+"""What autograd does not see of users' functions: parts that depend on y, and tensors that require gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from ffo.errors import FFOError, InputError
+from ffo.functions.active import generator, largest
+from ffo.functions.problem import NAMES, Problem, Tensor, graph_nodes, pull
+
+_UNKNOWN = (
+    "the functions use a tensor that requires gradients and is not known to the layer{shape}: pass it as theta, "
+    "or give its module in modules=, or detach it"
+)
+_CUT = (
+    "{name} depends on y, but autograd does not see how: between y and the result use no NumPy, .item(), .detach() or "
+    "integers"
+)
+_BROKEN = (
+    "autograd cannot differentiate the functions: {error}. They may not use torch.utils.checkpoint on modules, which "
+    "evaluates these again when the layer has taken its copies of the weights away"
+)
+#: steps of differences relative to 1 + |y|; the second, if the first does not agree with autograd
+STEPS = 1e-3, 1e-4
+#: part of a derivative, and rounding errors of values that are computed in single precision, that may be missing
+MISSED, ROUNDING = 1e-4, 1e-7
+
+
+def check_graph(problem: Problem, y: Tensor, leaves: bool) -> None:
+    """Raise if part of a function depends on y where autograd does not see it, and so would count as constant; or if
+    functions close over tensors that require gradients (`leaves`): these would silently get none.
+
+    Derivatives are compared with differences, which costs three more evaluations. Where autograd cannot differentiate
+    functions under vmap (`torch.utils.checkpoint`), they are evaluated sample by sample from now on.
+    """
+    try:
+        _check(problem, y, leaves)
+    except RuntimeError as error:
+        if isinstance(error, FFOError | torch.OutOfMemoryError):
+            raise
+        if not problem.functions.mapped:
+            raise InputError(_BROKEN.format(error=str(error).splitlines()[0])) from error
+        problem.functions.mapped = False
+        check_graph(problem, y, leaves)
+
+
+def _check(problem: Problem, y: Tensor, leaves: bool) -> None:
+    source = generator(y)
+    signs = torch.randint(0, 2, y.shape, generator=source, dtype=y.dtype, device=y.device) * 2.0 - 1.0
+    along = signs * (1.0 + largest(y)).unsqueeze(1)
+    for which, value, at in _differentiable(problem, y):
+        factors = torch.randn(value[0].numel(), generator=source, dtype=y.dtype, device=y.device)
+        if value.requires_grad:
+            slope = (pull((value.reshape(len(y), -1) @ factors).sum(), at, keep=True) * along).sum(1)
+            cut = _disagrees(problem, which, y, along, slope, factors)
+        else:
+            cut = _changes(value, problem, which, y)
+        if cut:
+            raise InputError(_CUT.format(name=NAMES[which]))
+        for node in graph_nodes(value) if leaves and value.requires_grad else ():
+            leaf = getattr(node, "variable", None)
+            if leaf is not None and leaf is not at:
+                raise InputError(_UNKNOWN.format(shape=f" (shape {tuple(leaf.shape)})"))
+
+
+def _differentiable(problem: Problem, y: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Every function that is given: its number, and its values at a point that requires a gradient."""
+    for which, given in enumerate(problem.functions.given):
+        if given is not None:
+            with torch.enable_grad():
+                at = y.detach().requires_grad_()
+                yield which, problem.value(which, at), at
+
+
+def _disagrees(problem: Problem, which: int, y: Tensor, along: Tensor, slope: Tensor, factors: Tensor) -> bool:
+    """Whether a derivative is outside the range of the differences ahead and behind, widened by their distance. At a
+    kink it may be anywhere between the two."""
+
+    def value(at: Tensor) -> Tensor:
+        return problem.value(which, at).detach().reshape(len(y), -1) @ factors
+
+    here, cut = value(y), slope.isfinite()
+    for t in STEPS:
+        ahead, behind = (value(y + t * along) - here) / t, (here - value(y - t * along)) / t
+        size = torch.maximum(slope.abs(), torch.maximum(ahead.abs(), behind.abs()))
+        slack = (ahead - behind).abs() + MISSED * size + ROUNDING * here.abs() / t
+        cut &= (slope < torch.minimum(ahead, behind) - slack) | (slope > torch.maximum(ahead, behind) + slack)
+        cut &= ahead.isfinite() & behind.isfinite()
+        if not cut.any():
+            return False
+    return True
+
+
+def _changes(value: Tensor, problem: Problem, which: int, y: Tensor) -> bool:
+    """Whether a function has another value elsewhere."""
+    try:
+        other = problem.value(which, y + y.abs() + 1.0)
+    except FFOError:
+        return False
+    both = value.isfinite() & other.isfinite()
+    return bool((both & (value != other)).any())
