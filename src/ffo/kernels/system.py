@@ -44,6 +44,8 @@ SPECTRAL = 400
 #: solution, and in excess of rounding errors, above which the system has no solution
 NULL, RESOLVED, ROUNDING = 1e-13, 1e-11, 1e-13
 EPS = 2.2e-16
+#: rounding errors of an equation relative to those of its terms
+TERMS = 4.0
 #: eigenvalues, relative to the largest, that are lost in rounding unless they are zero
 LOST = 1e-12
 #: pivot below which K may be singular
@@ -276,6 +278,31 @@ def _noise(K: Array, found: Array) -> Array:
 
 
 @inner_kernel
+def _without_rounding(S: Structure, F: Factors, at: Array, K: Array, rhs: Array, found: Array) -> Array:
+    """(at.size,) 0 for entries of a solution that are zero, else 1: next to nothing in natural units, and without them,
+    what is left of every equation are rounding errors of its terms.
+
+    Constraints alone may determine what a loss sees. The variables are then zero, and a relative error of theirs would
+    be one of rounding errors.
+    """
+    largest, kept = 0.0, np.ones(at.size)
+    for i in range(at.size):
+        largest = max(largest, abs(found[i] * F.scale[at[i]] / F.unit[at[i]]))
+    for i in range(at.size):
+        kept[i] = 1.0 if abs(found[i] * F.scale[at[i]] / F.unit[at[i]]) > EPS * largest else 0.0
+    for i in range(at.size):
+        left = rhs[at[i]] * F.scale[at[i]]
+        terms = abs(left)
+        for j in range(at.size):
+            left -= K[i, j] * kept[j] * found[j]
+            terms += abs(K[i, j] * kept[j] * found[j])
+        if not abs(left) <= TERMS * EPS * terms:
+            fill(kept, 1.0)
+            break
+    return kept
+
+
+@inner_kernel
 def _uncertain(S: Structure, at: Array, K: Array, values: Array, vectors: Array, found: Array, noise: Array) -> float:
     """The relative error that rounding leaves in a refined solution z, of variables and multipliers by themselves:
     along an eigenvector v of value k it is |v|'noise / |k|.
@@ -285,7 +312,7 @@ def _uncertain(S: Structure, at: Array, K: Array, values: Array, vectors: Array,
     rounding, and along that vector nothing is known.
     """
     size, worst = max(abs(values[0]), abs(values[-1])), 0.0
-    primal, dual = 1e-300, 1e-300
+    primal = dual = 0.0
     for i in range(found.size):
         if S.sign[at[i]] > 0.0:
             primal += found[i] ** 2
@@ -299,7 +326,10 @@ def _uncertain(S: Structure, at: Array, K: Array, values: Array, vectors: Array,
                 share += vectors[i, k] ** 2
         if abs(values[k]) > LOST * size:
             error /= abs(values[k])
-            worst = max(worst, error * np.sqrt(share / primal), error * np.sqrt(max(1.0 - share, 0.0) / dual))
+            if primal > 0.0:
+                worst = max(worst, error * np.sqrt(share / primal))
+            if dual > 0.0:
+                worst = max(worst, error * np.sqrt(max(1.0 - share, 0.0) / dual))
             continue
         for i in range(found.size):
             image = 0.0
@@ -331,8 +361,10 @@ def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Ar
         ldl.multiply(Kp, Ki, F.Kx, z, left)
         for i in range(rhs.size):
             left[i] = rhs[i] - left[i]
-    size, rest = norm(rhs, F.unit), norm(left, F.unit)
-    error = 0.0
+    kept, error = _without_rounding(S, F, at, K, rhs, found), 0.0
+    for k in range(at.size):
+        step[k], found[k] = kept[k] * step[k], kept[k] * found[k]
+        z[at[k]] = found[k] * F.scale[at[k]]
     for sign in (1.0, -1.0):  # primal unknowns and multipliers separately
         moved, whole = 0.0, 1e-300
         for k in range(at.size):
@@ -340,6 +372,7 @@ def spectral(S: Structure, F: Factors, at: Array, rhs: Array, z: Array, left: Ar
                 moved += step[k] ** 2
                 whole += found[k] ** 2
         error = max(error, np.sqrt(moved / whole))
+    size, rest = norm(rhs, F.unit), norm(left, F.unit)
     noise, lost = _noise(K, found), 0.0
     for k in range(at.size):
         lost += (noise[k] / F.scale[at[k]] * F.unit[at[k]]) ** 2
