@@ -243,3 +243,52 @@ def test_slacks_that_dwarf_the_constant_of_a_logarithm() -> None:
         expected = torch.tensor([[-1.0, 0.0], [0.0, 0.0]]).roll(sample, 0)
         torch.testing.assert_close(found * costs.detach() / solution.detach()[:, :1], expected, rtol=1e-9, atol=1e-9)
         assert layer.info.certificate.good.all()
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-2, 1e-3])
+def test_losses_of_what_constraints_alone_determine(size: float) -> None:
+    """The costs have no part in the derivative: what they get is zero, and not doubtful because it is rounding."""
+    x, q, b = cp.Variable(3), cp.Parameter(3, nonneg=True), cp.Parameter(nonneg=True)
+    problem = cp.Problem(cp.Maximize(q @ cp.log(x)), [cp.sum(x) <= b, x[0] == 0.1 * b])
+    torch.manual_seed(0)
+    costs, budgets = 10 ** (2 * torch.rand(40, 3) - 1), size * 10 ** (2 * torch.rand(40) - 1)
+    costs, budgets = costs.requires_grad_(), budgets.requires_grad_()
+    assert verdict(FFOLayer(problem, [q, b], [x]), lambda z: z[:, 0].sum(), costs, budgets)
+    torch.testing.assert_close(costs.grad, torch.zeros(40, 3))
+    torch.testing.assert_close(budgets.grad, torch.full((40,), 0.1))
+
+
+@pytest.mark.parametrize(("growth", "horizon"), [(1.3, 30), (1.5, 20)])
+def test_an_unstable_system_with_inputs_at_their_bounds(growth: float, horizon: int) -> None:
+    """States of 1e4 follow from the first one alone."""
+    n, b = 2 * horizon, torch.zeros(horizon)
+    A = torch.zeros(horizon, n)
+    for i in range(horizon):
+        A[i, 2 * i], A[i, 2 * i + 1] = 1.0, -1.0
+        if i:
+            A[i, 2 * i - 2] = -growth
+    b[0] = 10 * growth
+    b.requires_grad_()
+    bounds = torch.tensor([torch.inf, 0.5] * horizon)
+    p, Q = torch.zeros(n, requires_grad=True), torch.diag(torch.tensor([1.0, 0.1] * horizon))
+    layer = FFOQPLayer()
+    assert verdict(layer, lambda z: z[-2], Q, p, None, None, A, b, lb=-bounds, ub=bounds)
+    torch.testing.assert_close(b.grad, growth ** torch.arange(horizon - 1.0, -1.0, -1.0), rtol=1e-12, atol=0)
+    torch.testing.assert_close(p.grad, torch.zeros(n))
+
+
+@pytest.mark.parametrize("size", [1.0, 0.1, 0.01])
+def test_a_budget_written_twice_in_any_units(size: float) -> None:
+    """Null vectors had rounding errors in rows of strongly curved blocks, which looked like rows that depend on
+    others."""
+    x, q, b = cp.Variable(3), cp.Parameter(3, nonneg=True), cp.Parameter(nonneg=True)
+    rows = [x >= 0, cp.sum(x) == b, 2 * cp.sum(x) == 2 * b]
+    layer = FFOLayer(cp.Problem(cp.Maximize(cp.sum(cp.log(q + x))), rows), [q, b], [x])
+    torch.manual_seed(1)
+    levels, budgets = size * 10 ** (2 * torch.rand(40, 3) - 1), size * 10 ** (2 * torch.rand(40) - 1)
+    levels, budgets = levels.requires_grad_(), budgets.requires_grad_()
+    weights = torch.randn(3)
+    assert verdict(layer, lambda z: (z @ weights).sum(), levels, budgets)
+    filled = layer(levels, budgets)[0] > 1e-8 * size
+    expected = (filled * weights).sum(1) / filled.sum(1)
+    torch.testing.assert_close(budgets.grad, expected, rtol=1e-8, atol=1e-8)

@@ -28,6 +28,8 @@ MET, LEFT, LEFT_ROUGHLY = 1e-6, 1e-6, 1e-3
 VANISHED, ROUNDING = 1e-13, 1e-15
 #: entries of a null vector, relative to its largest, that count as rounding; and if it does not vanish without them
 DUST, FINE_DUST = 1e-9, 1e-15
+#: how often entries that count as rounding are removed, and the errors that they leave in the others
+CORRECTIONS = 3
 #: relative residual without the part along null vectors, of which factors of linear programs leave up to 1e-5
 ROUGHLY = 1e-3
 #: random vectors that are combined to a null vector: it is found beside at most five directions in which K nearly
@@ -156,7 +158,7 @@ def _find(S: Structure, F: Factors, face: Face, z: Array, full: Full | None) -> 
         return _find_by_minres(S, F, face, z, full)
     if _remainder(S, F, face, 0, z) <= LEFT:
         return 0.0
-    if _vanishes(S, F, z, VANISHED):
+    if _vanishes_corrected(S, F, z, VANISHED):
         return 1.0
     if full is None:
         return UNKNOWN
@@ -203,7 +205,7 @@ def _combine(S: Structure, F: Factors, face: Face, sign: float, z: Array) -> boo
                     image[i] -= dot * KZ[j, i]
         if not _size(F, z) > LEFT:
             return False
-        if _vanishes(S, F, z, VANISHED):
+        if _vanishes_corrected(S, F, z, VANISHED):
             return True
         _multiply(S, F, z, image)
         size = norm(image, F.scale)
@@ -282,14 +284,36 @@ def correct(S: Structure, F: Factors, z: Array) -> float:
 def _vanishes(S: Structure, F: Factors, z: Array, tolerance: float) -> bool:
     """Whether z is a null vector. Its entries that count as rounding are removed, unless it vanishes only with those of
     variables, or of multipliers: rows at an angle of 1e-9 depend on others by coefficients of 1e-9."""
-    largest, clean = 0.0, np.empty(z.size)
-    for i in range(z.size):
-        largest = max(largest, abs(z[i] / F.scale[i]))
+    clean = np.empty(z.size)
     for own, other in ((DUST, DUST), (DUST, FINE_DUST), (FINE_DUST, DUST), (FINE_DUST, FINE_DUST)):
-        for i in range(z.size):
-            dust = own if S.sign[i] > 0.0 else other
-            clean[i] = z[i] if abs(z[i] / F.scale[i]) > dust * largest else 0.0
+        copy(clean, z)
+        _cut(S, F, clean, own, other)
         if minres.image(S, F, clean) <= tolerance:
             copy(z, clean)
             return True
     return False
+
+
+@inner_kernel
+def _vanishes_corrected(S: Structure, F: Factors, z: Array, tolerance: float) -> bool:
+    """The same with factors of K. The errors that the removed entries have left in the others are removed, too: where
+    blocks are strongly curved, there are more of these."""
+    clean = z.copy()
+    for _ in range(CORRECTIONS):
+        _cut(S, F, clean, DUST, DUST)
+        if minres.image(S, F, clean) <= tolerance:
+            copy(z, clean)
+            return True
+        correct(S, F, clean)
+    return _vanishes(S, F, z, tolerance)
+
+
+@inner_kernel
+def _cut(S: Structure, F: Factors, z: Array, own: float, other: float) -> None:
+    """Remove entries up to these fractions of the largest one, equilibrated, of variables and of multipliers."""
+    largest = 0.0
+    for i in range(z.size):
+        largest = max(largest, abs(z[i] / F.scale[i]))
+    for i in range(z.size):
+        if abs(z[i] / F.scale[i]) <= (own if S.sign[i] > 0.0 else other) * largest:
+            z[i] = 0.0
