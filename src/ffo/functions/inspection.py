@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from ffo.errors import FFOError, InputError
@@ -32,7 +30,7 @@ def check_graph(problem: Problem, y: Tensor, leaves: bool) -> None:
     """Raise if part of a function depends on y where autograd does not see it, and so would count as constant; or if
     functions close over tensors that require gradients (`leaves`): these would silently get none.
 
-    Derivatives are compared with differences, which costs three more evaluations. Where autograd cannot differentiate
+    Derivatives are compared with differences, which costs two more evaluations. Where autograd cannot differentiate
     functions under vmap (`torch.utils.checkpoint`), they are evaluated sample by sample from now on.
     """
     try:
@@ -50,11 +48,17 @@ def _check(problem: Problem, y: Tensor, leaves: bool) -> None:
     source = generator(y)
     signs = torch.randint(0, 2, y.shape, generator=source, dtype=y.dtype, device=y.device) * 2.0 - 1.0
     along = signs * (1.0 + largest(y)).unsqueeze(1)
-    for which, value, at in _differentiable(problem, y):
-        factors = torch.randn(value[0].numel(), generator=source, dtype=y.dtype, device=y.device)
+    for which, given in enumerate(problem.functions.given):
+        if given is None:
+            continue
+        with torch.enable_grad():
+            at = y.detach().requires_grad_()
+            value = problem.value(which, at)
+            factors = torch.randn(value[0].numel(), generator=source, dtype=y.dtype, device=y.device)
+            here = value.reshape(len(y), -1) @ factors
         if value.requires_grad:
-            slope = (pull((value.reshape(len(y), -1) @ factors).sum(), at, keep=True) * along).sum(1)
-            cut = _disagrees(problem, which, y, along, slope, factors)
+            slope = (pull(here, at, torch.ones_like(here), keep=True) * along).sum(1)
+            cut = _disagrees(problem, which, y, along, here.detach(), slope, factors)
         else:
             cut = _changes(value, problem, which, y)
         if cut:
@@ -65,23 +69,16 @@ def _check(problem: Problem, y: Tensor, leaves: bool) -> None:
                 raise InputError(_UNKNOWN.format(shape=f" (shape {tuple(leaf.shape)})"))
 
 
-def _differentiable(problem: Problem, y: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Every function that is given: its number, and its values at a point that requires a gradient."""
-    for which, given in enumerate(problem.functions.given):
-        if given is not None:
-            with torch.enable_grad():
-                at = y.detach().requires_grad_()
-                yield which, problem.value(which, at), at
-
-
-def _disagrees(problem: Problem, which: int, y: Tensor, along: Tensor, slope: Tensor, factors: Tensor) -> bool:
+def _disagrees(
+    problem: Problem, which: int, y: Tensor, along: Tensor, here: Tensor, slope: Tensor, factors: Tensor
+) -> bool:
     """Whether a derivative is outside the range of the differences ahead and behind, widened by their distance. At a
     kink it may be anywhere between the two."""
 
     def value(at: Tensor) -> Tensor:
-        return problem.value(which, at).detach().reshape(len(y), -1) @ factors
+        return problem.value(which, at).reshape(len(y), -1) @ factors
 
-    here, cut = value(y), slope.isfinite()
+    cut = slope.isfinite()
     for t in STEPS:
         ahead, behind = (value(y + t * along) - here) / t, (here - value(y - t * along)) / t
         size = torch.maximum(slope.abs(), torch.maximum(ahead.abs(), behind.abs()))
