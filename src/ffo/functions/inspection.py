@@ -46,8 +46,7 @@ def check_graph(problem: Problem, y: Tensor, leaves: bool) -> None:
 
 def _check(problem: Problem, y: Tensor, leaves: bool) -> None:
     source = generator(y)
-    signs = torch.randint(0, 2, y.shape, generator=source, dtype=y.dtype, device=y.device) * 2.0 - 1.0
-    along = signs * (1.0 + largest(y)).unsqueeze(1)
+    along = torch.randn(y.shape, generator=source, dtype=y.dtype, device=y.device) * (1.0 + largest(y)).unsqueeze(1)
     for which, given in enumerate(problem.functions.given):
         if given is None:
             continue
@@ -57,8 +56,8 @@ def _check(problem: Problem, y: Tensor, leaves: bool) -> None:
             factors = torch.randn(value[0].numel(), generator=source, dtype=y.dtype, device=y.device)
             here = value.reshape(len(y), -1) @ factors
         if value.requires_grad:
-            slope = (pull(here, at, torch.ones_like(here), keep=True) * along).sum(1)
-            cut = _disagrees(problem, which, y, along, here.detach(), slope, factors)
+            terms = pull(here, at, torch.ones_like(here), keep=True) * along
+            cut = _disagrees(problem, which, y, along, here.detach(), terms, factors)
         else:
             cut = _changes(value, problem, which, y)
         if cut:
@@ -70,19 +69,20 @@ def _check(problem: Problem, y: Tensor, leaves: bool) -> None:
 
 
 def _disagrees(
-    problem: Problem, which: int, y: Tensor, along: Tensor, here: Tensor, slope: Tensor, factors: Tensor
+    problem: Problem, which: int, y: Tensor, along: Tensor, here: Tensor, terms: Tensor, factors: Tensor
 ) -> bool:
-    """Whether a derivative is outside the range of the differences ahead and behind, widened by their distance. At a
-    kink it may be anywhere between the two."""
+    """Whether a derivative, the sum of its terms (batch, n), is outside the range of the differences ahead and behind,
+    widened by their distance. At a kink it may be anywhere between the two."""
 
     def value(at: Tensor) -> Tensor:
         return problem.value(which, at).reshape(len(y), -1) @ factors
 
+    slope, size = terms.sum(1), torch.maximum(terms.abs().sum(1), here.abs())
     cut = slope.isfinite()
     for t in STEPS:
         ahead, behind = (value(y + t * along) - here) / t, (here - value(y - t * along)) / t
-        size = torch.maximum(slope.abs(), torch.maximum(ahead.abs(), behind.abs()))
-        slack = (ahead - behind).abs() + MISSED * size + ROUNDING * here.abs() / t
+        most = torch.maximum(size, torch.maximum(ahead.abs(), behind.abs()))
+        slack = (ahead - behind).abs() + (MISSED + ROUNDING / t) * most
         cut &= (slope < torch.minimum(ahead, behind) - slack) | (slope > torch.maximum(ahead, behind) + slack)
         cut &= ahead.isfinite() & behind.isfinite()
         if not cut.any():
