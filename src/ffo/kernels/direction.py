@@ -62,7 +62,8 @@ def direction(
     `old` is the natural residual here: the system's own residual need not be smaller than rounding."""
     size, rounding = S.sign.size, ROUNDING / max(old, ROUNDING)
     target = min(max(rounding, system.EXACT), 1e-3)
-    rhs, z, left = np.zeros(size), np.empty(size), np.empty(size)
+    v = np.zeros(3 * size)
+    rhs, z, left = v[:size], v[size : 2 * size], v[2 * size :]
     gather(S, face, r_x, r_s, rhs)
     if full is not None and full.iterations > 0:
         minres.equilibrate(S, F)

@@ -56,8 +56,20 @@ class Iterate(NamedTuple):
 
 
 @inner_kernel
+def blank(S: Structure) -> Iterate:
+    """An iterate in one piece of memory: of polishing one shortest path, allocation took a tenth of the time."""
+    n, m, v = S.n, S.m, np.empty(2 * S.n + 4 * S.m)
+    x, w, y, s = v[:n], v[n : n + m], v[n + m : n + 2 * m], v[n + 2 * m : n + 3 * m]
+    return Iterate(x, w, y, s, v[n + 3 * m : 2 * n + 3 * m], v[2 * n + 3 * m :])
+
+
+@inner_kernel
 def copied(S: Structure, x: Array, y: Array, s: Array) -> Iterate:
-    return Iterate(x.copy(), np.empty(S.m), y.copy(), s.copy(), np.empty(S.n), np.empty(S.m))
+    at = blank(S)
+    copy(at.x, x)
+    copy(at.y, y)
+    copy(at.s, s)
+    return at
 
 
 @inner_kernel

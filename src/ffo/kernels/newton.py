@@ -21,6 +21,7 @@ from ffo.kernels.iterate import (
     Iterate,
     arrive,
     as_it_is,
+    blank,
     copied,
     copy_face,
     copy_point,
@@ -134,11 +135,12 @@ def _measure(
     that matters is decided when a derivative is taken.
     """
     kinds = part(S.wide, KIND)
-    moved = 0.0
+    longest = strongest = 0.0
     for j in range(S.n):
-        moved = max(moved, abs(dx[j]) / z.primal)
+        longest = max(longest, abs(dx[j]))
     for i in range(S.m):
-        moved = max(moved, abs(dy[i]) * z.row[i] / z.dual)
+        strongest = max(strongest, abs(dy[i]) * z.row[i])
+    moved = max(longest / z.primal, strongest / z.dual)
     nearest, bend, weak = np.inf, np.inf, max(WEAK, new / MARGIN_RATIO)
     for k in range(S.blocks):
         nearest = min(nearest, after.margin[k])
@@ -176,7 +178,8 @@ def newton(
     if steps < 0:
         fill(evidence, np.nan)
         return
-    here = Iterate(x, np.empty(S.m), y, s, np.empty(S.n), np.empty(S.m))
+    own = np.empty(S.n + 2 * S.m)
+    here = Iterate(x, own[: S.m], y, s, own[S.m : S.m + S.n], own[S.m + S.n :])
     first = given = copied(S, x, y, s)
     row = row_norms(S, D.Av)
     for turn in range(3):
@@ -217,8 +220,7 @@ def _polish(
             _finish(S, D, z.row, here, face, F, evidence, np.inf, 0.0, True, steps > 0, full)
             return
     other = Face(face.on.copy(), face.delta.copy(), face.u.copy(), face.R.copy(), face.case.copy(), face.margin.copy())
-    best, there = copied(S, here.x, here.y, here.s), copied(S, here.x, here.y, here.s)
-    _newton(S, D, z, given, best, here, there, face, other, F, evidence, cleaned, steps, allowed, full)
+    _newton(S, D, z, given, blank(S), here, blank(S), face, other, F, evidence, cleaned, steps, allowed, full)
 
 
 @inner_kernel

@@ -28,7 +28,8 @@ def residuals(S: Structure, D: Data, x: Array, y: Array, s: Array, r_x: Array, r
     q is added last: beside a large x that P does not curve, Px cancels, and q, first, would be lost in it.
     """
     Prow, Pcol, Arow, Acol = part(S.wide, PROW), part(S.wide, PCOL), part(S.wide, AROW), part(S.wide, ACOL)
-    Pv, q, Av, b, a_x, a_s = D.Pv, D.q, D.Av, D.b, np.empty(S.n), np.empty(S.m)
+    Pv, q, Av, b, a = D.Pv, D.q, D.Av, D.b, np.empty(S.n + S.m)
+    a_x, a_s = a[: S.n], a[S.n :]
     for j in range(S.n):
         r_x[j] = 0.0
         a_x[j] = abs(q[j])

@@ -15,7 +15,7 @@ import numpy as np
 
 from ffo.kernels import ldl
 from ffo.kernels.bundle import refer
-from ffo.kernels.jit import inner_kernel
+from ffo.kernels.jit import inner_kernel, inner_reducing_kernel
 from ffo.kernels.kkt import KI, KP, LI, LP, RI, RP, Full, Structure, part
 from ffo.kernels.vectors import copy, fill, positions
 
@@ -83,7 +83,7 @@ def factorize(S: Structure, F: Factors) -> float:
     return factor(S, F, SHIFT)
 
 
-@inner_kernel
+@inner_reducing_kernel
 def norm(v: Array, unit: Array) -> float:
     """Norm of a residual, its rows in natural units."""
     total = 0.0
@@ -92,7 +92,7 @@ def norm(v: Array, unit: Array) -> float:
     return np.sqrt(total)
 
 
-@inner_kernel
+@inner_reducing_kernel
 def _size(z: Array, unit: Array) -> float:
     """Norm of a vector of unknowns: dual to that of residuals."""
     total = 0.0
@@ -119,7 +119,9 @@ def refine(
     copy(residual, rhs)
     if size == 0.0:
         return 0.0, 0.0
-    at, r, step = np.zeros(rhs.size), rhs.copy(), np.empty(rhs.size)
+    n, v = rhs.size, np.zeros(3 * rhs.size)
+    at, r, step = v[:n], v[n : 2 * n], v[2 * n :]
+    copy(r, rhs)
     best, error, slow, patient = 1.0, 1.0, False, 0.0 < allowed < np.inf
     for turn in range(REFINEMENTS):
         for i in range(r.size):
