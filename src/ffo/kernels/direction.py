@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ffo.kernels import minres, system
+from ffo.kernels import minres, singular, system
 from ffo.kernels.jit import inner_kernel
 from ffo.kernels.kkt import INV, Face, Full, Structure, from_face, onto_face, part
 from ffo.kernels.system import UNKNOWN, Factors
@@ -82,7 +82,7 @@ def direction(
         if not (error <= ROUGH and relative <= rounding):
             if full is None:
                 return UNKNOWN, pivot, fresh
-            relative, _ = system.least_squares(S, F, rhs, z, left)
+            relative, _ = singular.least_squares(S, F, rhs, z, left)
     scatter(S, face, z, dx, dy)
     return relative, pivot, fresh
 

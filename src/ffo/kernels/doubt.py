@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ffo.kernels import minres, system
+from ffo.kernels import minres, singular, system
 from ffo.kernels.bundle import refer
 from ffo.kernels.evidence import AMPLIFIED, NEAREST, RESIDUAL, SINGULAR, WEAKLY_ACTIVE
 from ffo.kernels.jit import inner_kernel, kernel
@@ -131,9 +131,9 @@ def _respond(S: Structure, F: Factors, rhs: Array, z: Array, left: Array, full: 
     """
     F = refer(Factors(F.Kx, F.scale, F.Lx, F.Dinv, F.scale))
     if full is not None and full.iterations > 0:
-        at = system.in_use(S, F) if rhs.size <= SPECTRAL else np.empty(0, np.int64)
+        at = singular.in_use(S, F) if rhs.size <= SPECTRAL else np.empty(0, np.int64)
         if at.size > 0:
-            system.spectral(S, F, at, rhs, z, left)
+            singular.spectral(S, F, at, rhs, z, left)
         else:
             minres.solve(S, F, rhs, z, ROUGHLY, full)
         return

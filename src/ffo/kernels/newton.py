@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ffo.kernels import minres, system
+from ffo.kernels import minres, singular, system
 from ffo.kernels.bundle import refer
 from ffo.kernels.direction import ROUNDING, damped, direction, gather, scatter
 from ffo.kernels.evidence import ERROR, IS_SETTLED, NEAREST, PENDING, PIVOT, RATIO, RESIDUAL, START_RESIDUAL, STEPS
@@ -365,4 +365,4 @@ def sensitivity(
 def _solve(S: Structure, F: Factors, rhs: Array, z: Array, full: Full | None) -> float:
     if full is not None and full.iterations > 0:
         return minres.solve_in_parts(S, F, rhs, z, full)
-    return system.solve(S, F, rhs, z, full)
+    return singular.solve(S, F, rhs, z, full)
