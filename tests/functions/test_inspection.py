@@ -61,8 +61,10 @@ def test_functions_are_refused_if_autograd_misses_a_part(cut: str, grad: bool) -
         lambda a, y: (y.float() - a.float()).square().sum() + (1e3 * y.float()).cos().sum() * 1e-3,
         lambda a, y: (y - a).square().sum() - (y + 1e-3).log().sum(),
         lambda a, y: (y - a).abs().pow(1.5).sum() + y.round().detach().sum() * 0.0,
+        lambda a, y: (y - a).square().sum() + torch.cat([y, y[:1]]).median(),
+        lambda a, y: (y - a).square().sum() + 1e-4 * (3000 * y).sin().sum(),
     ],
-    ids=["kinks", "a stable maximum", "single precision", "the edge of its domain", "roots"],
+    ids=["kinks", "a stable maximum", "single precision", "the edge of its domain", "roots", "ties", "oscillations"],
 )
 def test_functions_that_autograd_sees_are_not_refused(objective: Callable[..., torch.Tensor]) -> None:
     layer = FFOFunctionLayer(objective, shape=3, dims=(1,), on_fail="nan")

@@ -20,10 +20,13 @@ _BROKEN = (
     "autograd cannot differentiate the functions: {error}. They may not use torch.utils.checkpoint on modules, which "
     "evaluates these again when the layer has taken its copies of the weights away"
 )
-#: steps of differences relative to 1 + |y|; the second, if the first does not agree with autograd
-STEPS = 1e-3, 1e-4
-#: part of a derivative, and rounding errors of values that are computed in single precision, that may be missing
-MISSED, ROUNDING = 1e-4, 1e-7
+#: steps of differences, relative to 1 + |y|; the next is tried if one does not agree with autograd. And rounding
+#: errors of values: those of single precision, and of double precision for functions that oscillate
+STEPS = (1e-3, 1e-7), (1e-4, 1e-7), (1e-6, 1e-12)
+#: part of a derivative that may be missing
+MISSED = 1e-4
+#: distance, relative to 1 + |y|, of another point where derivatives must not agree either
+ELSEWHERE = 1e-2
 
 
 def check_graph(problem: Problem, y: Tensor, leaves: bool) -> None:
@@ -46,18 +49,16 @@ def check_graph(problem: Problem, y: Tensor, leaves: bool) -> None:
 
 def _check(problem: Problem, y: Tensor, leaves: bool) -> None:
     source = generator(y)
-    along = torch.randn(y.shape, generator=source, dtype=y.dtype, device=y.device) * (1.0 + largest(y)).unsqueeze(1)
     for which, given in enumerate(problem.functions.given):
         if given is None:
             continue
         with torch.enable_grad():
             at = y.detach().requires_grad_()
             value = problem.value(which, at)
-            factors = torch.randn(value[0].numel(), generator=source, dtype=y.dtype, device=y.device)
-            here = value.reshape(len(y), -1) @ factors
         if value.requires_grad:
-            terms = pull(here, at, torch.ones_like(here), keep=True) * along
-            cut = _disagrees(problem, which, y, along, here.detach(), terms, factors)
+            # where values are equal, a derivative of their median need not be between the differences: only there
+            elsewhere = y + ELSEWHERE * _direction(y, source)
+            cut = _is_cut(problem, which, at, value, source) and _is_cut(problem, which, elsewhere, None, source)
         else:
             cut = _changes(value, problem, which, y)
         if cut:
@@ -68,21 +69,28 @@ def _check(problem: Problem, y: Tensor, leaves: bool) -> None:
                 raise InputError(_UNKNOWN.format(shape=f" (shape {tuple(leaf.shape)})"))
 
 
-def _disagrees(
-    problem: Problem, which: int, y: Tensor, along: Tensor, here: Tensor, terms: Tensor, factors: Tensor
-) -> bool:
-    """Whether a derivative, the sum of its terms (batch, n), is outside the range of the differences ahead and behind,
-    widened by their distance. At a kink it may be anywhere between the two."""
+def _direction(y: Tensor, source: torch.Generator) -> Tensor:
+    return torch.randn(y.shape, generator=source, dtype=y.dtype, device=y.device) * (1.0 + largest(y)).unsqueeze(1)
 
-    def value(at: Tensor) -> Tensor:
-        return problem.value(which, at).reshape(len(y), -1) @ factors
 
-    slope, size = terms.sum(1), torch.maximum(terms.abs().sum(1), here.abs())
+def _is_cut(problem: Problem, which: int, at: Tensor, value: Tensor | None, source: torch.Generator) -> bool:
+    """Whether the derivative of a function along a random direction is outside the range of the differences ahead and
+    behind, widened by their distance: at a kink it may be anywhere between the two. `value`: at this point, if known.
+    """
+    along, size = _direction(at.detach(), source), len(at)
+    with torch.enable_grad():
+        at = at if value is not None else at.detach().requires_grad_()
+        value = problem.value(which, at) if value is None else value
+        factors = torch.randn(value[0].numel(), generator=source, dtype=at.dtype, device=at.device)
+        here = value.reshape(size, -1) @ factors
+    terms, y, here = pull(here, at, torch.ones_like(here), keep=True) * along, at.detach(), here.detach()
+    slope, most = terms.sum(1), torch.maximum(terms.abs().sum(1), here.abs())
     cut = slope.isfinite()
-    for t in STEPS:
-        ahead, behind = (value(y + t * along) - here) / t, (here - value(y - t * along)) / t
-        most = torch.maximum(size, torch.maximum(ahead.abs(), behind.abs()))
-        slack = (ahead - behind).abs() + (MISSED + ROUNDING / t) * most
+    for t, rounding in STEPS:
+        steps = [problem.value(which, y + sign * t * along).reshape(size, -1) @ factors for sign in (1.0, -1.0)]
+        ahead, behind = (steps[0] - here) / t, (here - steps[1]) / t
+        most = torch.maximum(most, torch.maximum(ahead.abs(), behind.abs()))
+        slack = (ahead - behind).abs() + (MISSED + rounding / t) * most
         cut &= (slope < torch.minimum(ahead, behind) - slack) | (slope > torch.maximum(ahead, behind) + slack)
         cut &= ahead.isfinite() & behind.isfinite()
         if not cut.any():
