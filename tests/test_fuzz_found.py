@@ -30,23 +30,6 @@ FOUND = {
         QP(p=array([1.0]), Q=array([[1.0]]), G=array([[0.0]]), h=array([1.0])),
         (Route("sparse", wanted=("G",), smoothed=True),),
     ),
-    # a derivative of rounding errors, along which an equality does not change, looked like one that autograd misses
-    "an equality that does not change": Found(
-        QP(
-            p=array([-18.0, -11.0, -3.0, 23.0]),
-            Q=array(
-                [
-                    [8.125, 5.875, -2.3125, -4.5],
-                    [5.875, 6.0, -4.0, -4.125],
-                    [-2.3125, -4.0, 4.9375, 1.8125],
-                    [-4.5, -4.125, 1.8125, 11.125],
-                ]
-            ),
-            A=array([[0.75, 0.0, 0.5, -0.25]]),
-            b=array([2.0]),
-        ),
-        (Route(layer="function"),),
-    ),
     "the matrix of two-sided rows": Found(
         QP(p=array([1.0]), Q=array([[1.0]]), G=array([[2.0], [1.0]]), h=array([4.0, 4.0]), lower=array([-1.0, -inf])),
         (Route(wanted=("p", "G")),),

@@ -72,6 +72,15 @@ def test_functions_that_autograd_sees_are_not_refused(objective: Callable[..., t
         assert layer(A, y0=start).shape == A.shape
 
 
+@pytest.mark.parametrize("row", [(0.75, i * 0.5, k * 0.25) for i in (1, -1) for k in (1, -1)])
+def test_a_direction_along_which_a_function_does_not_change(row: tuple[float, ...]) -> None:
+    """Along one of four signs of a direction, its derivative and its differences are nothing but rounding errors."""
+    coefficients = torch.tensor(row, dtype=D)
+    layer = FFOFunctionLayer(distance, None, lambda a, y: (coefficients @ y - 2).reshape(1), shape=3, dims=(1,))
+    for k in range(3):
+        torch.testing.assert_close(layer(A[k]) @ coefficients, torch.tensor(2.0, dtype=D))
+
+
 def test_functions_with_checkpoints() -> None:
     """Their backward pass evaluates them again, outside vmap."""
 

@@ -128,8 +128,8 @@ def _uncertain(S: Structure, at: Array, K: Array, values: Array, vectors: Array,
     """The relative error that rounding leaves in a refined solution z, of variables and multipliers by themselves:
     along an eigenvector v of value k it is |v|'noise / |k|.
 
-    The null space of K is one of variables and one of multipliers (see above), so both parts of a null vector are null
-    vectors. Where one is not, rows are nearly dependent: the eigenvalue, the square of their distance, is lost in
+    The null space of K is one of variables and one of multipliers (see `system`), so both parts of a null vector are
+    null vectors. Where one is not, rows are nearly dependent: the eigenvalue, the square of their distance, is lost in
     rounding, and along that vector nothing is known.
     """
     size, worst = max(abs(values[0]), abs(values[-1])), 0.0
